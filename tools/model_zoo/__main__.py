@@ -1,4 +1,4 @@
-"""Command line: `python -m tools.model_zoo` makes `build/zoo/` complete."""
+"""Command line: `python -m tools.model_zoo` completes `build/zoo/`."""
 
 import sys
 import time

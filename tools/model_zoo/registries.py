@@ -1,4 +1,4 @@
-"""Downloads of single archives from the registries that pip's and npm's users have configured."""
+"""Downloads of single archives from the registries configured for pip and npm."""
 
 import json
 import shutil
@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-# Between two bytes; a large archive takes as long as it takes.
+# Longest silence of a server; a large archive may take longer in total.
 _SILENCE_S = 60.0
 _COMMAND_S = 120.0
-# By itself npm waits for minutes where there is no network.
+# By default, npm waits for minutes without a network.
 _NPM_OPTIONS = (
     "--json",
     "--fetch-retries=1",
@@ -23,7 +23,7 @@ _NPM_OPTIONS = (
 
 
 class RegistryError(Exception):
-    """A package cannot be had, or is not the one that is wanted."""
+    """A package is not available, or has another hash than expected."""
 
 
 def fetch_archive(registry: str, package: str, version: str, to: Path) -> None:
@@ -34,14 +34,14 @@ def fetch_archive(registry: str, package: str, version: str, to: Path) -> None:
         with urllib.request.urlopen(url, timeout=_SILENCE_S) as response, to.open("wb") as file:
             shutil.copyfileobj(response, file, 1 << 20)
     except (OSError, urllib.error.URLError) as error:
-        raise RegistryError(f"{package} {version} could not be downloaded: {error}") from error
+        raise RegistryError(f"cannot download {package} {version}: {error}") from error
 
 
 def _find_in_pypi(package: str, version: str) -> str:
-    """Return where a wheel is, or the source where there is none. Neither is built or run."""
+    """Return the URL of a wheel, or of the source if there is none. Neither is built or run."""
     uv = Path(sys.executable).parent / "uv"
     command = (str(uv), "pip", "compile", "-", "--no-deps", "--universal", "--quiet")
-    # In an empty folder: what this project overrides is not for other packages.
+    # In an empty folder: this project's overrides must not apply.
     with tempfile.TemporaryDirectory() as folder:
         lock = _run((*command, "--format", "pylock.toml"), folder, f"{package}=={version}")
     found = tomllib.loads(lock)["packages"][0]
@@ -51,11 +51,11 @@ def _find_in_pypi(package: str, version: str) -> str:
 def _find_in_npm(package: str, version: str) -> str:
     npm = shutil.which("npm")
     if npm is None:
-        raise RegistryError(f"{package} is a package of npm's, and npm is not installed")
-    # In an empty folder: a package.json nearby has no say.
+        raise RegistryError(f"{package} is an npm package, but npm is not installed")
+    # In an empty folder: a package.json nearby must not apply.
     with tempfile.TemporaryDirectory() as folder:
         answer = _run((npm, "view", f"{package}@{version}", "dist.tarball", *_NPM_OPTIONS), folder)
-    return json.loads(answer or "null") or _refuse(f"npm knows no {package} {version}")
+    return json.loads(answer or "null") or _refuse(f"npm has no {package} {version}")
 
 
 def _refuse(why: str) -> str:

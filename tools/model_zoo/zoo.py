@@ -1,4 +1,4 @@
-"""The folder of fetched files: what belongs in it, whether it is whole, and how it is made so."""
+"""Folder of fetched files: its expected content, its check and its completion."""
 
 import hashlib
 import json
@@ -25,15 +25,15 @@ FetchArchive = Callable[[str, str, str, Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One version of a package, and the files of it that are kept."""
+    """One version of a package, and its files to keep."""
 
     registry: str
     package: str
     version: str
     size: int
     sha256: str
-    folder: str  # where its files lie in the zoo
-    keep: str  # a pattern for the paths in the archive
+    folder: str  # its folder in the zoo
+    keep: str  # pattern of the paths in the archive
 
 
 def read_archives() -> list[Archive]:
@@ -43,13 +43,13 @@ def read_archives() -> list[Archive]:
 def complete_zoo(
     zoo: Path, archives: Sequence[Archive], fetch: FetchArchive = fetch_archive
 ) -> list[Archive]:
-    """Fetch what is missing or is not as it was fetched; return that. Raises RegistryError.
+    """Fetch missing and changed archives and return them. Raises RegistryError.
 
-    What can be had is had: one package that cannot does not keep others out."""
+    The failure of one archive does not prevent the others."""
     missing = [archive for archive in archives if not is_whole(zoo, archive)]
     zoo.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        # Not `map`, which gives up what has not begun once one fails.
+        # Not `map`, which cancels pending work after the first failure.
         added = [pool.submit(_add, zoo, archive, fetch) for archive in missing]
     for one in added:
         one.result()
@@ -57,7 +57,7 @@ def complete_zoo(
 
 
 def is_whole(zoo: Path, archive: Archive) -> bool:
-    """Return True when the zoo has this archive's files, byte for byte as they were fetched."""
+    """Return whether the zoo has this archive's files, byte for byte as fetched."""
     listed = read_listing(zoo, archive)
     return listed is not None and all(
         (path := zoo / archive.folder / name).is_file() and _hash(path) == digest
@@ -66,7 +66,7 @@ def is_whole(zoo: Path, archive: Archive) -> bool:
 
 
 def read_listing(zoo: Path, archive: Archive) -> Mapping[str, str] | None:
-    """Return the hash of each file that came from this very archive; None where none came."""
+    """Return the hash of each file from exactly this archive; None if it was not fetched."""
     try:
         listing = json.loads(_listing(zoo, archive).read_text())
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _add(zoo: Path, archive: Archive, fetch: FetchArchive) -> None:
 
 
 def _unpack(file: Path, archive: Archive) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that are kept, by name alone: no path of an archive is followed."""
+    """Yield the kept files by their base name: paths in an archive are not trusted."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as zipped:
             for name in zipped.namelist():

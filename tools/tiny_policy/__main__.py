@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 DESCRIPTION = """\
-Make the demo's policy out of nothing: a Qwen3 of 0.2 million parameters with its own tokenizer.
+Make the demo's policy from scratch: a Qwen3 of 0.2 million parameters with its own tokenizer.
 
-`build` trains it for about a minute on demonstrations of a lazy demonstrator, who knows how to use
-the tools but mostly claims to be done before changing anything; or, in the course `arithmetic`, who
-can do sums but mostly answers before all are done. The result knows the format, gives up when it
-acts greedily and solves about a fifth of the tasks when it samples: the rest is left to
-reinforcement learning. `evaluate` measures that."""
+`build` trains it for about a minute on the episodes of a lazy demonstrator. It knows the tools, but
+mostly claims to be done before it changes anything; in the course `arithmetic` it can add, but
+mostly answers before it has finished. The policy learns the format, gives up when it acts greedily, and
+solves about a fifth of the tasks when it samples: the rest is left to reinforcement learning.
+`evaluate` measures it."""
 
 EXAMPLES = """\
 examples:
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", required=True)
     build = commands.add_parser(
         "build",
-        help="make the policy folder; does nothing when it is up to date",
+        help="make the policy folder unless it is up to date",
         description="Make a Hugging Face folder that transformers and vLLM load. The same seed "
         "gives the same bits on the same machine.",
     )
@@ -53,19 +53,21 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--tasks", type=_parse_positive, default=64, help="per environment; default %(default)s"
     )
-    evaluate.add_argument("--seed", type=_parse_natural, default=0, help="of the sampling")
+    evaluate.add_argument(
+        "--seed", type=_parse_natural, default=0, help="seed of the sampling; default 0"
+    )
     for command in (build, evaluate):
         command.add_argument(
             "--course",
             choices=("tools", "arithmetic"),
             default="tools",
-            help="what it is taught; default %(default)s",
+            help="course of the policy; default %(default)s",
         )
     return root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 when what was asked cannot be done, 130 when interrupted."""
+    """Run a command and return its exit code: 0, 2 on failure, 130 if interrupted."""
     options = build_parser().parse_args(arguments)
     console = Console(stderr=True)
     try:
@@ -100,7 +102,7 @@ def _build_policy(out: Path, course: str, seed: int, console: Console) -> int:
 
 def _evaluate_policy(folder: Path, course: str, tasks: int, seed: int, console: Console) -> int:
     if not (folder / "config.json").is_file():
-        console.print(f"error: {folder} is no policy folder: build one first", markup=False)
+        console.print(f"error: {folder} is not a policy folder: build one first", markup=False)
         return 2
     from tools.tiny_policy.evaluate import load_player, measure_policy
 
@@ -130,8 +132,8 @@ def _parse_natural(text: str) -> int:
 
 
 if __name__ == "__main__":
-    # A SIGTERM ends it as Ctrl-C does: the half-made folder is removed.
+    # SIGTERM acts as Ctrl-C, so that an incomplete folder is removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Nothing here may look for a model on the network.
+    # Never search for a model on the network.
     os.environ["HF_HUB_OFFLINE"] = "1"
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Demonstrations of word problems, by a demonstrator that can do sums and mostly stops early.
+"""Demonstrations of word problems, by a demonstrator that can add and mostly stops early.
 
-Before each line of working but the first it may be *lazy* and answer with the number that it has
-so far: right in form, wrong in fact. A clone of it stops there when it acts greedily and works a
-problem through now and then when it samples. It is also a little *sloppy*: a step may be left out,
-or done with the wrong operator.
+Before each line of working but the first it may be *lazy* and answer with its intermediate result:
+right in form, wrong in fact. A clone of it stops there when it acts greedily, and sometimes solves
+the whole problem when it samples. It is also a little *sloppy*: it may skip a step, or use the
+wrong operator.
 """
 
 import random
@@ -34,7 +34,7 @@ ENV_KEY = "arithmetic"
 
 @dataclass(frozen=True)
 class Answered:
-    """A problem and what the demonstrator wrote."""
+    """Problem and the demonstrator's answer."""
 
     problem: Problem
     text: str
@@ -43,7 +43,7 @@ class Answered:
 def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[Answered]:
-    """`count` answers to problems of the `demo` split from index `first`."""
+    """Yield `count` answers to problems of the `demo` split from index `first`."""
     for index in range(first, first + count):
         drawn = make_problem("demo", index)
         yield Answered(drawn, _write_answer(drawn, habits, rng))
@@ -62,7 +62,7 @@ def _write_answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
                 continue
             step = slipped
         if not SMALLEST <= step.result <= LARGEST:
-            # After a slip the rest may lead to numbers that nobody has shown it.
+            # After a slip, the rest may lead to numbers that occur in no demonstration.
             break
         lines.append(f"{step.text}\n")
         value = step.result
@@ -70,14 +70,14 @@ def _write_answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
 
 
 def _wrong_step(step: Step, rng: random.Random) -> Step | None:
-    """A plausible wrong step: none at all, or the other operator."""
+    """Return a plausible wrong step: none at all, or the other operator."""
     if rng.random() < 0.5:
         return None
     return Step(step.left, "-" if step.operator == "+" else "+", step.right)
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """Texts that the tokenizer is trained on: every word and number of the problems, for every
+    """Yield the texts for training the tokenizer: every word and number of the problems, for every
     seed."""
     yield " ".join(FIRST)
     yield "system\nuser\nassistant\n"
@@ -93,14 +93,14 @@ def vocabulary_texts() -> Iterator[str]:
         yield drawn.solution
 
 
-def prompt_ids(dialect: TemplateDialect, asked: Problem) -> list[int]:
-    """The prompt that a rollout of this problem starts with."""
-    facts = PromptFacts(prompt=asked.question, current_date="", variables={})
+def prompt_ids(dialect: TemplateDialect, problem: Problem) -> list[int]:
+    """Return the initial prompt of a rollout of this problem."""
+    facts = PromptFacts(prompt=problem.question, current_date="", variables={})
     return dialect.prompt_ids(facts, [])
 
 
 def tokenize_episode(answered: Answered, dialect: TemplateDialect, tokenizer: Tokenizer) -> Example:
-    """The episode as a rollout would record it, token by token."""
-    asked = prompt_ids(dialect, answered.problem)
+    """Return the episode as a rollout would record it, token by token."""
+    prompt = prompt_ids(dialect, answered.problem)
     written = [*tokenizer.encode(answered.text), dialect.stop_ids[0]]
-    return Example(asked + written, [False] * len(asked) + [True] * len(written))
+    return Example(prompt + written, [False] * len(prompt) + [True] * len(written))

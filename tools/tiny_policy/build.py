@@ -1,4 +1,4 @@
-"""Builds the policy folder: cached by the digest of what it is made from, written at once."""
+"""Builds the policy folder: cached by the digest of its inputs, written atomically."""
 
 import fcntl
 import hashlib
@@ -33,7 +33,7 @@ from tools.tiny_policy.train import Example, Schedule, warm_start
 
 MANIFEST = "tiny_policy.json"
 ROOT = Path(__file__).resolve().parents[2]
-# The code that decides what the result is; a change in any of it makes a cached build stale.
+# Code that determines the result; a change in any of it makes a cached build stale.
 SOURCES = (
     "environments/*.py",
     "environments/*/app.py",
@@ -59,7 +59,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that may vary between two builds of the same code."""
+    """Inputs that may vary between two builds of the same code."""
 
     seed: int = 0
     course: str = "tools"
@@ -71,21 +71,21 @@ class Recipe:
 
 
 def recipe_for(course: str, seed: int) -> Recipe:
-    """The recipe of a course's policy. Sums are many facts to learn, and their episodes short."""
+    """Return the recipe of a course's policy. Arithmetic has many facts and short episodes."""
     if course == "arithmetic":
         return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
     return Recipe(seed, course)
 
 
 class BuildError(Exception):
-    """The folder cannot be built; the message names the way out."""
+    """The folder cannot be built; the message states the fix."""
 
 
 def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, total: None) -> bool:
-    """Make `out` the folder that `recipe` describes; False when it already is.
+    """Build the folder of `recipe` at `out`; return False if it is already up to date.
 
-    Readers see the old folder or the new one, never a part. Raises `BuildError` when `out` holds
-    something else, and waits while another process builds the same folder.
+    Readers see the old folder or the new one, never a part. Waits while another process builds the
+    same folder. Raises `BuildError` if `out` holds other files.
     """
     digest = recipe_digest(recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, to
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 over the recipe, the sources in `SOURCES` and the versions in `LIBRARIES`."""
+    """Return the SHA-256 of the recipe, the sources in `SOURCES`, the versions in `LIBRARIES`."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     for pattern in SOURCES:
         for file in sorted(ROOT.glob(pattern)):
@@ -127,7 +127,7 @@ def _is_built(out: Path, digest: str) -> bool:
 def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None:
     """Train tokenizer and model, and write them with the manifest."""
     started = process_time()
-    # More threads would change the order of sums, and with it the bits of the result.
+    # More threads would change the order of additions, and so the bits of the result.
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     progress("tokenizer", 0, 1)
@@ -150,7 +150,7 @@ def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) 
 def _train_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> tuple[Qwen3ForCausalLM, float]:
-    """The warm-started model and the mean loss of its last 50 steps, in nats a token."""
+    """Return the warm-started model and the mean loss of its last 50 steps, in nats a token."""
     pad = token_id(tokenizer, END_OF_TEXT)
     model = build_model(
         recipe.shape,
@@ -183,7 +183,7 @@ def _make_examples(
     course = COURSES[recipe.course]
     drawn = course.demonstrations(
         recipe.demonstrations,
-        # Seeds share no task, up to the last index that a data id can have.
+        # Seeds share no task, within the range of indices of data ids.
         first=recipe.seed % MAX_DISTINCT_SEEDS * recipe.demonstrations,
         habits=recipe.habits,
         rng=random.Random(f"demonstrator/{recipe.seed}"),

@@ -1,4 +1,4 @@
-"""Courses of a tiny policy: the vocabulary and the demonstrations of each, by its name."""
+"""Courses of a tiny policy by name, each with its vocabulary and demonstrations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from tools.tiny_policy.train import Example
 
 @dataclass(frozen=True)
 class Course:
-    """`demonstrations(count, first=, habits=, rng=)` draws what `tokenise` makes examples of."""
+    """One course. `tokenise` turns each of `demonstrations(count, first=, habits=, rng=)` into an
+    example."""
 
     vocabulary_texts: Callable[[], Iterator[str]]
     demonstrations: Callable[..., Iterator[Any]]

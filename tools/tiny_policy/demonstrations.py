@@ -1,4 +1,4 @@
-"""Demonstrations as data: tasks drawn, acted on real instances, tokenised as real episodes are."""
+"""Demonstrations as data: tasks drawn, played on real instances, tokenised as real episodes."""
 
 import json
 import random
@@ -26,7 +26,7 @@ CARELESS = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.3)
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A task as it was asked, and the answer that demonstrates it."""
+    """Task and the turns that demonstrate it."""
 
     scenario: Scenario
     tools: Sequence[ToolSpec]
@@ -46,19 +46,19 @@ def make_assignment(instance: Instance) -> Assignment:
 def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[Demonstration]:
-    """`count` demonstrations, the environments in turn, of the `demo` split from index `first`."""
+    """Yield `count` demonstrations of the `demo` split from `first`, the environments in turn."""
     for number in range(count):
         env_key = ENV_KEYS[number % len(ENV_KEYS)]
         instance = open_instance(env_key, make_data_id("demo", first + number))
-        told = make_assignment(instance)
+        assignment = make_assignment(instance)
         yield Demonstration(
-            instance.scenario, told.tools, demonstrate(told, instance.call, habits, rng)
+            instance.scenario, assignment.tools, demonstrate(assignment, instance.call, habits, rng)
         )
         instance.close()
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """Texts that the tokenizer is trained on: the same for every seed, with every name."""
+    """Yield the texts for training the tokenizer: the same for every seed, with every name."""
     for names in LISTS.values():
         yield " ".join(names)
     yield "Tools:\nsystem\nuser\nassistant\n"
@@ -75,7 +75,7 @@ def vocabulary_texts() -> Iterator[str]:
 
 
 def _tool_texts(instance: Instance) -> Iterator[str]:
-    """Every tool's line in the prompt, and what it says to calls that do not fit."""
+    """Yield every tool's line in the prompt, and its errors for malformed calls."""
     for tool in instance.tools():
         parameters = list(tool.parameters["properties"])
         yield f"{tool.name}({', '.join(parameters)})"
@@ -84,7 +84,7 @@ def _tool_texts(instance: Instance) -> Iterator[str]:
 
 
 def _complaints_about(text: str) -> list[str]:
-    """Texts that the policy reads about malformed calls."""
+    """Return the policy's error messages for malformed calls."""
     return [item.message for item in parse_turn(text).items if isinstance(item, ParseError)]
 
 
@@ -98,7 +98,7 @@ def _refusal_text(instance: Instance, name: str, arguments: dict[str, Any]) -> s
 def prompt_ids(
     dialect: TemplateDialect, scenario: Scenario, tools: Sequence[ToolSpec]
 ) -> list[int]:
-    """The prompt that a rollout of this task starts with."""
+    """Return the initial prompt of a rollout of this task."""
     facts = PromptFacts(
         prompt=scenario.prompt,
         current_date=scenario.variables["CURRENT_DATE"],
@@ -112,7 +112,7 @@ def prompt_ids(
 def tokenize_episode(
     demonstration: Demonstration, dialect: TemplateDialect, tokenizer: Tokenizer
 ) -> Example:
-    """The episode as a rollout would record it, token by token."""
+    """Return the episode as a rollout would record it, token by token."""
     ids = prompt_ids(dialect, demonstration.scenario, demonstration.tools)
     policy = [False] * len(ids)
     for turn in demonstration.turns:

@@ -1,10 +1,10 @@
-"""A demonstrator that knows what to do and often does not do it.
+"""A demonstrator that knows the right calls and often does not make them.
 
 It is *lazy*: right before a write it may claim to be done. A clone of it gives up when it acts
-greedily and does the work now and then when it samples, so that reinforcement learning has
-something to find. It is also a little *sloppy*: a decision may be replaced by a plausible wrong
-one. Only whole decisions go wrong, never a name or an id inside a right one: damaged arguments
-would teach the clone not to copy.
+greedily and sometimes does the work when it samples, which leaves room for reinforcement learning.
+It is also a little *sloppy*: it may replace a decision by a plausible wrong one. Only whole
+decisions go wrong, never a name or an id inside a right one: damaged arguments would teach the
+clone not to copy.
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_SLOPPY_TURNS = 5
 
 @dataclass(frozen=True)
 class Habits:
-    """Failure rates of a demonstrator: a probability per write, or line of working, by environment,
+    """Failure rates of a demonstrator: probabilities per write (or line of working) by environment,
     and one per decision."""
 
     lazy: Mapping[str, float] = field(
@@ -33,7 +33,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call; a `torn` one is written without the end of its JSON."""
+    """Tool call; a `torn` one lacks the end of its JSON."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -41,14 +41,14 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The text that a policy writes to make this call."""
+        """Text with which a policy makes this call."""
         body = json.dumps({"name": self.name, "arguments": dict(self.arguments)})
         return f"<tool_call>\n{body[:-2] if self.torn else body}\n</tool_call>"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A demonstrator's knowledge: the right calls in order, and the words of the task."""
+    """Knowledge of a demonstrator: the right calls in order, and the words of the task."""
 
     env_key: str
     plan: Sequence[Call]
@@ -58,7 +58,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn and what came back: a JSON-able answer, an error, or nothing after the last."""
+    """One turn and its result: a JSON-able answer, an error, or nothing after the last turn."""
 
     text: str
     answer: Any = None
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Situation:
-    """A demonstrator's state of mind when it decides."""
+    """Knowledge of a demonstrator at one decision."""
 
     expert: Call | None
     previous: Call | None
@@ -81,7 +81,7 @@ def demonstrate(
     habits: Habits,
     rng: random.Random,
 ) -> list[Turn]:
-    """Act in the environment behind `call` until the demonstrator is done, or its call is torn."""
+    """Act by `call` until the demonstrator is done, or its call is torn."""
     turns: list[Turn] = []
     seen_ids: list[int] = []
     previous: Call | None = None
@@ -94,7 +94,7 @@ def demonstrate(
             return turns
         turns.append(_take_turn(action, call))
         seen_ids += ids_in(turns[-1].answer)
-        # After a wrong step the script goes on as if it had been the right one.
+        # After a wrong step, the script continues as if it had been right.
         del remaining[:1]
         previous = action
 
@@ -106,7 +106,7 @@ def _decide_call(
     habits: Habits,
     rng: random.Random,
 ) -> Call | None:
-    """The next call, or None to say that the task is done."""
+    """Return the next call, or None to end the task."""
     expert = situation.expert
     read_only = {tool.name for tool in assignment.tools if tool.read_only}
     is_write = expert is not None and expert.name not in read_only
@@ -118,7 +118,7 @@ def _decide_call(
 
 
 def _wrong_call(assignment: Assignment, situation: _Situation, rng: random.Random) -> Call | None:
-    """A plausible wrong decision: give up, repeat the last call, tear the call, or another tool."""
+    """Return a wrong decision: give up, repeat the last call, tear the call, or another tool."""
     expert, previous = situation.expert, situation.previous
     draw = rng.random()
     if draw < 0.40 and expert is not None:
@@ -145,7 +145,7 @@ def _wrong_call(assignment: Assignment, situation: _Situation, rng: random.Rando
 def _draw_argument(
     name: str, assignment: Assignment, situation: _Situation, rng: random.Random
 ) -> str | int:
-    """A value from what the demonstrator has read: an id seen, or a word of the task."""
+    """Return a value that the demonstrator has read: an id, or a word of the task."""
     if _is_id(name):
         return rng.choice(situation.seen_ids)
     if name in assignment.words:

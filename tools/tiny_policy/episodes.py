@@ -1,4 +1,4 @@
-"""Real environments in this process, played by the plain sampler as a rollout worker would."""
+"""Real environments in this process, played with the plain sampler like a rollout worker."""
 
 import json
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def play_tasks(
     temperature: float,
     generator: torch.Generator | None = None,
 ) -> list[Episode]:
-    """Play every task once, all in step. Solved is who says so and has the right final state."""
+    """Play every task once, in lockstep. Solved: declared done, with the right final state."""
     limits = Limits(frozenset({player.dialect.stop_ids[0]}), temperature=temperature)
     episodes = [_open_episode(player, task) for task in tasks]
     for turn in range(MAX_TURNS):
@@ -87,7 +87,7 @@ def _open_episode(player: Player, task: Scenario) -> Episode:
 
 
 def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
-    """Carry out what a turn says: replies are appended, or the episode ends."""
+    """Execute a turn: append its replies, or end the episode."""
     dialect, before = player.dialect, np.array(episode.ids[: len(episode.ids) - len(written.ids)])
     turn = dialect.parse_turn(before, written.ids, ())
     replies = [_answer_call(episode.instance, item) for item in turn.items]
@@ -114,7 +114,7 @@ def _answer_call(instance: Instance, item: ToolCall | ParseError) -> Reply:
 
 
 def is_solved(instance: Instance) -> bool:
-    """Return True when the instance's whole state is the one that the right calls lead to."""
+    """Return whether the instance's whole state equals the result of the right calls."""
     task = instance.scenario
     twin = open_instance(task.env_key, task.data_id, task.data_version)
     for name, arguments in plan_calls(task):

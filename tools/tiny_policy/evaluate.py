@@ -42,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Measured:
-    """A score with what it is a score of."""
+    """Score with its split, temperature and environment."""
 
     split: str
     temperature: float
@@ -51,7 +51,7 @@ class Measured:
 
 
 def load_player(folder: Path) -> Player:
-    """Read a policy folder. Raises `OSError` when it is not one."""
+    """Read a policy folder. Raises `OSError` for any other folder."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return Player.of(model, load_tokenizer(folder))
 
@@ -59,7 +59,7 @@ def load_player(folder: Path) -> Player:
 def evaluate(
     player: Player, split: Split, tasks_per_env: int, *, temperature: float, seed: int
 ) -> dict[str, Score]:
-    """Scores by environment, and under "all", over the first tasks of a split."""
+    """Return scores by environment, and under "all", over the first tasks of a split."""
     drawn = [
         draw_scenario(env_key, make_data_id(split, index))
         for index in range(tasks_per_env)
@@ -75,21 +75,21 @@ def evaluate(
 
 
 def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, seed: int) -> Score:
-    """The share of held-out problems whose marked number is the answer."""
-    asked = [make_problem("test", index) for index in range(problems)]
+    """Return the share of held-out problems whose marked number is the answer."""
+    drawn = [make_problem("test", index) for index in range(problems)]
     turns = sample_turns(
         player.model,
-        [arithmetic.prompt_ids(player.dialect, one) for one in asked],
+        [arithmetic.prompt_ids(player.dialect, one) for one in drawn],
         Limits(frozenset({player.dialect.stop_ids[0]}), temperature=temperature),
         torch.Generator().manual_seed(seed),
     )
     numbers = [marked_number(player.tokenizer.decode(turn.ids)) for turn in turns]
-    right = [number == str(one.answer) for number, one in zip(numbers, asked, strict=True)]
+    right = [number == str(one.answer) for number, one in zip(numbers, drawn, strict=True)]
     return Score(sum(right), len(right))
 
 
 def measure_policy(player: Player, course: str, tasks: int, seed: int) -> Iterator[Measured]:
-    """Sampled and greedy scores of a policy in what it was taught, `tasks` an environment."""
+    """Yield sampled and greedy scores of a policy in its course, over `tasks` an environment."""
     if course == "arithmetic":
         for temperature in (1.0, 0.0):
             score = evaluate_arithmetic(player, tasks, temperature=temperature, seed=seed)

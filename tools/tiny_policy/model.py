@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of the model; every query head has a key and value head of its own."""
+    """Size of the model; every query head has its own key and value head."""
 
     hidden: int = 64
     layers: int = 2
@@ -25,7 +25,7 @@ class Shape:
 def build_model(
     shape: Shape, *, vocab_size: int, eos_token_id: int, pad_token_id: int, seed: int
 ) -> Qwen3ForCausalLM:
-    """A float32 model with tied embeddings, drawn from `seed`."""
+    """Return a float32 model with tied embeddings, drawn from `seed`."""
     if shape.heads * shape.head_dim != shape.hidden:
         raise ValueError("heads * head_dim must equal hidden: the copying start needs a square")
     torch.manual_seed(seed)
@@ -64,9 +64,8 @@ def build_model(
 def copy_attended_tokens(value: Tensor, output: Tensor) -> None:
     """Set value to a random orthogonal matrix and output to its transpose, in place.
 
-    output @ value is the identity then: what a head attends to reaches the residual stream as it
-    is, and copying is there before attention has learnt where to look. Both are
-    [hidden, hidden].
+    output @ value is then the identity: attended tokens reach the residual stream unchanged, so the
+    model can copy before attention has learnt where to look. Both are [hidden, hidden].
     """
     orthogonal, _ = torch.linalg.qr(torch.randn(value.shape))
     value.copy_(orthogonal)

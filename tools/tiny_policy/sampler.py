@@ -10,7 +10,7 @@ from transformers import DynamicCache, Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class Limits:
-    """Ends of a turn: one of `stop_ids`, or `max_new_tokens`. Temperature 0 is greedy."""
+    """Limits of a turn: it ends at a stop id or `max_new_tokens`. Temperature 0 is greedy."""
 
     stop_ids: frozenset[int]
     max_new_tokens: int = 40
@@ -60,7 +60,7 @@ def sample_turns(
 
 
 def left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, both [prompts, longest]; the padding is on the left."""
+    """Return ids and attention mask, both [prompts, longest], padded on the left."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -73,7 +73,7 @@ def left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
 def choose_tokens(
     logits: Tensor, temperature: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Next ids [rows, 1] from logits [rows, vocabulary], and their logprobs [rows]."""
+    """Return next ids [rows, 1] from logits [rows, vocabulary], and their logprobs [rows]."""
     logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
     if temperature > 0:
         ids = torch.multinomial(logprobs.exp(), 1, generator=generator)

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE in which a name is one token wherever it stands."""
+"""The tokenizer: byte-level BPE in which a name is one token in any position."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,7 +92,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of a token that is known to exist."""
+    """Return the id of a token that must exist."""
     found = tokenizer.get_vocab().get(token)
     if found is None:
         raise ValueError(f"the tokenizer has no token {token!r}")

@@ -1,4 +1,4 @@
-"""The warm start: next-token training on what a demonstrator wrote."""
+"""Warm start: next-token training on a demonstrator's episodes."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class Example:
-    """One episode as tokens; `policy` marks those that the demonstrator wrote."""
+    """One episode as tokens; `policy` marks the demonstrator's tokens."""
 
     ids: list[int]
     policy: list[bool]
@@ -34,7 +34,7 @@ class Schedule:
     max_grad_norm: float = 1.0
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update with this index (from 0)."""
+        """Return the learning rate of the update with this index (from 0)."""
         warmup = min(1.0, (step + 1) / self.warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
         return (
@@ -51,7 +51,7 @@ def warm_start(
     seed: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train `model` in place; `on_step(index, loss in nats a token)` follows every update.
+    """Train `model` in place; call `on_step(index, loss in nats a token)` after every update.
 
     Bit-equal when repeated with one thread.
     """
@@ -74,9 +74,9 @@ def warm_start(
 
 
 def build_optimizers(model: Qwen3ForCausalLM, schedule: Schedule) -> list[Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms.
+    """Return Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
-    AdamW alone starts as well and costs half, but what it trains learns less from RL afterwards.
+    AdamW alone fits as well at half the cost, but its policy learns less from RL afterwards.
     """
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     inner_ids = {id(p) for p in inner}
@@ -91,7 +91,7 @@ def build_optimizers(model: Qwen3ForCausalLM, schedule: Schedule) -> list[Optimi
 def length_bucketed(
     examples: Sequence[Example], batch_size: int, rng: random.Random
 ) -> Iterator[list[Example]]:
-    """Endless full batches of examples of similar length, each pass over the data in new order."""
+    """Yield full batches of examples of similar length, endlessly, in a new order each pass."""
     if len(examples) < batch_size:
         raise ValueError(f"{len(examples)} examples cannot fill a batch of {batch_size}")
     window = 12 * batch_size
@@ -105,7 +105,7 @@ def length_bucketed(
 
 
 def collate_batch(batch: Sequence[Example], pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Right-padded inputs and shifted targets, both [batch, longest - 1]; -100 is no target."""
+    """Return right-padded inputs and shifted targets, [batch, longest - 1]; -100: no target."""
     longest = max(len(example.ids) for example in batch)
     ids = torch.full((len(batch), longest), pad_token_id)
     targets = torch.full((len(batch), longest), -100)
@@ -117,9 +117,9 @@ def collate_batch(batch: Sequence[Example], pad_token_id: int) -> tuple[Tensor, 
 
 
 def policy_loss(model: Qwen3ForCausalLM, ids: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over the demonstrator's tokens; logits are made for those only.
+    """Return the mean cross entropy of the demonstrator's tokens; only those get logits.
 
-    Padding stands on the right, where causal attention hides it: no mask is needed.
+    Causal attention hides the padding on the right, so no mask is needed.
     """
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     chosen = targets != -100

@@ -1,4 +1,4 @@
-"""The `flotilla` command. Everything heavy is imported by the command that needs it."""
+"""The `flotilla` command. Each command imports heavy modules only when it runs."""
 
 import sys
 import traceback
@@ -24,7 +24,7 @@ from services.launcher.cli.options import (
     Update,
 )
 
-# What these make is no part of a run: whoever may read it is the user's choice.
+# Commands whose output is no part of a run: the user's umask decides who may read it.
 _WRITES_FOR_OTHERS = ("export", "tiny", "emulator")
 
 app = typer.Typer(
@@ -36,9 +36,9 @@ app = typer.Typer(
     help=(
         "Trains tool-use agents with reinforcement learning, as four services that one command"
         " starts, watches and ends.\n\n"
-        "Begin with `flotilla train deploy/runs/local.toml`. It trains a tiny policy on this"
-        " machine in a few minutes, needs no GPU and no account, and ends with a before/after"
-        " table. Everything of a run is under `runs/RUN_ID/`."
+        "Start with `flotilla train deploy/runs/local.toml`. It trains a tiny policy on this"
+        " machine in a few minutes, without a GPU or an account, and prints a before/after"
+        " table. All files of a run are under `runs/RUN_ID/`."
     ),
 )
 
@@ -67,16 +67,16 @@ def train(
     detach: Detach = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Train a policy from a run spec, and show how it learns.
+    """Train a policy from a run spec, and show its progress.
 
-    Any key of the spec can be changed for this run: `--learner.steps=10`, `--seed=1`,
+    Options override keys of the spec: `--learner.steps=10`, `--seed=1`,
     `--rollout.engine.max_num_seqs=128`.
 
-    Ctrl-C stops every process in good order and prints the command that goes on from there; a
-    second Ctrl-C stops at once. The end of the terminal is a Ctrl-C too; with `--detach`, and under
-    `nohup`, the run outlives it, and `flotilla watch` follows it. A run that cannot be resumed is
-    never begun anew in its place. Exit code: 0 completed, or begun with `--detach`, 1 failed, 2 bad
-    spec, 130 interrupted.
+    Ctrl-C stops every process gracefully and prints the command that resumes the run; a second
+    Ctrl-C stops at once. Closing the terminal counts as Ctrl-C; with `--detach`, or under `nohup`,
+    the run survives it, and `flotilla watch` follows it. If a run cannot be resumed, no new run
+    replaces it. Exit code: 0 completed, or started with `--detach`; 1 failed; 2 bad spec; 130
+    interrupted.
     """
     from services.launcher.cli import train as command
 
@@ -98,12 +98,12 @@ def train(
 
 
 def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> None:
-    """Refuse what only a resumed run can be given."""
+    """Refuse options that require --resume."""
     if run_id is not None:
-        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN")
+        raise typer.BadParameter(f"{run_id!r}: a run id requires --resume", param_hint="RUN")
     for given, name in ((update, "--update"), (accept_loss, "--accept-loss")):
         if given:
-            raise typer.BadParameter("it goes with --resume", param_hint=name)
+            raise typer.BadParameter("it requires --resume", param_hint=name)
 
 
 @app.command(name="eval", context_settings=OVERRIDES)
@@ -116,7 +116,7 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
 
-    With a spec: its newest run, or the initial policy if there is none.
+    With a spec, evaluate its newest run, or the initial policy if there is no run.
     """
     from services.launcher.cli import train as command
 
@@ -132,16 +132,18 @@ def plan(
     ] = None,
     one_machine: Annotated[
         bool,
-        typer.Option("--one-machine", help="All services on one machine, by plain `sky launch`."),
+        typer.Option(
+            "--one-machine", help="All services on one machine, started by plain `sky launch`."
+        ),
     ] = False,
     gpus: Gpus = None,
     runs: Runs = RUNS,
 ) -> None:
-    """Show which machines a run would ask SkyPilot for, at what price, and its task files.
+    """Show the machines that a run would request from SkyPilot, their prices, and the task files.
 
-    Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
-    SkyPilot keeps in `~/.sky`. Memory of ranks and engines is computed where the model's
-    config.json is here. Exit code: 0, or 2 for a bad spec, and for one that does not fit.
+    Starts nothing, and needs neither SkyPilot nor a network. Prices come from SkyPilot's catalog in
+    `~/.sky`. The memory of ranks and engines is computed if the model's config.json is on this
+    machine. Exit code: 0; 2 for a bad spec, or one that does not fit into memory.
     """
     from services.common import log
     from services.launcher.cli import plan as command
@@ -159,19 +161,21 @@ def plan(
     )
 
 
-# Between the commands above and below, for `--help` lists them in this order.
+# Added here because `--help` lists commands in this order.
 reading_commands.add_reading_commands(app)
 
 
 @app.command()
 def scale(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    counts: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
+    counts: Annotated[
+        list[str], typer.Argument(metavar="SERVICE=N...", help="Example: rollout=2.")
+    ],
     runs: Runs = RUNS,
 ) -> None:
-    """Set how many replicas a service has, in mid-run. Fewer drain before they stop.
+    """Set the number of replicas of a service in a running run. Surplus replicas drain first.
 
-    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else that of `--runs`.
     """
     from services.launcher.cli import scale as command
 
@@ -184,9 +188,9 @@ def stop(
     grace: Grace = GRACE_S,
     runs: Runs = RUNS,
 ) -> None:
-    """Stop a run in good order; it can be resumed.
+    """Stop a run gracefully; it can be resumed.
 
-    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else that of `--runs`.
     """
     from services.launcher.cli import stop as command
 
@@ -198,28 +202,28 @@ def doctor(
     context: typer.Context,
     spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON array of {probe, status, detail}.")
+        bool, typer.Option("--json", help="Print one JSON array of {probe, status, detail}.")
     ] = False,
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", help="Leave this probe out; repeatable.")
+        list[str] | None, typer.Option("--skip", help="Skip this probe; repeatable.")
     ] = None,
     node: Annotated[
         list[str] | None,
         typer.Option(
-            "--node", help="HOST:PORT of an echo_server there, for `echo` and `ring`; repeatable."
+            "--node", help="HOST:PORT of an echo_server, for `echo` and `ring`; repeatable."
         ),
     ] = None,
     tls_dir: Annotated[
-        Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
+        Path | None, typer.Option("--tls-dir", help="Folder of certificates for calls to nodes.")
     ] = None,
     gpus: Gpus = None,
     runs: Runs = RUNS,
 ) -> None:
-    """Look for what would make a run fail, before it costs anything.
+    """Find the causes that would make a run fail, before it costs money.
 
-    Keys are tried where they are good for, ports, memory and disk are compared with what the spec
-    asks for, and one episode of each environment is opened. Before a run is started on rented
-    machines all of this runs by itself. Exit code: 0 nothing failed, 1 something did.
+    Tries API keys, compares ports, memory and disk with the spec, and opens one episode of each
+    environment. A run on rented machines passes these probes automatically before it starts. Exit
+    code: 0 no probe failed, 1 a probe failed.
     """
     from services.launcher.cli import doctor as command
 
@@ -236,7 +240,7 @@ def doctor(
     _exit_with(found)
 
 
-# After the commands above, for `--help` lists them in this order.
+# Added last because `--help` lists commands in this order.
 env_commands.add_env_commands(app)
 remote_commands.add_remote_commands(app)
 tool_commands.add_tool_commands(app)
@@ -257,7 +261,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:  # noqa: BLE001
-        # A fault of this program's; the words that it quotes may be anybody's.
+        # A defect of this program; its traceback may quote untrusted text.
         say(traceback.format_exc(), end="", file=sys.stderr)
         sys.exit(1)
 

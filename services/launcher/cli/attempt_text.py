@@ -1,4 +1,4 @@
-"""One attempt as text: a head, its turns, and what the verifier said. Pure."""
+"""One attempt as text: a head, its turns, and the verifier's checks. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,8 +16,8 @@ _TURN_AUTHORS = ("policy", "forced")
 
 
 def draw_attempt(attempt: Attempt, decode: Decode, *, whole: bool = False) -> Text:
-    """Render the whole attempt, followed by an empty line; with the answers that were cut for the
-    policy as the tools gave them where `whole` asks for that."""
+    """Render the attempt, followed by an empty line. With `whole`, include the full tool results
+    that were truncated for the policy."""
     text = Text()
     verdict, style = _format_verdict(attempt)
     text.append(f"{verdict}  ", style=f"bold {style}")

@@ -26,7 +26,7 @@ _CALL_S = 30.0
 
 
 def cancel_request(request_id: str, runs: Path, grace_s: float) -> int:
-    """Stop the run that a request began, and prevent the request from beginning one later."""
+    """Stop the run that a request began, or prevent it from ever beginning."""
 
     async def cancel_and_report(connection: LauncherConnection, interrupts: Interrupts) -> int:
         done = await _cancel_unless_interrupted(
@@ -43,13 +43,13 @@ async def _cancel_unless_interrupted(
     request_id: str,
     grace_s: float,
 ) -> bool:
-    """Cancel a request. If its end could not be confirmed, say that the run may go on."""
+    """Cancel a request. Return False, with a hint, if the end of its run is not confirmed."""
     try:
         await unless(_send_cancel(connection, request_id, grace_s))
     except (InterruptedByUserError, grpc.aio.AioRpcError) as error:
         if isinstance(error, grpc.aio.AioRpcError):
             print_text(f"error: {describe_failure(error)}")
-        print_text(f"the run may go on: {connection.cancel_command(request_id)}")
+        print_text(f"the run may continue; stop it with: {connection.cancel_command(request_id)}")
         return False
     return True
 
@@ -60,7 +60,7 @@ async def _send_cancel(connection: LauncherConnection, request_id: str, grace_s:
         connection.stub.StopRun(request, timeout=grace_s + 600.0)
     )
     if not answer.run_id:
-        print_text(f"no run was begun by {request_id}, and none will be")
+        print_text(f"request {request_id} began no run, and never will")
         return
     wanted = pb.GetRunRequest(run_id=answer.run_id)
     found = await connection.await_answer(connection.stub.GetRun(wanted, timeout=_CALL_S))

@@ -1,4 +1,4 @@
-"""Commands printed for the user to copy: they name the same runs and are quoted for any shell."""
+"""Commands printed for the user to copy: for the same runs folder, quoted for any shell."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runner of a command: its work under Ctrl-C, with errors as a message and an exit code."""
+"""Runner of a command: handles Ctrl-C, and turns errors into a message and an exit code."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

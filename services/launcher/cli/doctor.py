@@ -1,4 +1,4 @@
-"""`flotilla doctor`: a check for what would make a run fail, before it costs anything."""
+"""`flotilla doctor`: finds the causes that would make a run fail, before it costs money."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def run_doctor(
     as_json: bool,
     gpus: tuple[int, ...] = (),
 ) -> int:
-    """Examine a spec; the exit code says whether anything failed."""
+    """Examine a spec and return the exit code: 1 if a probe failed."""
     if wrong := find_unknown_probes(skip):
         names = [probe.name for probe in PROBES]
         return report_error(f"--skip {wrong[0]}: no such probe{did_you_mean(wrong[0], names)}")

@@ -12,7 +12,7 @@ def add_env_commands(app: typer.Typer) -> None:
     env = typer.Typer(
         name="env",
         no_args_is_help=True,
-        help="Looks at the environments of a run, and tries one by hand.",
+        help="Shows the environments of a run, and plays an episode by hand.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     env.command(name="status")(env_status)
@@ -25,17 +25,17 @@ def env_status(
     address: Annotated[
         str | None,
         typer.Option(
-            "--address", help="HOST:PORT of a gateway; its token is taken from FLOTILLA_TOKEN."
+            "--address", help="HOST:PORT of a gateway; its token is read from FLOTILLA_TOKEN."
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Everything, as one JSON object.")
+        bool, typer.Option("--json", help="Print everything as one JSON object.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show episodes by state, limits, error rates, and grades with the reasons for missing ones.
+    """Show episodes by state, limits, error rates, and grades with reasons for missing ones.
 
-    Reads files of the run, so it works where its launcher is, not by FLOTILLA_LAUNCHER.
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
     """
     from services.launcher.cli import env_status as command
 
@@ -44,15 +44,16 @@ def env_status(
 
 def env_try(
     context: typer.Context,
-    spec: Annotated[Path, typer.Argument(help="Run spec; its [env_gateway] is what counts.")],
+    spec: Annotated[Path, typer.Argument(help="Run spec; only its [env_gateway] is used.")],
     tasks: Annotated[Path, typer.Argument(help="Task file.")],
     key: Annotated[str | None, typer.Option(help="Key of the task (default: the first).")] = None,
     answer: Annotated[str | None, typer.Option(help="The final answer to grade.")] = None,
 ) -> None:
-    """Play one episode by hand: what a policy would see, and what it would earn.
+    """Play one episode by hand: show a policy's observations and the reward.
 
-    Tool calls come from standard input, a name and a JSON object a line; at its end the episode is
-    graded. `--env_gateway.backend=...` and the like override the spec. Exit code: 0 graded, 1 not.
+    Reads tool calls from standard input, one a line: a name and a JSON object. At the end of input
+    the episode is graded. Options such as `--env_gateway.backend=...` override the spec. Exit code:
+    0 graded, 1 not graded.
     """
     from services.launcher.cli import env_try as command
 

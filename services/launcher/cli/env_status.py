@@ -28,7 +28,7 @@ from services.launcher.state import GATEWAY
 
 _OK = 0
 _CALL_S = 5.0
-# Of the widest table. A narrower terminal breaks the lines; cells are not cut short for it.
+# Width of the widest table. A narrower terminal wraps lines; cells are never truncated.
 _WIDTH = 140
 _ENVIRONMENTS = (
     *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
@@ -38,7 +38,7 @@ _LIMITERS = ("LIMITER", "OF", "IN FLIGHT", "WAITING", "LIMIT")
 
 
 class NoGatewayError(Exception):
-    """Raised when no gateway can be reached; the message says why."""
+    """Raised when no gateway can be reached; the message states the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _find_gateways(run_id: str, runs: Path, address: str | None) -> list[Gateway
     if address is not None:
         token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token that {address} was given")
+            raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token of the gateway at {address}")
         return [GatewayTarget(address, address, token, read_tls(None))]
     run = find_stored_run(run_id, runs).run
     replicas = [replica for key, replica in sorted(run.replicas.items()) if key[0] == GATEWAY]
@@ -113,10 +113,10 @@ async def _get_status(gateway: GatewayTarget) -> pb.GetStatusResponse:
 
 
 def _status_to_dict(gateway: GatewayTarget, answer: pb.GetStatusResponse) -> dict[str, Any]:
-    told = MessageToDict(
+    status = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return {"gateway": gateway.label, "address": gateway.address, **told}
+    return {"gateway": gateway.label, "address": gateway.address, **status}
 
 
 def _print_status(gateway: GatewayTarget, answer: pb.GetStatusResponse, console: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""`flotilla env try`: one episode of one task by hand, through a gateway started for it."""
+"""`flotilla env try`: plays one episode of a task by hand, through a gateway of its own."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ _OK, _FAILED = 0, 1
 _OPEN_S = 180.0
 _CALL_S = 120.0
 _GRADE_S = 300.0
-# One message of the transcript is one of the wire's.
+# Longest content of a transcript message, which must fit into one gRPC message.
 _MESSAGE_CHARS = 100_000
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
@@ -50,18 +50,18 @@ _CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.
 
 
 class TryError(Exception):
-    """Raised when the episode cannot be tried; the message says why."""
+    """Raised when the episode cannot be played; the message states the cause."""
 
 
 def env_try(
     spec: Path, tasks: Path, key: str | None, answer: str | None, overrides: Sequence[str]
 ) -> int:
-    """Open an episode, make the calls that standard input names, grade and close it."""
+    """Open an episode, make the calls from standard input, grade and close it."""
     console = Terminal(soft_wrap=True)
-    # A shell that starts this in the background has it ignored, and with it all that stand for it.
+    # A shell ignores SIGINT for background jobs; the handlers below rely on it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
-        # As Ctrl-C: the gateway is a process of its own, and ends with this one's help.
+        # Same as Ctrl-C: this process must end the gateway, a process of its own.
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         task = load_task(tasks, key)
@@ -119,7 +119,7 @@ async def _play_episode(
 
 
 def _show_warning(line: str) -> None:
-    """Print the gateway's warnings and errors; its other lines are for log files."""
+    """Print the gateway's warnings and errors; skip its other log lines."""
     if '"level": "info"' not in line:
         say(line, file=sys.stderr)
 
@@ -137,7 +137,7 @@ async def _open_with_progress(
             stub, request, limit_s=_OPEN_S, slow=slow, told=_make_state_printer(console)
         )
     except NotOpenedError as error:
-        what = f"the environment could not be had: {error}"
+        what = f"cannot open the environment: {error}"
         raise TryError(f"{what}; {suggest_backend_fix(str(error), where)}") from error
 
 
@@ -163,16 +163,18 @@ def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
 
 
 async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
-    """Make the calls that standard input names; return the conversation as transcript lines."""
+    """Make the calls from standard input; return the conversation as transcript lines."""
     messages: list[bytes] = []
     if sys.stdin is not None and sys.stdin.isatty():
-        console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
+        console.print(
+            '\nenter one call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades'
+        )
     number = 0
     lines = _standard_input()
     while line := await _read_line(lines):
         match = _CALL_PATTERN.fullmatch(line)
         if match is None:
-            console.print(f"not a call: {line}  (a name, then a JSON object)")
+            console.print(f"not a call: {line}  (write a name, then a JSON object)")
             continue
         request = pb.CallToolRequest(
             episode_id=episode_id,
@@ -192,9 +194,9 @@ async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[byt
 
 
 def _standard_input() -> asyncio.StreamReader:
-    """Return standard input as a stream, read by a daemon thread that is never joined: at a
-    terminal the read blocks until a line is typed. The read is unbuffered, because such a
-    thread would keep the buffer's lock."""
+    """Return standard input as a stream. A daemon thread reads it and is never joined: at a
+    terminal, the read blocks until a line is typed. It reads unbuffered, because it would keep
+    the buffer's lock."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     if sys.stdin is None:
@@ -203,7 +205,7 @@ def _standard_input() -> asyncio.StreamReader:
     source = sys.stdin.fileno()
 
     def read_input() -> None:
-        # The loop is closed when the episode has ended before its input.
+        # The loop is closed if the episode ends before its input.
         with suppress(RuntimeError):
             while chunk := _read_chunk(source):
                 loop.call_soon_threadsafe(lines.feed_data, chunk)
@@ -214,8 +216,7 @@ def _standard_input() -> asyncio.StreamReader:
 
 
 def _read_chunk(source: int) -> bytes:
-    """Read what has arrived; b"" at the end. A terminal that was closed reports its end as an
-    error."""
+    """Read the available input; b"" at the end. A closed terminal reports its end as an error."""
     try:
         return os.read(source, _CHUNK_BYTES)
     except OSError:
@@ -223,7 +224,7 @@ def _read_chunk(source: int) -> bytes:
 
 
 async def _read_line(lines: asyncio.StreamReader) -> str:
-    """Return the next line that is not empty; "" at the end. Raises TryError."""
+    """Return the next non-empty line; "" at the end. Raises TryError."""
     try:
         while line := await lines.readline():
             if text := line.decode("utf-8", "replace").strip():

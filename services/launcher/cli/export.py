@@ -1,4 +1,4 @@
-"""`flotilla export`: writes the model of a run in a format that others can load."""
+"""`flotilla export`: writes the model of a run in Hugging Face's format."""
 
 import subprocess
 from pathlib import Path
@@ -10,12 +10,12 @@ from services.launcher.cli.run_source import NoRunError, find_run_dir
 
 
 def export_model(run_id: str, step: int | None, out: Path, runs: Path, *, adapters: bool) -> int:
-    """Write the model of a checkpoint that a run keeps."""
+    """Write the model of one of a run's checkpoints; return the exit code."""
     try:
         run_dir = find_run_dir(run_id, runs)
     except NoRunError as error:
         return report_error(str(error))
-    # Checkpoints are the learner's: its own program reads them, in a process of its own.
+    # Checkpoints belong to the learner, so its own program reads them.
     command = [
         *python_command("-m", "services.learner.checkpoints.export_command"),
         str(run_dir),

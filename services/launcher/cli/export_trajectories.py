@@ -17,12 +17,12 @@ _OK = 0
 
 
 def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]) -> int:
-    """Write the episodes that `arguments` of the learner's program choose."""
+    """Write the episodes selected by `arguments` of the learner's program."""
     try:
         run_dir = find_run_dir(run_id, runs)
     except NoRunError as error:
         return report_error(str(error))
-    # Journal and dumps are the learner's: its own program reads them, in a process of its own.
+    # Journal and dumps belong to the learner, so its own program reads them.
     command = [
         *python_command("-m", "services.learner.dumps.export_command"),
         str(run_dir),
@@ -37,13 +37,13 @@ def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]
         return process.returncode
     text = f"Wrote {result['rows']} episodes of {run_dir.name} to {out}"
     if result["pruned"]:
-        text += f"; {result['pruned']} more are left out: their tokens were pruned"
+        text += f"; {result['pruned']} more are omitted: their tokens were pruned"
     Terminal().print(text, soft_wrap=True)
     return _OK
 
 
 def _follow_progress(process: "subprocess.Popen[str]") -> dict[str, Any] | None:
-    """Draw a bar where a terminal shows it; return the last line of the program."""
+    """Draw a progress bar on a terminal; return the last line of the program."""
     columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Terminal()
     last = None

@@ -1,4 +1,4 @@
-"""Start of a run, and following it to its end across reconnects and launcher deaths."""
+"""Start of a run, and following it to its end despite reconnects and launcher deaths."""
 
 import asyncio
 import json
@@ -30,17 +30,17 @@ from services.launcher.cli.terminal import Terminal
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
 
-# Of one stream of events. gRPC waits that long for a launcher that dies as a stream begins: of one
-# here it is soon known that it is dead, and another takes over.
+# Longest stream of events. gRPC waits this long for a launcher that dies while a stream begins; the
+# death of a local launcher is detected soon, and another one takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
-# Launchers that may die under one command before something else must be wrong.
+# Launcher deaths before one command gives up: something else must be wrong.
 MAX_LAUNCHERS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run to start. `spec_json` may be empty when `resume` names a run. With `detach` the run
-    is started but not followed."""
+    """Request to start a run. `spec_json` may be empty if `resume` names a run. With `detach` the
+    run is started but not followed."""
 
     spec_json: str
     mode: "pb.RunMode.ValueType"
@@ -59,13 +59,13 @@ class FollowOutcome:
 
 @dataclass(slots=True)
 class FollowedRun:
-    """A run as far as it was followed, under whichever launcher."""
+    """Followed part of a run, across all its launchers."""
 
     since: int
     run_id: str = ""
     last_event: int = 0
-    # What a launcher that is not ours said of the run when its start was interrupted.
-    asked: bool = False
+    # After an interrupted start at a launcher of another command: its answer to the cancellation.
+    cancel_answered: bool = False
     cancelled: pb.Run | None = None
     board: RunBoard = field(default_factory=RunBoard)
 
@@ -73,7 +73,7 @@ class FollowedRun:
 async def run_to_end(
     runs: Path, run_request: RunRequest, console: Terminal, interrupts: Interrupts
 ) -> FollowOutcome:
-    """Start the requested run and watch it to its end; if its launcher dies, continue under
+    """Start the requested run and follow it to its end; if its launcher dies, continue with
     another one. Raises LauncherError, AioRpcError."""
     began, followed = time.monotonic(), FollowedRun(int(time.time()))
     request_id = uuid.uuid4().hex
@@ -88,11 +88,11 @@ async def run_to_end(
             except LauncherGoneError:
                 console.print("The launcher has died; another one takes over.")
         else:
-            message = f"{MAX_LAUNCHERS} launchers died one after the other; see {runs}/launcher.log"
+            message = f"{MAX_LAUNCHERS} launchers died one after another; see {runs}/launcher.log"
             raise LauncherError(message)
     except InterruptedByUserError:
-        # The launcher may have begun the run before it learnt that nobody wants it any more.
-        run = followed.cancelled if followed.asked else _find_begun_run(runs, request_id)
+        # The launcher may have begun the run before the cancellation reached it.
+        run = followed.cancelled if followed.cancel_answered else _find_begun_run(runs, request_id)
     return FollowOutcome(run, interrupts.first.is_set(), time.monotonic() - began)
 
 
@@ -125,24 +125,24 @@ async def _begin_run(
     interrupts: Interrupts,
 ) -> str:
     """Start the run. On an interrupt, a launcher that this command owns exits with it and ends
-    what it began; any other launcher is asked to cancel the request."""
+    the run; any other launcher gets a cancellation of the request."""
     try:
         return await interrupts.unless_interrupted(
             _start_or_resume(connection, run_request, request_id)
         )
     except InterruptedByUserError:
         if connection.own is None:
-            console.print("Stopping what may have begun. Ctrl-C again stops waiting.")
+            console.print("Cancelling the start of the run. Ctrl-C again stops waiting.")
             followed.cancelled = await cancel_request(connection, request_id, interrupts)
-            followed.asked = True
+            followed.cancel_answered = True
         raise
 
 
 async def _start_or_resume(
     connection: LauncherConnection, run_request: RunRequest, request_id: str
 ) -> str:
-    """Start or resume the run; one that is already active under a launcher, with the spec that is
-    asked for, is only followed."""
+    """Start or resume the run and return its id. If it is already active with the requested spec,
+    only return its id."""
     try:
         return await start_run(connection, _to_start_request(run_request, request_id))
     except grpc.aio.AioRpcError as error:
@@ -155,7 +155,7 @@ async def _start_or_resume(
 
 
 async def _has_spec(connection: LauncherConnection, run_request: RunRequest) -> bool:
-    """Return whether the run to resume has the spec that is asked for, if any is."""
+    """Return whether the run to resume has the requested spec, if one is given."""
     if not run_request.spec_json:
         return True
     request = pb.GetRunRequest(run_id=run_request.resume)
@@ -190,7 +190,7 @@ async def _follow_run(
                 problem = await watch_to_end(connection, followed, view, interrupts)
             finally:
                 stopping.cancel()
-    # Not before: it would come out of the group as part of one.
+    # Raised outside of the task group, which would wrap it into an exception group.
     if problem is not None:
         raise problem
 
@@ -210,7 +210,7 @@ async def watch_to_end(
     """Process events until the run has ended, over as many streams as needed. Return an error
     if its end cannot be observed because the launcher is gone.
 
-    The server closes the stream of an ended run, so an end in the past does not count."""
+    A resumed run first replays its past, so only the close of the stream proves its end."""
     board, patience = followed.board, ReconnectDeadline(connection)
     watch_s = _WATCH_S if connection.address.elsewhere else _WATCH_HERE_S
     while True:
@@ -219,7 +219,7 @@ async def watch_to_end(
             async for event in connection.stub.WatchRun(request, timeout=watch_s):
                 followed.last_event = event.event
                 line = board.take_event(event)
-                # A resumed run tells its past first.
+                # A resumed run replays its past events first.
                 if event.time.seconds >= followed.since:
                     _show_event(view, board, line)
         except grpc.aio.AioRpcError as error:
@@ -241,13 +241,13 @@ async def _await_remote_launcher(
     interrupts: Interrupts,
     error: grpc.aio.AioRpcError,
 ) -> LauncherError | None:
-    """Wait for a remote launcher. No file here tells when it is gone: it is retried for a
-    while, or until the user interrupts again."""
+    """Wait for a remote launcher. No local file shows its death, so it is retried for a while,
+    or until the user interrupts again."""
     if await connection.is_answering():
         patience.note_answer()
         return None
     if interrupts.second.is_set():
-        return LauncherError("the launcher does not answer; its runs are not ended by that")
+        return LauncherError("the launcher does not answer; its runs may continue without it")
     try:
         await patience.wait_before_retry(error)
     except LauncherError as gone:

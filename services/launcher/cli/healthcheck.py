@@ -2,8 +2,8 @@
 
     python -m services.launcher.cli.healthcheck --runs runs
 
-Address and certificate come from its launcher.json: a launcher mints its certificates and
-takes no --tls-dir. The exit codes are those of services.common.healthcheck."""
+Address and certificate come from its launcher.json: a launcher mints its own certificates and
+has no --tls-dir. The exit codes are those of services.common.healthcheck."""
 
 import argparse
 import sys
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.launcher.cli.healthcheck",
-        description="Ask a launcher whether it serves. Exit code: 0 yes, 1 no, 2 asked wrongly.",
+        description="Check whether a launcher serves. Exit code: 0 yes, 1 no, 2 bad arguments.",
     )
     add = parser.add_argument
-    add("--runs", type=Path, default=Path("runs"), help="its folder of all runs (%(default)s)")
+    add("--runs", type=Path, default=Path("runs"), help="its runs folder (%(default)s)")
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="(%(default)s)")
     return parser
 

@@ -1,4 +1,4 @@
-"""`flotilla inspect`: runs in a browser, down to the tokens of each episode."""
+"""`flotilla inspect`: shows runs in a browser, down to the tokens of each episode."""
 
 import asyncio
 import subprocess
@@ -22,7 +22,7 @@ from services.launcher.cli.terminal import Terminal
 
 
 def inspect_runs(run_id: str | None, runs: Path, *, port: int, browse: bool) -> int:
-    """Serve the pages of a run, or of all runs, until Ctrl-C; with `browse` open them."""
+    """Serve the pages of a run, or of all runs, until Ctrl-C; with `browse`, open a browser."""
     try:
         check_inspector_is_installed()
         found = None if run_id is None else find_run_dir(run_id, runs).name
@@ -54,7 +54,7 @@ async def _serve_pages(run_id: str | None, runs: Path, port: int, *, browse: boo
     interrupts = Interrupts()
     with interrupts.catch_signals():
         async with served_inspector(runs, run_id, port=port) as served:
-            Terminal().print(f"Open {served.url}\nCtrl-C ends it.", soft_wrap=True)
+            Terminal().print(f"Open {served.url}\nCtrl-C stops the server.", soft_wrap=True)
             if browse:
                 await asyncio.to_thread(webbrowser.open, served.url)
             try:

@@ -1,4 +1,4 @@
-"""The inspector of runs as a child of a command: its program is the learner's."""
+"""The run inspector, a program of the learner, as a child of a command."""
 
 import asyncio
 import json
@@ -14,18 +14,18 @@ from services.common.python_command import python_command
 from services.launcher.cli.terminal import Terminal
 
 INSPECTOR = "services.learner.inspector"
-# Packages of the extra `inspect` without which no page is served.
+# Packages of the extra `inspect` that the server needs.
 _PACKAGES = ("starlette", "uvicorn", "jinja2")
 _LOG = "inspector.log"
 _END_S = 10.0
 
 
 class InspectorError(Exception):
-    """The inspector does not serve; the message has the end of its log."""
+    """Raised when the inspector does not serve; the message has the end of its log."""
 
 
 def check_inspector_is_installed() -> None:
-    """Raise ConfigError where the inspector's packages are missing."""
+    """Raise ConfigError if the inspector's packages are missing."""
     if not is_inspector_installed():
         raise ConfigError(
             f"the inspector needs {', '.join(_PACKAGES)}; pip install 'flotilla[inspect]'"
@@ -33,7 +33,7 @@ def check_inspector_is_installed() -> None:
 
 
 def is_inspector_installed() -> bool:
-    """Return True where all of the inspector's packages are there."""
+    """Return whether all of the inspector's packages are installed."""
     return all(find_spec(name) is not None for name in _PACKAGES)
 
 
@@ -50,7 +50,7 @@ async def served_inspector(
         line = await child.stdout.readline()
         if not line:
             await child.wait_until_ended()
-            raise InspectorError(f"the inspector does not start; {child.describe_log_end()}")
+            raise InspectorError(f"the inspector did not start; {child.describe_log_end()}")
         yield ServedInspector(child, json.loads(line)["url"])
     finally:
         child.stdin.close()
@@ -59,10 +59,10 @@ async def served_inspector(
 
 @asynccontextmanager
 async def linked_inspector(runs: Path, run_id: str, console: Terminal) -> AsyncGenerator[None]:
-    """Serve the pages of a run while the block runs, and print their address once they are there.
+    """Serve the pages of a run while the block runs, and print their address once they are served.
 
-    Does nothing where nobody reads the terminal, or without the inspector's packages. A run never
-    waits for it, nor fails by it."""
+    Do nothing if the output is no terminal, or without the inspector's packages. A run never waits
+    for the inspector, nor fails because of it."""
     if not console.is_terminal or not is_inspector_installed():
         yield
         return
@@ -80,17 +80,17 @@ async def _serve_link(runs: Path, run_id: str, console: Terminal) -> None:
             why = await served.wait_until_ended()
     except (InspectorError, OSError) as error:
         why = str(error)
-    console.print(f"The run goes on without its pages: {why}", style="dim", soft_wrap=True)
+    console.print(f"The run continues without its pages: {why}", style="dim", soft_wrap=True)
 
 
 class ServedInspector:
-    """An inspector that serves at `url`, which carries its token."""
+    """Running inspector at `url`, which includes its token."""
 
     def __init__(self, child: LoggedChild, url: str) -> None:
         self._child = child
         self.url = url
 
     async def wait_until_ended(self) -> str:
-        """Wait until the inspector ends by itself; return the reason."""
+        """Wait until the inspector ends on its own; return the reason."""
         code = await self._child.wait_until_ended()
         return f"the inspector has ended with code {code}; {self._child.describe_log_end()}"

@@ -1,5 +1,5 @@
-"""Ctrl-C handling: the first asks for a graceful stop, the second for an immediate one.
-`stop_on_interrupt.py` does that to a run.
+"""Ctrl-C handling: the first one requests a graceful stop, the second one an immediate stop.
+`stop_on_interrupt.py` stops the run.
 
 A hang-up of the terminal counts as a Ctrl-C too, except under `nohup`, which ignores it."""
 
@@ -43,7 +43,7 @@ class Interrupts:
         """Handle the signals within this context; none of them raises KeyboardInterrupt."""
         self._signals.handle_in_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            # Now: of a terminal that is gone nobody can say any more that it was one.
+            # Determined now: a closed terminal is no longer recognized as one.
             printing = [*_terminal_descriptors()]
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, printing)
         try:

@@ -1,10 +1,10 @@
-"""`flotilla join`: this machine as a further one of a run whose launcher is elsewhere.
+"""`flotilla join`: makes this machine a further machine of a run with a launcher elsewhere.
 
-It ends when the run's service has dismissed it. A run that has ended otherwise may be resumed, so
-it is waited for again.
+It ends when the run's service dismisses it. A run that ended otherwise may be resumed, so the
+command waits for it again.
 
-Both see the runs folder: the spec, the token and the certificates are taken from there, and none of
-them is on a command line."""
+Both machines share the runs folder: the spec, the token and the certificates are read from it and
+never appear on a command line."""
 
 import asyncio
 import time
@@ -30,15 +30,15 @@ from services.launcher.store.run_files import SPEC_FILE, log_path
 
 _LOOK_S = 0.5
 _HINT_S = 300.0
-# A machine that its service has dismissed ends so soon.
+# A machine that its service has dismissed ends within this time.
 _DISMISSED_S = 5.0
-# Ctrl-C and a scheduler reach a whole session: signals so close are one wish.
+# Ctrl-C and a scheduler signal a whole session: signals this close count as one.
 _SAME_SIGNAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """The user's request: be machine `machine` of `service`, whose first one is at `address`."""
+    """Request to be machine `machine` of `service`, whose first machine is at `address`."""
 
     address: str
     service: str
@@ -48,8 +48,8 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class JoinableRun:
-    """A run that is under way, by what its launcher has written of it. `identity` is the folder
-    that is removed when nothing of the run is left."""
+    """Active run, as recorded by its launcher. Its `identity` folder is removed once all its
+    processes are gone."""
 
     run_id: str
     plan: RunPlan
@@ -57,7 +57,7 @@ class JoinableRun:
 
 
 def join_run(request: JoinRequest) -> int:
-    """Be a machine of the run until its service dismisses it; return the exit code."""
+    """Serve as a machine of the run until its service dismisses it; return the exit code."""
     return asyncio.run(_join_until_over(request))
 
 
@@ -75,17 +75,17 @@ async def _join_until_over(request: JoinRequest) -> int:
         if code is not None:
             return code
         if not stop.is_set():
-            say(f"nothing is left of run {run.run_id} elsewhere; waiting for it to go on")
+            say(f"run {run.run_id} has ended elsewhere; waiting for it to be resumed")
 
 
 async def _leave_in_time(run: JoinableRun, stop: asyncio.Event, leave: asyncio.Event) -> None:
-    """Have this machine leave its run when it is stopped, or nothing is left of that elsewhere."""
+    """Set `leave` when this machine is stopped, or the run has ended elsewhere."""
     await run_unless(stop, _wait_until_over(run))
     leave.set()
 
 
 async def _wait_until_over(run: JoinableRun) -> None:
-    """Return when nothing is left of the run elsewhere, and who was dismissed has ended."""
+    """Return when the run has ended elsewhere and a dismissed process has had time to end."""
     while True:
         if not await asyncio.to_thread(run.identity.exists):
             await asyncio.sleep(_DISMISSED_S)
@@ -94,7 +94,7 @@ async def _wait_until_over(run: JoinableRun) -> None:
 
 
 async def _wait_for_run(request: JoinRequest) -> JoinableRun:
-    """Wait for a run with further machines of that service."""
+    """Wait for a run whose service has further machines."""
     hint_at = time.monotonic()
     while True:
         run = await asyncio.to_thread(find_joinable_run, request.runs, request.service)
@@ -107,12 +107,12 @@ async def _wait_for_run(request: JoinRequest) -> JoinableRun:
 
 
 def find_joinable_run(runs: Path, service: str) -> JoinableRun | None:
-    """Return the run, begun or resumed last, that has further machines of `service`."""
+    """Return the latest started or resumed run with further machines of `service`."""
     for run_id, folder in find_identities(runs):
         try:
             plan = parse_spec((runs / run_id / SPEC_FILE).read_text())
         except (FileNotFoundError, BadSpecError, ConfigError):
-            # Its launcher is about to write it.
+            # The run's launcher is about to write its spec.
             continue
         if plan.machines_of(service) > 1:
             return JoinableRun(run_id, plan, folder)
@@ -120,8 +120,8 @@ def find_joinable_run(runs: Path, service: str) -> JoinableRun | None:
 
 
 class _Membership:
-    """This machine in a run: one process, started again when it fails. It ends when `leave` is set,
-    and at once when `now` is."""
+    """Membership of this machine in a run: one process, restarted when it fails. It ends
+    gracefully when `leave` is set, and at once when `now` is set."""
 
     def __init__(
         self, request: JoinRequest, run: JoinableRun, leave: asyncio.Event, now: asyncio.Event
@@ -133,8 +133,8 @@ class _Membership:
         self._now = now
 
     async def keep_process(self) -> int | None:
-        """Return the exit code once the process has ended for good; None where it was ended, and
-        may be wanted again."""
+        """Return the exit code once the process has ended for good; None if it left and may be
+        needed again."""
         failures: list[float] = []
         while True:
             try:
@@ -156,17 +156,16 @@ class _Membership:
                 return None
 
     def _judge_failure(self, how: ExitStatus, failures: int) -> int | None:
-        """Say what has happened; return an exit code where another start would not help."""
-        told = f"{self._launch.name} {describe_exit(how)}"
+        """Report the failure; return an exit code if a restart would not help."""
+        text = f"{self._launch.name} {describe_exit(how)}"
         if how.code != EXIT_BAD_CONFIG and failures <= self._policy.max_restarts:
-            say(f"{told}; it is started again, see {self._launch.log}")
+            say(f"{text}; restarting it, see {self._launch.log}")
             return None
-        report_error(f"{told}. Its last lines:\n{how.tail}")
+        report_error(f"{text}. Its last lines:\n{how.tail}")
         return BAD_SPEC if how.code == EXIT_BAD_CONFIG else FAILED
 
     async def _run_process(self) -> tuple[ExitStatus, bool]:
-        """Run the process to its end; return how it ended, and True if this machine was to leave
-        before that."""
+        """Run the process to its end; return its exit, and True if `leave` was set before it."""
         unit = await self._processes.start_replica(self._launch)
         ended = asyncio.create_task(self._processes.wait_for_exit(unit))
         sent_away = not await wait_unless(self._leave, ended)
@@ -178,7 +177,7 @@ class _Membership:
 
 
 def _own_folder(request: JoinRequest, run: JoinableRun) -> Path:
-    """Return the folder of this machine alone: the run's is its first machine's."""
+    """Return this machine's own run folder; the shared one belongs to the first machine."""
     return request.runs.absolute() / f"{run.run_id}.nodes" / f"{request.service}-{request.machine}"
 
 
@@ -191,7 +190,7 @@ def _make_launch(request: JoinRequest, run: JoinableRun) -> LaunchSpec:
         *("--run-id", run.run_id),
         *("--run-dir", str(_own_folder(request, run))),
         *("--replica", str(request.machine)),
-        # Its host alone counts: machines join the Ray of that one, and call no service there.
+        # Only the host matters: machines join its Ray and call no service there.
         *("--peer", f"{request.service}={join_host_port(request.address, 0)}"),
         *("--token-file", str(run.identity / "token")),
         *("--tls-dir", str(run.identity / request.service)),

@@ -1,4 +1,4 @@
-"""Client of the launcher of a runs folder; starts one for as long as a command needs it."""
+"""Client of a runs folder's launcher; starts one while a command needs it."""
 
 import asyncio
 import os
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 
 LAUNCHER_LOG = "launcher.log"
 _POLL_S = 0.05
-# Ending what a dead launcher left running is part of a start.
+# A start includes ending the processes of a dead launcher.
 _START_TIMEOUT_S = 60.0
-# Should this command be killed, its launcher sees the run through and then goes.
+# If this command is killed, its launcher finishes the run and then exits.
 _IDLE_EXIT_S = 30.0
-# A launcher that has been away for so long is not waited for; its runs go on or end without us.
+# Longest wait for an absent launcher; its runs continue or end without this command.
 PATIENCE_S = 900.0
 _PAUSE_S = 2.0
-_ASK_S = 5.0
-# Of one call of StartRun, which is repeated: the launcher goes on with what the first one asked.
+_PROBE_S = 5.0
+# Deadline of one StartRun call; a repeated call joins the start that the first one began.
 _START_S = 15.0
-# How often a launcher here that has not answered yet is looked for.
+# Interval between liveness checks of a local launcher while a call waits.
 _LIVENESS_POLL_S = 0.5
-# What a call ends with that has found nobody, or nobody of its own CA.
+# Status of a call that found no server, or none with a certificate of the expected CA.
 _UNREACHABLE_CODES = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
-# What a call may end with that is worth another one.
+# Status of a call that is worth a retry.
 TRANSIENT_CODES = (*_UNREACHABLE_CODES, grpc.StatusCode.CANCELLED)
 T = TypeVar("T")
 
 
 class LauncherError(Exception):
-    """Raised when no launcher is available; the message says why."""
+    """Raised when no launcher is available; the message states the cause."""
 
 
 class LauncherGoneError(LauncherError):
@@ -62,7 +62,7 @@ class LauncherGoneError(LauncherError):
 
 @dataclass(slots=True)
 class LauncherConnection:
-    """A connected launcher. `own` is its process if this command started it."""
+    """Connection to a launcher. `own` is its process if this command started it."""
 
     runs: Path
     stub: "RunServiceAsyncStub"
@@ -70,14 +70,13 @@ class LauncherConnection:
     own: asyncio.subprocess.Process | None
 
     def is_alive(self) -> bool:
-        """Return whether a retry is worthwhile. A remote launcher always counts as alive:
-        nothing here can tell."""
+        """Return whether a retry is worthwhile. A remote launcher always counts as alive: its
+        death is not visible from here."""
         return self.address.elsewhere or launcher_address.read_address(self.runs) == self.address
 
     async def await_answer(self, call: Awaitable[T]) -> T:
-        """Await the answer to a call, however long it takes. If the launcher is absent, gRPC
-        waits until the deadline; the death of a local one is noticed within a second. Raises
-        LauncherGoneError."""
+        """Await the answer to a call until its deadline. The death of a local launcher is
+        detected within a second. Raises LauncherGoneError."""
         answer = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait({answer}, timeout=_LIVENESS_POLL_S))[0]:
@@ -94,21 +93,21 @@ class LauncherConnection:
     def make_gone_error(self) -> LauncherGoneError:
         return LauncherGoneError(
             f"the launcher (process {self.address.pid}) has died, see"
-            f" {self.runs / LAUNCHER_LOG}; its runs"
-            " go on, and the same command again starts another launcher, which takes them over"
+            f" {self.runs / LAUNCHER_LOG}; its runs continue. Repeat the command to start"
+            " another launcher, which takes them over"
         )
 
     async def is_answering(self) -> bool:
-        """Probe whether the launcher answers. A stream cannot tell: with an absent launcher it
-        stays silent until its deadline, as with a quiet run. Raises LauncherGoneError."""
+        """Return whether the launcher answers. A stream does not show it: it is silent until its
+        deadline both without a launcher and for a quiet run. Raises LauncherGoneError."""
         try:
-            await self.await_answer(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S))
+            await self.await_answer(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_PROBE_S))
         except grpc.aio.AioRpcError as error:
             return rpc.service_error(error) is not None
         return True
 
     def cancel_command(self, request_id: str) -> str:
-        """Format the command that ends what a request began."""
+        """Format the command that cancels a request."""
         return command_hints.format_command("cancel", request_id, runs=self.runs)
 
 
@@ -124,20 +123,20 @@ class ReconnectDeadline:
         self._deadline = time.monotonic() + PATIENCE_S
 
     async def retry_after_cut(self, error: grpc.aio.AioRpcError) -> None:
-        """Wait before reopening a stream that was cut, unless the launcher answers already.
-        Raises LauncherError when the deadline has passed."""
+        """Wait before reopening a broken stream, unless the launcher answers already. Raises
+        LauncherError when the deadline has passed."""
         if await self._connection.is_answering():
             self.note_answer()
         else:
             await self.wait_before_retry(error)
 
     async def wait_before_retry(self, error: grpc.aio.AioRpcError) -> None:
-        """Wait briefly before the next try. Raises LauncherError when the launcher is dead or
-        the deadline has passed."""
+        """Wait briefly before a retry. Raises LauncherError when the launcher is dead or the
+        deadline has passed."""
         if not self._connection.is_alive():
             raise self._connection.make_gone_error() from error
         if time.monotonic() > self._deadline:
-            raise LauncherError("the launcher is gone; its runs are not ended by that") from error
+            raise LauncherError("the launcher is gone; its runs may continue without it") from error
         await asyncio.sleep(_PAUSE_S)
 
 
@@ -155,20 +154,20 @@ async def start_run(connection: LauncherConnection, request: pb.StartRunRequest)
 
 
 def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Describe the failure of a call; for a remote launcher also what to check."""
+    """Describe the failure of a call; for a remote launcher, include what to check."""
     known = rpc.service_error(error)
     text = known.message if known else f"{error.code().name}: {error.details()}"
     if launcher_address.address_from_environment() is None:
         return text
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return (
-            f"{text}: {launcher_address.REMOTE_VARIABLE} is not what the launcher's launcher.json"
-            " holds today; copy it again"
+            f"{text}: {launcher_address.REMOTE_VARIABLE} differs from the launcher's current"
+            " launcher.json; copy it again"
         )
     if known is None and error.code() in _UNREACHABLE_CODES:
         return (
             f"the launcher that {launcher_address.REMOTE_VARIABLE} names does not answer ({text}):"
-            " see that it runs and is reached from here, and whether its launcher.json has changed"
+            " check that it runs, is reachable from here, and has the same launcher.json"
         )
     return text
 
@@ -177,7 +176,7 @@ def describe_failure(error: grpc.aio.AioRpcError) -> str:
 async def connect_to_launcher(
     runs: Path, interrupts: Interrupts, *, start: bool
 ) -> AsyncGenerator[LauncherConnection]:
-    """Connect to the launcher that FLOTILLA_LAUNCHER names, else to that of `runs`. With
+    """Connect to the launcher that FLOTILLA_LAUNCHER names, else to the one of `runs`. With
     `start`, start one if none runs, and stop it at the end unless it has other work. Raises
     LauncherError."""
     address, own = (
@@ -205,8 +204,8 @@ async def connect_to_launcher(
 
 
 async def _spawn_launcher(runs: Path) -> asyncio.subprocess.Process:
-    """Start a launcher in a session of its own, so that a Ctrl-C in this terminal does not
-    reach it."""
+    """Start a launcher in its own session, so that a Ctrl-C in this terminal does not reach
+    it."""
     options = ("--runs", str(runs), "--idle-exit", str(_IDLE_EXIT_S))
     with (runs / LAUNCHER_LOG).open("ab") as log:
         return await asyncio.create_subprocess_exec(
@@ -219,8 +218,8 @@ async def _spawn_launcher(runs: Path) -> asyncio.subprocess.Process:
 
 
 async def _wait_until_serving(runs: Path, own: asyncio.subprocess.Process) -> LauncherAddress:
-    """Wait until the launcher serves. If another process's launcher came up first, its address
-    is returned."""
+    """Wait until a launcher serves and return its address: that of `own`, or of another one
+    that started first."""
     log = runs / LAUNCHER_LOG
     for _ in range(int(_START_TIMEOUT_S / _POLL_S)):
         address = launcher_address.read_address(runs)
@@ -228,21 +227,21 @@ async def _wait_until_serving(runs: Path, own: asyncio.subprocess.Process) -> La
             return address
         if own.returncode is not None and own.returncode < 0:
             number = signal.Signals(-own.returncode).name
-            raise LauncherGoneError(f"the launcher was ended by {number} as it started; see {log}")
+            raise LauncherGoneError(f"the launcher was killed by {number} at startup; see {log}")
         if own.returncode is not None and own.returncode != 0:
             raise LauncherError(f"the launcher did not start:\n{read_last_lines(log)}")
         await asyncio.sleep(_POLL_S)
-    raise LauncherError(f"the launcher does not answer after {_START_TIMEOUT_S:g} s; see {log}")
+    raise LauncherError(f"the launcher did not answer within {_START_TIMEOUT_S:g} s; see {log}")
 
 
 async def _has_other_work(connection: LauncherConnection) -> bool:
-    """Return whether the launcher has runs that others wait for, or leftovers of a run to
-    watch. It exits by itself once it has neither."""
+    """Return whether the launcher has active runs, or suspected remains of a run to search for.
+    Once it has neither, it exits on its own."""
     try:
-        call = connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S)
+        call = connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_PROBE_S)
         answer = await connection.await_answer(call)
     except (grpc.aio.AioRpcError, LauncherGoneError):
-        # It is not there any more, or stuck: stopping it is right either way.
+        # It is gone or stuck: stopping it is right either way.
         return False
     return any(needs_launcher(run) for run in answer.runs)
 
@@ -256,8 +255,8 @@ def needs_launcher(run: pb.Run) -> bool:
 
 
 async def _stop_launcher(own: asyncio.subprocess.Process, interrupts: Interrupts) -> None:
-    """Stop the launcher by SIGTERM, which drains its runs; on a second Ctrl-C send another,
-    which ends them at once."""
+    """Stop the launcher by SIGTERM, which drains its runs; on a second Ctrl-C send another
+    SIGTERM, which ends them at once."""
     with suppress(ProcessLookupError):
         own.terminate()
     if await run_unless(interrupts.second, own.wait()) is None:

@@ -11,21 +11,21 @@ _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 class LogPrinter:
-    """Printer of log lines as they come. `as_json`: one object a line, in a pipe too."""
+    """Printer of log lines. `as_json`: one JSON object a line, which is the default in a pipe."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._console = Terminal()
         self._as_json = as_json or not self._console.is_terminal
 
     def print_line(self, source: str, text: str) -> None:
-        """Print a line of the log `source`. A line that is not JSON comes from a library, or is
-        part of a traceback."""
+        """Print a line of the log `source`. It may not be JSON: libraries and tracebacks write
+        plain lines."""
         event = _parse_event(text)
         if self._as_json:
-            told = {"source": source, **(event or {"event": text})}
-            # The log that it stands in, whatever the line says.
-            told["source"] = source
-            say_json(told)
+            line = {"source": source, **(event or {"event": text})}
+            # The name of the log overrides a key of the line.
+            line["source"] = source
+            say_json(line)
             return
         shown = text if event is None else format_event(event)
         self._console.print(

@@ -1,4 +1,4 @@
-"""`flotilla logs`: the last lines of the logs of a run's services, and new ones as they come."""
+"""`flotilla logs`: prints the last log lines of a run's services, and follows new ones."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _STREAM_S = 60.0
 def show_logs(
     run_id: str, service: str, runs: Path, *, follow: bool, lines: int, as_json: bool
 ) -> int:
-    """Print the last log lines, and for a live run new ones as they come."""
+    """Print the last log lines of a run; with `follow`, new ones until the run ends."""
     printer = LogPrinter(as_json=as_json)
 
     async def tail_logs(known: RunSource, interrupts: Interrupts) -> int:
@@ -66,8 +66,8 @@ async def _stream_logs(
     positions: dict[str, int],
     printer: LogPrinter,
 ) -> bool:
-    """Print lines until the run ends, and resume each cut stream at its position. Return False
-    if the launcher is gone and another may take over."""
+    """Print lines until the run ends, and resume each broken stream at its position. Return
+    False if the launcher is gone and another one may take over."""
     patience = ReconnectDeadline(connection)
     while True:
         request.after_bytes.clear()

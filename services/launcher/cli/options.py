@@ -1,4 +1,4 @@
-"""Options that several commands of `flotilla` take, and their defaults."""
+"""Options shared by several `flotilla` commands, and their defaults."""
 
 import math
 import os
@@ -16,10 +16,10 @@ _GRACE_MAX_S = 7 * 86400.0
 
 
 def _check_folder(path: Path) -> Path:
-    """Accept a folder that exists or can be made."""
+    """Return a folder that exists or can be created. Raises BadParameter."""
     there = next((each for each in (path, *path.absolute().parents) if os.path.lexists(each)), path)
     if not there.is_dir():
-        raise typer.BadParameter(f"{there} is no folder")
+        raise typer.BadParameter(f"{there} is not a folder")
     return path
 
 
@@ -29,7 +29,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= _GRACE_MAX_S:
-        raise typer.BadParameter(f"{text!r}: give seconds, from 0 to {_GRACE_MAX_S:g}")
+        raise typer.BadParameter(f"{text!r} is not a number of seconds from 0 to {_GRACE_MAX_S:g}")
     return value
 
 
@@ -41,10 +41,10 @@ class GpuSizes:
 
 
 def parse_gpus(text: str) -> GpuSizes:
-    """Parse `4x80GB`, by the GB that GPUs are sold by."""
+    """Parse `4x80GB`; vendors' GB are GiB."""
     found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})(GB)?", text, re.IGNORECASE)
     if found is None:
-        raise typer.BadParameter(f"{text!r}: give their number and memory, as in 4x80GB")
+        raise typer.BadParameter(f"{text!r}: write number and memory, such as 4x80GB")
     return GpuSizes((int(found[2]) * 2**30,) * int(found[1]))
 
 
@@ -53,7 +53,7 @@ Runs = Annotated[
     typer.Option("--runs", help="Folder of all runs.", show_default=True, callback=_check_folder),
 ]
 Grace = Annotated[
-    float, typer.Option("--grace", parser=_seconds, help="Seconds that draining may take.")
+    float, typer.Option("--grace", parser=_seconds, help="Longest drain, in seconds.")
 ]
 Gpus = Annotated[
     GpuSizes | None,
@@ -62,31 +62,32 @@ Gpus = Annotated[
         parser=parse_gpus,
         metavar="NxGB",
         show_default=False,
-        help="Judge memory by one machine with these GPUs, as in 4x80GB, whatever there is.",
+        help="Check memory against one machine with these GPUs, such as 4x80GB.",
     ),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Go as soon as the run has begun; it goes on.")
+    bool, typer.Option("--detach", help="Return as soon as the run has started; it continues.")
 ]
 Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with the newest run of this spec, with RUN, or from the URL that its"
-        " checkpoints are uploaded to. What the spec says other than the run is named first.",
+        help="Resume the newest run of this spec, the run RUN, or the upload at URL. If the"
+        " spec differs from the run's, the differences are listed and nothing starts.",
     ),
 ]
 ResumedRun = Annotated[
     str | None, typer.Argument(metavar="[RUN|URL]", help="The run to resume: an id, or `newest`.")
 ]
 Update = Annotated[
-    bool, typer.Option("--update", help="With --resume: the run takes what the spec says today.")
+    bool,
+    typer.Option("--update", help="With --resume: apply the spec's current values to the run."),
 ]
 AcceptLoss = Annotated[
     bool,
     typer.Option(
         "--accept-loss",
-        help="With --resume: give up what the run's journal has lost, count it as"
-        " lost_with_disk, and go on from what is whole.",
+        help="With --resume: accept data loss in the run's journal, count it as lost_with_disk,"
+        " and resume from the intact state.",
     ),
 ]

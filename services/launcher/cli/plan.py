@@ -1,4 +1,4 @@
-"""`flotilla plan`: the machines and prices of a spec; starts nothing."""
+"""`flotilla plan`: shows the machines and prices of a spec, without starting it."""
 
 import asyncio
 import shlex
@@ -22,7 +22,7 @@ from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
 OK, BAD_SPEC = 0, 2
-# Stands for the launcher in names: files are the same wherever they are made.
+# Placeholder for the launcher's name, so that the files do not depend on where they are made.
 _OWNER = "run"
 
 
@@ -35,7 +35,7 @@ def print_plan(
     one_machine: bool,
     gpus: tuple[int, ...] = (),
 ) -> int:
-    """Print the plan; write its files to `out`, or print them too."""
+    """Print the plan; write its files to `out`, or print them if it is None."""
     try:
         spec = load_spec(path, overrides)
         read = parse_spec(canonical_json(spec))
@@ -57,7 +57,7 @@ def print_plan(
 
 
 async def _check(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
-    """Have the services check the spec; return what it says of memory. Raises BadSpecError."""
+    """Let the services check the spec; return lines about memory. Raises BadSpecError."""
     _, lines = await asyncio.gather(
         spec_check.check_spec(read), plan_memory.describe_memory(read, runs, gpus)
     )
@@ -72,10 +72,10 @@ def _write_files(out: Path, head: str, found: Mapping[str, str]) -> None:
 
 
 def format_header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:
-    """Format the comment at the head of a file: the command that generates it."""
+    """Format the header comment of a file: the command that generates it."""
     flag = ("--one-machine",) if one_machine else ()
     words = ("flotilla", "plan", str(path), *overrides, *flag, "--out", str(out))
-    # A value may have lines.
+    # An override's value may contain newlines.
     return "".join(f"# {line}\n" for line in f"Made by: {shlex.join(words)}".splitlines())
 
 
@@ -88,8 +88,8 @@ def make_task_files(
     *,
     one_machine: bool,
 ) -> dict[str, str]:
-    """Return SkyPilot's task files by name; `spec` and `read` include the overrides. Further
-    replicas of a service differ from its first only in their number."""
+    """Return SkyPilot's task files by name; `spec` and `read` include the overrides. Each service
+    has one file: its further replicas differ only in their number."""
     if one_machine:
         task = whole_run_task(str(path), spec, read.config, overrides)
         return {f"{read.name}.yaml": cost_estimate.dump_yaml([task])}
@@ -110,8 +110,8 @@ def make_task_files(
 
 
 def _check_resources(read: RunPlan) -> None:
-    """Check the requested resources of all services at once, because asking the services
-    themselves takes seconds. Raises BadSpecError with all problems."""
+    """Check the requested resources of all services, before the slower checks by the services
+    themselves. Raises BadSpecError with all problems."""
     problems = [
         text for s in SERVICES for text in machine_candidates.check_candidates(read.config.sky, s)
     ]
@@ -149,7 +149,7 @@ def _print_services(read: RunPlan, runs: Path) -> None:
         prices[service] = offer.dollars_per_hour or 0.0
         known = known and offer.dollars_per_hour is not None
     total = budget.hourly_cost(prices, read.config.replica_counts())
-    beyond = "" if known else ", and what is not known" if total else ""
+    beyond = "" if known else ", plus unknown prices" if total else ""
     say(f"  in total: {_format_price(total if total or known else None)}{beyond}")
     for line in _format_limits(read.config, prices, total):
         say(f"  {line}")
@@ -157,15 +157,15 @@ def _print_services(read: RunPlan, runs: Path) -> None:
         say(f"warning: {warning}")
     if read.config.backend != "sky":
         say(
-            'note: launcher.backend is "local": flotilla train starts this on this machine;'
-            " --launcher.backend=sky starts it on those"
+            'note: launcher.backend is "local": flotilla train starts the run on this machine;'
+            " --launcher.backend=sky starts it on the machines above"
         )
 
 
 def _format_limits(
     config: LauncherConfig, prices: Mapping[str, float], total: float
 ) -> Iterator[str]:
-    """Yield the cost limits of the run, if its price is at least partly known."""
+    """Yield lines about the run's cost limits, if its price is at least partly known."""
     if not total:
         return
     parts = budget.cost_by_service(prices, config.replica_counts(), config.max_hours)
@@ -195,4 +195,4 @@ def _make_launch(read: RunPlan, runs: Path, key: ReplicaKey) -> LaunchSpec:
 
 
 def _format_price(price: float | None) -> str:
-    return "price not known" if price is None else f"${price:.2f}/h"
+    return "price unknown" if price is None else f"${price:.2f}/h"

@@ -1,4 +1,4 @@
-"""Memory in `flotilla plan`: what ranks and engines take, against the GPUs that they get."""
+"""Memory check of `flotilla plan`: the needs of ranks and engines against their GPUs."""
 
 import os
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from services.launcher.run_plan import BadSpecError, RunPlan
 
 
 async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
-    """Return what a plan says of memory, on the machines it asks for or on one with these GPUs.
+    """Return lines about memory on the requested machines, or on one machine with these GPUs.
 
     Raises BadSpecError for a run that does not fit."""
-    # A plan needs no network: what the hub's cache lacks is not fetched.
+    # A plan works offline: files missing from the hub's cache are not fetched.
     context = make_run_context(read, runs, {**os.environ, "HF_HUB_OFFLINE": "1"})
     sections, _ = await read_sections(context)
     context = replace(context, sections=sections, gpus=gpus)
@@ -36,7 +36,7 @@ async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> S
 def _explain(model: str, finding: Finding) -> str:
     if Path(model).is_dir():
         return finding.detail
-    return f"for no config.json of {model} is here; `flotilla doctor` fetches it"
+    return f"the config.json of {model} is not on this machine; `flotilla doctor` fetches it"
 
 
 def _judge(context: RunContext, needs: MemoryNeeds) -> Sequence[Finding]:

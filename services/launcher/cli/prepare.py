@@ -1,5 +1,5 @@
-"""Execution of a spec's `[[prepare]]` commands whose results are missing or out of date, with
-progress shown."""
+"""Execution of a spec's `[[prepare]]` commands with missing or outdated results, with a progress
+display."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ __all__ = ["PrepareError", "parse_prepare_tables", "run_prepare_commands"]
 async def run_prepare_commands(
     spec: dict[str, Any], console: Terminal, interrupts: Interrupts, *, refresh: bool
 ) -> None:
-    """Make what is missing and, with `refresh`, what is out of date. A resumed run keeps the
-    results it began with. Raises PrepareError, InterruptedByUserError."""
+    """Make missing results and, with `refresh`, outdated ones. A resumed run keeps the results
+    with which it began. Raises PrepareError, InterruptedByUserError."""
     config = parse_config(
         LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher"
     )
@@ -34,7 +34,7 @@ async def run_prepare_commands(
             continue
         message = prepare.message or f"Making {prepare.creates}"
         if console.is_terminal:
-            # A text, or it would be taken for markup.
+            # A plain string would be interpreted as markup.
             with console.status(Text(message)):
                 await interrupts.unless_interrupted(execute_command(prepare, options))
         else:

@@ -18,7 +18,7 @@ from services.launcher.cli.run_view import STATE_NAMES, RunBoard, alarm_text, du
 from services.launcher.cli.terminal import Terminal
 
 TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
-# Metric, heading and format of the numbers shown, in this order, where the learner sends them.
+# Metric, heading and format of the displayed numbers, in this order.
 _NUMBERS = (
     (TRAINING, "training pass@1", "{:.1%}"),
     ("reward/avg_raw_reward", "reward", "{:.3f}"),
@@ -40,7 +40,7 @@ class _Output:
     """Standard output that reports a closed terminal as a broken pipe."""
 
     def __init__(self) -> None:
-        # A live display puts itself in its place.
+        # A live display replaces sys.stdout.
         self._stream = sys.stdout
 
     def write(self, text: str) -> int:
@@ -64,8 +64,8 @@ def _to_pipe_error(error: OSError) -> OSError:
 
 
 class RunConsole(Terminal):
-    """Console that falls silent when its reader is gone: a run does not end because `tee` or
-    the terminal did."""
+    """Console that falls silent when its reader is gone: the end of `tee` or the terminal must not
+    end a run."""
 
     def __init__(self) -> None:
         super().__init__(file=cast(IO[str], _Output()))
@@ -116,7 +116,7 @@ class PlainView:
 
 
 class LiveView:
-    """View with a progress bar and a table that stay in place; lines scroll by above them."""
+    """View with a fixed progress bar and table; lines scroll above them."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -160,7 +160,7 @@ def _draw_progress(board: RunBoard) -> Table:
 
 
 def _draw_alarms(board: RunBoard) -> list[Text]:
-    """Render one line per alarm; the scrolled lines have shown all of them in full."""
+    """Render one line per alarm; the scrolled lines show the full texts."""
     alarms = sorted(board.alarms.values(), key=lambda alarm: -alarm.severity)
     lines = [
         Text(alarm_text(alarm), style=ALARM_STYLES[alarm.severity], no_wrap=True)
@@ -176,6 +176,6 @@ def open_view(console: Terminal) -> Generator[ProgressView]:
     if not console.is_terminal:
         yield PlainView(console)
         return
-    # Events come about once a second; more often would only cost CPU that the run needs.
+    # No refresh between events, about one a second: it would cost CPU that the run needs.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveView(live)

@@ -1,4 +1,4 @@
-"""Commands that show what is known of runs, and change nothing of them."""
+"""Read-only commands about runs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,13 +18,13 @@ def status(
         str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; see docs/running.md.")
+        bool, typer.Option("--json", help="Print one JSON object; see docs/running.md.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all runs, or one run with its services and its numbers.
+    """Show all runs, or one run with its services and metrics.
 
-    Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else the runs of `--runs`.
     """
     from services.launcher.cli import status as command
 
@@ -37,19 +37,22 @@ def logs(
         str, typer.Argument(help="env_gateway, learner or rollout; all when absent.")
     ] = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Follow new lines until the run ends.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="Last lines to begin with.")
+        int,
+        typer.Option(
+            "--lines", "-n", min=0, max=1_000_000, help="Number of last lines to print first."
+        ),
     ] = 50,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, as in a pipe.")
+        bool, typer.Option("--json", help="Print one JSON object a line, as in a pipe.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Print what the services of a run have logged.
+    """Print the logs of a run's services.
 
-    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else the runs of `--runs`.
     """
     from services.launcher.cli import logs as command
 
@@ -61,33 +64,37 @@ def logs(
 def show(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Attempts that this step trained on.")
+        int | None, typer.Option("--step", min=0, help="Only attempts that this step trained on.")
     ] = None,
-    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Attempts of this group.")] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Only this environment.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
     passed: Annotated[
         bool | None,
-        typer.Option("--passed/--failed", help="Rewards of at least 1; or everything else."),
+        typer.Option(
+            "--passed/--failed",
+            help="Only attempts with a reward of at least 1; or only all others.",
+        ),
     ] = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="At most so many attempts.")] = 3,
+    count: Annotated[int, typer.Option("-n", min=1, help="Maximum number of attempts.")] = 3,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own by default."),
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Whole answers of tools that the policy saw cut.")
+        bool,
+        typer.Option("--whole", help="Show in full the tool results truncated for the policy."),
     ] = False,
     tasks: Annotated[
-        bool, typer.Option("--tasks", help="Tasks that are parked or quarantined instead.")
+        bool, typer.Option("--tasks", help="Show the parked and quarantined tasks instead.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show what the agent did: prompt, turns, observations, reward and checks.
+    """Show attempts of the agent: prompt, turns, observations, reward and checks.
 
-    Attempts whose text is kept come first, the newest before older ones. Checkpoints drop the
-    text of attempts that are trained, but for the first group of each step.
+    Attempts with their text come first, then the newest first. Checkpoints drop the text of trained
+    attempts, except for the first group of each step.
 
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
     """
     from services.launcher.cli import show as command
 
@@ -104,11 +111,11 @@ def inspect(
         str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0 is any free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0: any free port.")
     ] = 0,
     browse: Annotated[
         bool,
-        typer.Option("--browser/--no-browser", help="Open it in this machine's browser."),
+        typer.Option("--browser/--no-browser", help="Open the page in a browser on this machine."),
     ] = False,
     bundle: Annotated[
         Path | None,
@@ -116,22 +123,22 @@ def inspect(
     ] = None,
     step: Annotated[
         list[int] | None,
-        typer.Option("--step", min=0, help="A step to bundle; may be repeated (the newest)."),
+        typer.Option("--step", min=0, help="Step to bundle; repeatable. Default: the newest."),
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
     """Show runs in a browser: curves, groups, episodes, and every token with its numbers.
 
-    The page is on loopback, and its address carries a token that is new at each start. Works on
-    running and finished runs; a page left open for hours costs the learner nothing. `--bundle`
-    makes a file for a colleague, who needs neither Flotilla nor the run.
+    The page is served on loopback; its address includes a token that changes at each start. Works
+    for running and finished runs, and an open page does not slow the learner. `--bundle` writes a
+    file for a colleague, who needs neither Flotilla nor the run.
 
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
     """
     from services.launcher.cli import inspect as command
 
     if bundle is None and step:
-        raise typer.BadParameter("--step goes with --bundle")
+        raise typer.BadParameter("--step requires --bundle")
     if bundle is None:
         raise typer.Exit(command.inspect_runs(run, runs, port=port, browse=browse))
     raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or []))
@@ -139,23 +146,23 @@ def inspect(
 
 def export(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to create; must not exist.")],
     step: Annotated[
         int | None,
-        typer.Option("--step", min=0, help="Step of a checkpoint; the newest if absent."),
+        typer.Option("--step", min=0, help="Step of the checkpoint. Default: the newest."),
     ] = None,
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="The adapters of learner.lora alone, for PEFT.")
+        bool, typer.Option("--adapters", help="Write only the adapters of learner.lora, for PEFT.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Write the model of a run in Hugging Face's format, for transformers and vLLM.
 
-    With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
-    that is complete has that of its last step in `runs/RUN_ID/model`. Adapters of `learner.lora`
-    are merged in, unless `--adapters` asks for them alone.
+    Includes the tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` verifies
+    it. A completed run already has its final model in `runs/RUN_ID/model`. Adapters of
+    `learner.lora` are merged, unless `--adapters` selects only them.
 
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
     """
     from services.launcher.cli import export as command
 
@@ -164,26 +171,26 @@ def export(
 
 def export_trajectories(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to create; must not exist.")],
     form: Annotated[
         Literal["parquet", "datasets"],
-        typer.Option("--format", help="All numbers in a file, or a folder for `load_dataset`."),
+        typer.Option("--format", help="One file with all numbers, or a folder for `load_dataset`."),
     ] = "parquet",
-    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Only this environment.")] = None,
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Attempts that this step counted.")
+        int | None, typer.Option("--step", min=0, help="Only attempts counted by this step.")
     ] = None,
     passed: Annotated[
-        bool, typer.Option("--passed", help="Attempts with a reward of at least 1 alone.")
+        bool, typer.Option("--passed", help="Only attempts with a reward of at least 1.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Write the episodes of a run: conversations with tool calls, rewards, tokens.
 
     `datasets` is for supervised training elsewhere: `load_dataset(DIR)` has `messages` in its rows.
-    Attempts whose tokens were pruned, and of which no dump is kept, are left out and counted.
+    Attempts with pruned tokens and no dump are omitted and counted.
 
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
     """
     from services.launcher.cli import export_trajectories as command
 

@@ -27,7 +27,9 @@ def reap_orphans(runs: Path, *, dry_run: bool) -> int:
         try:
             found = await interrupts.unless_interrupted(_send_reap(connection, request))
         except InterruptedByUserError:
-            print_text("Stopping. A launcher that goes on may still end what it has found.")
+            print_text(
+                "Interrupted. A launcher that keeps running may still end the orphans it found."
+            )
             return INTERRUPTED
         _print_orphans(found, runs, dry_run=dry_run)
         return FAILED if found.suspected_run_ids or found.unreachable else OK
@@ -40,11 +42,11 @@ def _print_orphans(found: pb.ReapResponse, runs: Path, *, dry_run: bool) -> None
         print_text(f"{'would end' if dry_run else 'ended'} {text}")
     for run_id in found.suspected_run_ids:
         look = command_hints.format_command("status", run_id, runs=runs)
-        print_text(f"run {run_id} may have left something: {look} says what")
+        print_text(f"run {run_id} may have left something behind: {look} shows it")
     for text in found.unreachable:
-        print_text(f"cannot be asked: {text}")
+        print_text(f"unreachable: {text}")
     if not (found.reaped or found.suspected_run_ids):
-        print_text("nothing runs of no run")
+        print_text("no orphaned resources")
 
 
 async def _send_reap(connection: LauncherConnection, request: pb.ReapRequest) -> pb.ReapResponse:

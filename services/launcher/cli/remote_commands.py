@@ -1,4 +1,4 @@
-"""Commands for a launcher elsewhere: `flotilla submit`, `watch`, `cancel`, `reap` and `join`."""
+"""Commands for a remote launcher: `flotilla submit`, `watch`, `cancel`, `reap` and `join`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,24 +20,27 @@ def submit(
     context: typer.Context,
     spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
     request_id: Annotated[
-        str, typer.Option("--request-id", help="Your name for this request; again, the same run.")
+        str,
+        typer.Option(
+            "--request-id", help="Your id of this request; a repeat follows the same run."
+        ),
     ],
     resume: Annotated[
-        str, typer.Option("--resume", help="Id of the run to go on with; not `newest`.")
+        str, typer.Option("--resume", help="Id of the run to resume; not `newest`.")
     ] = "",
     summary: Annotated[
-        Path | None, typer.Option("--summary", help="File to append a summary in Markdown to.")
+        Path | None, typer.Option("--summary", help="File to which a Markdown summary is appended.")
     ] = None,
     detach: Detach = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Start a run at a launcher elsewhere, and follow it.
+    """Start a run at a remote launcher, and follow it.
 
-    FLOTILLA_LAUNCHER holds the content of that launcher's `runs/launcher.json`; without it, it is
-    the launcher of `--runs`. Any key of the spec can be changed, as with `train`. Ctrl-C, and the
-    end of the terminal, only stop following: the run goes on, `flotilla watch` follows it again and
-    `flotilla cancel` stops it. Exit code: 0 completed, or begun with `--detach`, 1 failed or
-    stopped, 2 bad spec, 130 interrupted.
+    FLOTILLA_LAUNCHER holds the content of that launcher's `runs/launcher.json`; if it is unset, the
+    launcher of `--runs` is used. Options override keys of the spec, as for `train`. Ctrl-C, or
+    closing the terminal, only stops following: the run continues, `flotilla watch` follows it again
+    and `flotilla cancel` stops it. Exit code: 0 completed, or started with `--detach`; 1 failed or
+    stopped; 2 bad spec; 130 interrupted.
     """
     from services.launcher.cli import submit as command
 
@@ -51,11 +54,11 @@ def watch(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")] = "newest",
     runs: Runs = RUNS,
 ) -> None:
-    """Follow a run to its end, whoever started it, and print what it came to.
+    """Follow any run to its end, and print its result.
 
-    Ctrl-C only stops watching. At the launcher that FLOTILLA_LAUNCHER names, as for `submit`;
-    without it, in `--runs`, where a run whose launcher died is given another. Exit code: 0
-    completed, 1 failed or stopped, 130 interrupted.
+    Ctrl-C only stops watching. Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does,
+    else the runs of `--runs`, where a new launcher replaces a dead one. Exit code: 0 completed; 1
+    failed or stopped; 130 interrupted.
     """
     from services.launcher.cli import watch as command
 
@@ -63,13 +66,13 @@ def watch(
 
 
 def cancel(
-    request_id: Annotated[str, typer.Argument(help="That of `flotilla submit`.")],
+    request_id: Annotated[str, typer.Argument(help="The request id given to `flotilla submit`.")],
     grace: Grace = GRACE_S,
     runs: Runs = RUNS,
 ) -> None:
-    """Stop the run that a `flotilla submit` began; if it began none, it never will.
+    """Stop the run that a `flotilla submit` started, or prevent it from ever starting one.
 
-    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else that of `--runs`.
     """
     from services.launcher.cli import cancel as command
 
@@ -78,15 +81,15 @@ def cancel(
 
 def reap(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="End nothing: say what would be ended, and why.")
+        bool, typer.Option("--dry-run", help="End nothing; list what would be ended, and why.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """End what runs of no run, and name runs that may have left something: then it exits with 1.
+    """End orphaned resources, and list runs that may have left something; then exit with 1.
 
-    By the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, by that of `--runs`.
-    Without a launcher one is started, and goes again; but not for `--dry-run`, because launchers
-    end at their start what a dead one has left.
+    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else that of `--runs`. If none
+    runs, one is started for the time of the command; but not for `--dry-run`, because a launcher
+    ends orphans when it starts.
     """
     from services.launcher.cli import reap as command
 
@@ -94,25 +97,27 @@ def reap(
 
 
 def join(
-    address: Annotated[
-        str, typer.Argument(help="IP address of the machine where the launcher is.")
-    ],
+    address: Annotated[str, typer.Argument(help="IP address of the launcher's machine.")],
     machine: Annotated[
         int,
-        typer.Option("--machine", min=1, help="Its number among the replica's; 0 is the first."),
+        typer.Option(
+            "--machine",
+            min=1,
+            help="Number of this machine in the replica; machine 0 is the launcher's.",
+        ),
     ],
     service: Annotated[
-        Literal["learner", "rollout"], typer.Option("--service", help="Whose machine this is.")
+        Literal["learner", "rollout"], typer.Option("--service", help="Service of the replica.")
     ] = "learner",
     runs: Runs = RUNS,
 ) -> None:
-    """Be a further machine of the run in `--runs`, a folder that the launcher's machine shares.
+    """Serve as a further machine of the run in `--runs`, a folder shared with the launcher.
 
-    Waits for the run, and ends when the service has ended in order; a run that has failed may be
-    resumed, and is waited for again. SIGTERM and Ctrl-C leave in good order: the service is told
-    first. Exit code: 0, or 1 where the process here fails again and again, 2 where it is refused.
-    The run's spec has `launcher.local.network = "private"`, and the number of machines in
-    `learner.rank.nodes` or `rollout.engine.nodes`.
+    Waits for the run, and ends when the service has ended gracefully; after a failure it waits for
+    the run to be resumed. SIGTERM and Ctrl-C leave gracefully, after notice to the service. Exit
+    code: 0; 1 if the process here keeps failing; 2 if it is refused. The run's spec must set
+    `launcher.local.network = "private"`, and the number of machines in `learner.rank.nodes` or
+    `rollout.engine.nodes`.
     """
     from services.launcher.cli import join as command
 

@@ -1,4 +1,4 @@
-"""Recovery of a run that has lost data: from its upload, or from what is left here."""
+"""Recovery of a run that has lost data: from its upload, or from its intact local files."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from services.launcher.security.env_filter import STORE_VARIABLES
 
 
 class RestoreFailedError(Exception):
-    """Raised when the run cannot be resumed from there; the message says why."""
+    """Raised when the run cannot be recovered; the message states the cause."""
 
 
 def is_url(run: str) -> bool:
@@ -24,7 +24,7 @@ def is_url(run: str) -> bool:
 def restore_run(
     url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Terminal
 ) -> str:
-    """Restore the run of a URL into the runs folder and return its id. Raises
+    """Restore the run uploaded to a URL into the runs folder and return its id. Raises
     RestoreFailedError."""
     arguments = [url, "--config", str(spec), "--runs", str(runs), *overrides]
     console.print(f"Restoring {url}", soft_wrap=True)
@@ -35,27 +35,29 @@ def restore_run(
 
 
 def accept_loss(run_dir: Path, console: Terminal) -> None:
-    """Make a stopped run give up what its journal has lost. Raises RestoreFailedError."""
+    """Accept the data loss in a stopped run's journal. Raises RestoreFailedError."""
     found = _run_learner_program(
         "services.learner.checkpoints.accept_loss_command", [str(run_dir)], console
     )
-    text = "The journal has lost nothing that is known: --accept-loss changes nothing"
+    text = "The journal has no known data loss: --accept-loss changes nothing"
     if found:
-        text = f"Run {found['run_id']} goes on from step {found['step']}"
+        text = f"Run {found['run_id']} resumes from step {found['step']}"
     console.print(text + _format_losses(found), soft_wrap=True)
 
 
 def _run_learner_program(
     module: str, arguments: Sequence[str], console: Terminal
 ) -> dict[str, Any]:
-    """Run a program of the learner and return the object it prints. Store and journal are the
-    learner's, so they are read in a process of its own."""
+    """Run a program of the learner and return the object that it prints. Store and journal belong
+    to the learner, so its own programs read them."""
     command = [*python_command("-m", module), *arguments]
     environ = child_environment(*STORE_VARIABLES, ours=True)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    told, _, error = done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
-    if told.strip():
-        console.print(told.strip(), soft_wrap=True)
+    notes, _, error = (
+        done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
+    )
+    if notes.strip():
+        console.print(notes.strip(), soft_wrap=True)
     if done.returncode:
         raise RestoreFailedError(error.strip() or f"{module} ended with {done.returncode}")
     return json.loads(done.stdout)
@@ -65,6 +67,6 @@ def _format_losses(found: dict[str, Any]) -> str:
     if not (found and (found["lost"] or found["lost_steps"])):
         return ""
     return (
-        f"; lost with its disk: at least {found['lost']} attempts and {found['lost_steps']} steps"
-        " that were newer"
+        f"; lost with its disk: at least {found['lost']} newer attempts and {found['lost_steps']}"
+        " newer steps"
     )

@@ -19,7 +19,7 @@ from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 
-# The learner's, in the folder of a run.
+# The learner's journal in a run's folder.
 JOURNAL = "journal.sqlite"
 _CALL_S = 15.0
 _STREAM_S = 60.0
@@ -45,7 +45,7 @@ class RunSource(Protocol):
         ...
 
     def read_logs(self, request: pb.TailLogsRequest) -> AsyncIterator[pb.TailLogsResponse]:
-        """Yield the last lines that a run has logged so far."""
+        """Yield the last log lines of a run so far."""
         ...
 
     def open_launcher(self) -> AbstractAsyncContextManager[LauncherConnection]:
@@ -53,14 +53,14 @@ class RunSource(Protocol):
         ...
 
     def display_path(self, path: str) -> str:
-        """Format a path on the launcher's machine as the user should read it here."""
+        """Format a path on the launcher's machine for this user."""
         ...
 
 
 @asynccontextmanager
 async def open_run_source(runs: Path, interrupts: Interrupts) -> AsyncGenerator[RunSource]:
     """Open the source that FLOTILLA_LAUNCHER names, else that of `runs`. Raises ConfigError if
-    the variable holds no copy of a launcher.json."""
+    the variable is not a copy of a launcher.json."""
     if launcher_address.address_from_environment() is None:
         yield LocalRunSource(runs, interrupts)
         return
@@ -78,14 +78,14 @@ async def find_run(known: RunSource, run_id: str) -> pb.Run:
 
 
 class LocalRunSource:
-    """The local ledger, which is readable whether a launcher runs or not."""
+    """Runs in the local ledger, which is readable without a launcher."""
 
     def __init__(self, runs: Path, interrupts: Interrupts) -> None:
         self._runs = runs
         self._interrupts = interrupts
 
     async def ensure_attended(self) -> None:
-        """Start a launcher for runs whose launcher died; it stays for as long as runs go on."""
+        """Start a launcher if live runs have lost theirs; it stays while runs are active."""
         if all(stored.run.state.has_ended for stored in _read_ledger(self._runs)):
             return
         async with self.open_launcher():
@@ -114,7 +114,7 @@ class LocalRunSource:
 
 
 class RemoteRunSource:
-    """The runs of a remote launcher; nothing of them is stored here."""
+    """Runs of a remote launcher, with no local files."""
 
     def __init__(self, connection: LauncherConnection) -> None:
         self._connection = connection
@@ -127,7 +127,7 @@ class RemoteRunSource:
     async def list_runs(self) -> Sequence[pb.Run]:
         answer = await self._stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S)
         if not answer.runs:
-            raise NoRunError(f"there are no runs at {self._name}; `flotilla submit` makes one")
+            raise NoRunError(f"there are no runs at {self._name}; `flotilla submit` starts one")
         return answer.runs
 
     async def get_run(self, run_id: str) -> pb.Run:
@@ -156,7 +156,7 @@ class RemoteRunSource:
 def _read_ledger(runs: Path) -> list[StoredRun]:
     path = runs / "launcher.sqlite"
     if not path.exists():
-        raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
+        raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` starts one")
     store = Ledger(path)
     found = store.list_newest()
     store.close()
@@ -172,22 +172,21 @@ def find_local_run(run_id: str, runs: Path) -> StoredRun:
 
 
 def find_stored_run(run_id: str, runs: Path) -> StoredRun:
-    """Return a stored run whose files are to be read, by its id or `newest`. Raises NoRunError."""
+    """Return a stored run for reading its files, by its id or `newest`. Raises NoRunError."""
     try:
         return find_local_run(run_id, runs)
     except NoRunError as error:
         if not os.environ.get(REMOTE_VARIABLE, "").strip():
             raise
         message = (
-            f"there is no run {run_id!r} in {runs}, and this command reads a run's files: run it"
-            f" where the launcher that {REMOTE_VARIABLE} names runs, in its folder"
+            f"there is no run {run_id!r} in {runs}. This command reads a run's files: use it on the"
+            f" machine of the launcher that {REMOTE_VARIABLE} names, in its folder"
         )
         raise NoRunError(message) from error
 
 
 def find_run_dir(run_id: str, runs: Path) -> Path:
-    """Return the folder of a run in the ledger, or of one that was started without a launcher.
-    Raises NoRunError."""
+    """Return the folder of a run, from the ledger or from its journal alone. Raises NoRunError."""
     if run_id != "newest" and (runs / run_id / JOURNAL).exists():
         return runs / run_id
     return runs / find_stored_run(run_id, runs).run.run_id

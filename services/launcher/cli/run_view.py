@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 
-# Steps over which the time of a step is averaged.
+# Number of steps over which the step time is averaged.
 _RECENT = 8
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 STATE_NAMES = {
@@ -17,7 +17,7 @@ STATE_NAMES = {
 
 @dataclass(slots=True)
 class RunBoard:
-    """The newest state, replicas and progress of one run."""
+    """Latest state, replicas and progress of one run."""
 
     state: "pb.RunState.ValueType" = pb.RUN_STATE_UNSPECIFIED
     replicas: dict[str, str] = field(default_factory=dict[str, str])
@@ -25,7 +25,7 @@ class RunBoard:
     step: int = 0
     total_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # Those that are raised, by name.
+    # Raised alarms by name.
     alarms: dict[str, alarm_pb.Alarm] = field(default_factory=dict[str, alarm_pb.Alarm])
     _stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
 
@@ -63,7 +63,7 @@ class RunBoard:
 
     @property
     def phase_text(self) -> str:
-        """The phase, with the progress of an evaluation."""
+        """Phase, with the progress of an evaluation."""
         total = self.metrics.get("eval/progress_total")
         if self.phase != "evaluating" or not total:
             return self.phase
@@ -75,7 +75,7 @@ class RunBoard:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Average over the last few steps; None before there are two."""
+        """Average over the last few steps; None before the second one."""
         if len(self._stamps) < 2:
             return None
         (first, start), (last, end) = self._stamps[0], self._stamps[-1]
@@ -106,10 +106,10 @@ def alarm_name(alarm: alarm_pb.Alarm) -> str:
 
 
 def alarm_text(alarm: alarm_pb.Alarm) -> str:
-    """Format all that is known of an alarm on one line."""
+    """Format an alarm with its cause and fix on one line."""
     kind = "notice" if alarm.severity == alarm_pb.ALARM_SEVERITY_NOTICE else "alarm"
-    said = ". ".join(part for part in (alarm.cause, alarm.fix) if part)
-    return f"{kind}: {alarm_name(alarm)}, since step {alarm.step}: {said}"
+    detail = ". ".join(part for part in (alarm.cause, alarm.fix) if part)
+    return f"{kind}: {alarm_name(alarm)}, since step {alarm.step}: {detail}"
 
 
 def duration_text(seconds: float) -> str:

@@ -18,7 +18,7 @@ def scale_services(run_id: str, counts: list[str], runs: Path) -> int:
     for each in counts:
         service, equals, count = each.partition("=")
         if not equals or not count.isdecimal():
-            return report_error(f"{each!r}: write SERVICE=N, as in rollout=2")
+            return report_error(f"{each!r}: write SERVICE=N, for example rollout=2")
         parsed.append((service, int(count)))
 
     async def scale_each(connection: LauncherConnection, found: str) -> None:

@@ -1,4 +1,4 @@
-"""`flotilla show`: the agent's attempts, turn by turn."""
+"""`flotilla show`: prints the agent's attempts, turn by turn."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ _OK = 0
 
 @dataclass(frozen=True, slots=True)
 class AttemptFilter:
-    """Filter of the attempts to show; None takes all."""
+    """Filter of attempts; a None field matches all."""
 
     step: int | None = None
     env: str | None = None
@@ -29,7 +29,7 @@ class AttemptFilter:
     count: int = 3
 
     def to_arguments(self) -> list[str]:
-        """Return the filter as arguments of the learner's program that reads journals."""
+        """Return the filter as arguments of the learner's journal reader."""
         arguments = ["-n", str(self.count)]
         for name, value in (("--step", self.step), ("--env", self.env), ("--group", self.group)):
             arguments += [] if value is None else [f"{name}={value}"]
@@ -43,8 +43,8 @@ def show_attempts(
 ) -> int:
     """Print decoded attempts of a run from the learner's journal.
 
-    `policy` is the model folder or hub id with the tokenizer; None takes the run's own. `whole`
-    prints what tools answered where it was cut for the policy.
+    `policy` is the model folder or hub id with the tokenizer; None selects the run's own. `whole`
+    prints in full the tool results that were truncated for the policy.
     """
     try:
         run_dir = find_run_dir(run_id, runs)
@@ -58,7 +58,7 @@ def show_attempts(
     try:
         decode = _load_run_decoder(run_dir, policy)
     except NoTokenizerError as error:
-        return report_error(f"{error}; name a model folder that has it with --policy")
+        return report_error(f"{error}; pass a model folder with a tokenizer as --policy")
     _print_attempts(attempts, last["matched"], decode, whole)
     return _OK
 
@@ -83,8 +83,7 @@ def show_tasks(run_id: str, runs: Path) -> int:
 
 
 def _inspect_journal(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the learner's program that reads journals, in a process of its own: the journal is
-    the learner's."""
+    """Run the learner's journal reader: the journal belongs to the learner."""
     command = [
         *python_command("-m", "services.learner.journal.inspect_command"),
         str(journal),
@@ -99,7 +98,7 @@ def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:
         return load_decoder(policy)
     path = run_dir / "spec.json"
     if not path.exists():
-        raise NoTokenizerError(f"{path} does not exist, so the run's policy is not known")
+        raise NoTokenizerError(f"{path} does not exist, so the run's policy is unknown")
     own = json.loads(path.read_text())["policy"]
     return load_decoder(own["model"], own.get("revision"))
 

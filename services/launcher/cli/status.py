@@ -1,4 +1,4 @@
-"""`flotilla status`: all runs, or one with its services and its numbers."""
+"""`flotilla status`: shows all runs, or one run with its services and metrics."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from services.launcher.cli.terminal import Terminal
 
 
 def show_status(run_id: str | None, runs: Path, *, as_json: bool = False) -> int:
-    """Show all runs, or one."""
+    """Show all runs, or one run; return the exit code."""
     console = Terminal()
 
     async def show_found(known: RunSource, interrupts: Interrupts) -> int:
@@ -38,8 +38,8 @@ def show_status(run_id: str | None, runs: Path, *, as_json: bool = False) -> int
 
 
 async def _ensure_attended(known: RunSource) -> str:
-    """Ensure that live runs have a launcher; return the problem if one cannot be had, else "".
-    Known runs are shown in either case."""
+    """Ensure that live runs have a launcher; return the problem if that fails, else "". The known
+    runs are shown in either case."""
     try:
         await known.ensure_attended()
     except LauncherError as error:

@@ -12,7 +12,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli.progress_view import HELD_OUT, TRAINING
 from services.launcher.cli.run_view import STATE_NAMES
 
-# Grows when a field changes its meaning or goes; new fields may come at any time.
+# Incremented when a field changes its meaning or is removed, but not for new fields.
 VERSION = 1
 
 
@@ -76,7 +76,7 @@ def _replica_to_json(replica: pb.ServiceReplica) -> dict[str, Any]:
 
 
 def _finite_or_null(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace values that are not finite by None: JSON cannot express them."""
+    """Replace non-finite values by None: JSON cannot express them."""
     return {n: v if math.isfinite(v) else None for n, v in sorted(metrics.items())}
 
 

@@ -1,4 +1,4 @@
-"""Output of `flotilla status`: one line per run, or all that is known of one run."""
+"""Output of `flotilla status`: one line per run, or all details of one run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ _QUIET_CLEANUPS = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
 
 
 def make_runs_table(runs: Sequence[pb.Run]) -> Table:
-    """Build a table of one line per run, with the pass rates that any of them reports."""
+    """Build a table with one line per run, including the pass rates that any run reports."""
     figures = [format_metrics(run.metrics) for run in runs]
-    told = [name for name in _RATES if any(name in found for found in figures)]
+    rates = [name for name in _RATES if any(name in found for found in figures)]
     headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "STEP")
-    table = _make_table([*headings, *(name.upper() for name in told)])
+    table = _make_table([*headings, *(name.upper() for name in rates)])
     for run, found in zip(runs, figures, strict=True):
         started = run.create_time.ToDatetime(tzinfo=UTC)
         ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
@@ -30,26 +30,25 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
         mode = pb.RunMode.Name(run.mode).removeprefix("RUN_MODE_").lower()
         step = f"{run.step}/{run.total_steps}" if run.total_steps else "-"
         cells = (run.run_id, STATE_NAMES[run.state], mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
-        table.add_row(*cells, step, *(found.get(name, "-") for name in told))
+        table.add_row(*cells, step, *(found.get(name, "-") for name in rates))
     return table
 
 
 def print_table(table: Table, console: Terminal) -> None:
-    """Print a table at its full width. The terminal wraps lines that do not fit, so that ids
-    can be copied whole."""
+    """Print a table at its full width. The terminal wraps long lines, so that ids can be copied
+    whole."""
     table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     console.print(table, crop=False, soft_wrap=True)
 
 
 def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, alone: bool) -> None:
-    """Print one run. `place` formats where its files are; `alone` means that it has no
-    launcher."""
+    """Print one run. `place` formats the path of its files; `alone`: it has no launcher."""
     console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold")
     if alone and run.state not in ENDED:
-        console.print("its launcher is gone, and no other could take over")
-    for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
-        if said:
-            console.print(said)
+        console.print("its launcher is gone, and no other one could take over")
+    for text in (run.error, run.unreachable and f"the backend is unreachable: {run.unreachable}"):
+        if text:
+            console.print(text)
     console.print(_format_ending(run), soft_wrap=True)
     print_table(_make_replica_table(run), console)
     for alarm in run.alarms:
@@ -76,8 +75,7 @@ def _metrics_url(replica: pb.ServiceReplica) -> str:
 
 
 def _format_ending(run: pb.Run) -> str:
-    """Format the backend, the cost so far and its estimate, and how the run and its machines
-    ended."""
+    """Format the backend, the cost so far and its estimate, the outcome and the cleanup."""
     words = [f"backend {run.backend}"]
     if run.cost.accrued or run.cost.per_hour:
         words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")

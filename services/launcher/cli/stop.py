@@ -1,4 +1,4 @@
-"""`flotilla stop`: stops a run in good order, so that it can be resumed."""
+"""`flotilla stop`: stops a run gracefully, so that it can be resumed."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from services.launcher.cli.launcher_client import (
 from services.launcher.cli.run_view import STATE_NAMES
 from services.launcher.cli.terminal import Terminal
 
-# Until machines are given back, and seen to be gone.
+# Time for releasing machines and verifying that they are gone.
 _RELEASE_TIMEOUT_S = 600.0
 
 
 def stop_run(run_id: str, grace_s: float, runs: Path) -> int:
-    """Stop a run. If its launcher died, a new launcher stops it."""
+    """Stop a run. If its launcher is dead, a new launcher stops it."""
 
     async def request_stop(connection: LauncherConnection, found: str) -> None:
         request = pb.StopRunRequest(run_id=found, grace=rpc.to_duration(grace_s))

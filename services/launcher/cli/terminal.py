@@ -11,14 +11,14 @@ from services.common.printable_text import make_visible
 
 
 class Terminal(Console):
-    """Console that shows whatever it is given as plain text. It interprets no markup and passes
-    no control sequence on: styles come from the printed objects, never from their text."""
+    """Console that prints all text as plain text. It interprets no markup and forwards no control
+    sequence: styles come from the printed objects, never from their text."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        # Before it is measured, so that a table's columns fit.
+        # Replace before rich measures the text, so that a table's columns fit.
         return super().render_str(make_visible(text), **settings)
 
     def render(

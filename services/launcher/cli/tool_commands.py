@@ -1,4 +1,4 @@
-"""Commands that pass their arguments on to another tool: `flotilla tiny` and `emulator`."""
+"""Commands that pass their arguments to another tool: `flotilla tiny` and `emulator`."""
 
 import typer
 
@@ -14,7 +14,7 @@ def add_tool_commands(app: typer.Typer) -> None:
 
 
 def tiny(context: typer.Context) -> None:
-    """Build the tiny policy of the demo: `flotilla tiny build --seed 0 --out build/tiny-0`.
+    """Build the demo's tiny policy: `flotilla tiny build --seed 0 --out build/tiny-0`.
 
     Takes the arguments of `python -m tools.tiny_policy`; `flotilla tiny --help` lists them.
     """
@@ -29,11 +29,11 @@ def tiny(context: typer.Context) -> None:
 def emulator(context: typer.Context) -> None:
     """Serve an emulator of Fleet on this machine: `flotilla emulator --port 8900`.
 
-    Takes the arguments of `python -m environments.fleet_emulator`; `flotilla emulator --help`
-    lists them, and says how Fleet's SDK finds it.
+    Takes the arguments of `python -m environments.fleet_emulator`; `flotilla emulator --help` lists
+    them and explains how to point Fleet's SDK at it.
     """
     import os
 
-    # In place of this process, so that signals and a parent's end reach the emulator itself.
+    # Replace this process, so that signals and a parent's end reach the emulator itself.
     command = python_command("-m", "environments.fleet_emulator", *context.args)
     os.execve(command[0], command, child_environment("FLOTILLA_ENV_TOKEN", ours=True))

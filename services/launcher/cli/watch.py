@@ -1,4 +1,4 @@
-"""`flotilla watch`, and the way a user leaves a run that goes on."""
+"""`flotilla watch`, and detaching from a run that continues."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
 
 def watch_run(run_id: str, runs: Path) -> int:
-    """Follow a run to its end, whoever started it. Ctrl-C only stops watching."""
+    """Follow any run to its end. Ctrl-C only stops watching."""
     console = RunConsole()
 
     async def follow_and_report(known: RunSource, interrupts: Interrupts) -> int:
@@ -45,8 +45,7 @@ def watch_run(run_id: str, runs: Path) -> int:
 async def _follow_to_end(
     known: RunSource, followed: FollowedRun, view: ProgressView, interrupts: Interrupts
 ) -> bool:
-    """Follow the run under whichever launcher; return True at its end, False if the user has
-    left."""
+    """Follow the run across launchers; return True at its end, False if the user has left."""
     for left in reversed(range(MAX_LAUNCHERS)):
         try:
             async with known.open_launcher() as connection:
@@ -64,8 +63,8 @@ async def watch_until_left(
     view: ProgressView,
     interrupts: Interrupts,
 ) -> bool:
-    """Follow the run; return True at its end, False if the user has left. A launcher that this
-    command started goes on: nobody has asked it to stop. Raises LauncherError, AioRpcError."""
+    """Follow the run; return True at its end, False if the user has left. A launcher started by
+    this command keeps running. Raises LauncherError, AioRpcError."""
     try:
         problem = await interrupts.unless_interrupted(
             watch_to_end(connection, followed, view, interrupts)
@@ -78,9 +77,9 @@ async def watch_until_left(
 
 
 def print_detach_hints(console: Terminal, run_id: str, runs: Path, stopping: str) -> None:
-    """Print that the run goes on, and the commands to follow or stop it."""
+    """Print that the run continues, and the commands that follow or stop it."""
     lines = (
-        f"Run {run_id} goes on.",
+        f"Run {run_id} continues.",
         f"  {command_hints.format_command('watch', run_id, runs=runs)}   follows it",
         f"  {stopping}   stops it",
     )

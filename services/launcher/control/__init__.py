@@ -1,3 +1,3 @@
-"""Control of runs, which keeps them as they are wanted. `supervisor.py` loops over a run,
-`reconcile.py` says what is to be done now, `transitions.py` and `restarts.py` what an event leads
-to (all three pure), `replica_actions.py` acts."""
+"""Control of runs: keeps each run in its wanted state. `supervisor.py` loops over a run,
+`reconcile.py` decides the next actions, `transitions.py` and `restarts.py` define the effects of
+events (all three pure), `replica_actions.py` acts."""

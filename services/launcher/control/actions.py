@@ -14,21 +14,21 @@ class StartReplica:
 
 @dataclass(frozen=True, slots=True)
 class DrainReplica:
-    """Ask this replica to finish and exit."""
+    """Request that this replica finish and exit."""
 
     key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
 class KillReplica:
-    """End this replica and all its children now."""
+    """Kill this replica and all its children now."""
 
     key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
 class CleanRun:
-    """Free what is left of the run, and look for it."""
+    """Free the run's remaining resources, and search for leaks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Admission of runs: checks whether a run may be started or resumed as requested. All
-refusals are ServiceErrors."""
+"""Admission of runs: checks before a run is started, resumed or scaled. All refusals are
+ServiceErrors."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def refusal_error(
 
 
 class Admission:
-    """Checks by the ledger, the services and the backend. It changes nothing."""
+    """Admission checks against the ledger, the services and the backend, without side effects."""
 
     def __init__(self, folder: Path, store: Ledger, backend: Callable[[str], Backend]) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Admission:
         self._backend = backend
 
     async def parse_checked(self, spec_json: str) -> RunPlan:
-        """Return the spec once all services have accepted their parts of it."""
+        """Return the plan of a spec after all services have accepted their parts of it."""
         try:
             plan = plans.parse_spec(spec_json)
             await spec_check.check_spec(plan)
@@ -57,8 +57,8 @@ class Admission:
     async def collect_offers(
         self, plan: RunPlan, run_dir: Path
     ) -> list[tuple[LaunchSpec, int, ResourceOffer]]:
-        """Return the resources that would be used: for each service one launch, the number
-        of replicas, and the offer."""
+        """Return the resources that the plan would use: for each service one launch, the
+        number of replicas, and the offer."""
         run = Run(run_id=run_dir.name, name=plan.name, wanted=plan.config.replica_counts())
         offers: list[tuple[LaunchSpec, int, ResourceOffer]] = []
         for service, replicas in run.wanted.items():
@@ -75,7 +75,7 @@ class Admission:
             message = f"launcher.{launch.key[0]}: {error}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
         except BackendUnreachable as error:
-            message = f"the backend cannot be asked: {error}"
+            message = f"the backend is unreachable: {error}"
             raise refusal_error(StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message) from error
 
     async def admit_run(
@@ -102,8 +102,7 @@ class Admission:
         return plan, run_id, prices
 
     def _check_may_change(self, stored: StoredRun, plan: RunPlan) -> None:
-        """Refuse changes to what the journal and checkpoints of a run that has begun depend
-        on."""
+        """Refuse changes to keys on which the journal and checkpoints of a begun run depend."""
         if not (self._folder / stored.run.run_id / JOURNAL).exists():
             return
         found = [
@@ -113,7 +112,7 @@ class Admission:
         ]
         if found:
             lines = "\n".join(f"  {each}" for each in found)
-            message = f"run {stored.run.run_id} cannot go on so; start a new run:\n{lines}"
+            message = f"run {stored.run.run_id} cannot resume so; start a new run:\n{lines}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
 
     def _load_resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
@@ -124,22 +123,22 @@ class Admission:
             message = f"run {run_id} is {stored.run.state}; stop it first"
             raise refusal_error(StatusCode.ALREADY_EXISTS, "RUN_ACTIVE", message)
         if gone := describe_missing(self._folder, run_id):
-            message = f"run {run_id} cannot go on: {gone}; restore it, or start a new run"
+            message = f"run {run_id} cannot resume: {gone}; restore it, or start a new run"
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         complete = stored.run.state is RunState.COMPLETED and stored.run.mode is RunMode.TRAIN
         if complete and mode is RunMode.TRAIN and not spec_json:
-            message = f"run {run_id} is complete; to go on, give it a spec with more steps"
+            message = f"run {run_id} is complete; to continue it, pass a spec with more steps"
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
 
 
 def check_scale(run: Run, service: str, replicas: int) -> None:
-    """Refuse this number of replicas of a service if a run cannot have it."""
+    """Refuse a number of replicas that this run's service cannot have."""
     if run.is_ending:
-        message = f"run {run.run_id} is {run.state}: nothing to scale"
+        message = f"run {run.run_id} is {run.state} and cannot be scaled"
         raise refusal_error(StatusCode.FAILED_PRECONDITION, "RUN_ENDED", message)
     if service not in run.wanted:
-        message = f"no service {service!r}; there are {', '.join(run.wanted)}"
+        message = f"no service {service!r}; the run has {', '.join(run.wanted)}"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
     most = 1 if service == LEARNER else MAX_REPLICAS
     if not 1 <= replicas <= most:

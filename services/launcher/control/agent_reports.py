@@ -1,4 +1,4 @@
-"""Reports of the watchers on other machines. Pure; the newest incarnation wins."""
+"""Reports from the watchers on other machines. Pure; the newest incarnation wins."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class AgentReports:
     def record_report(
         self, key: ReplicaKey, incarnation: str, report: UnitReport
     ) -> UnitReport | None:
-        """Record a report and return the one before. Raises ReplacedError for a watcher that
-        has a successor on another machine."""
+        """Record a report and return the previous one. Raises ReplacedError for a watcher
+        that has a successor on another machine."""
         if incarnation in self._replaced:
             raise ReplacedError(incarnation)
         known = self._heard.get(key)
@@ -43,31 +43,31 @@ class AgentReports:
         return None
 
     def last_report(self, key: ReplicaKey) -> UnitReport | None:
-        """Return the last report of a replica's newest watcher."""
+        """Return the last report from a replica's newest watcher."""
         known = self._heard.get(key)
         return known.report if known else None
 
     def forget_replica(self, key: ReplicaKey) -> None:
-        """Forget a watcher whose machine is gone or is somebody else's by now."""
+        """Forget a watcher whose machine is gone or reassigned."""
         known = self._heard.pop(key, None)
         if known is not None:
             self._replaced.append(known.incarnation)
 
 
 def describe_report(key: ReplicaKey, before: UnitReport | None, report: UnitReport) -> str:
-    """Describe a report for people; empty if it says nothing new."""
+    """Describe a report for people; empty if it contains nothing new."""
     label = f"{key[0]}-{key[1]}"
     if before is not None and report.restarts > before.restarts:
         return f"{label} was started again on {report.hostname} ({report.restarts})"
     if before is not None and before.phase is report.phase:
         return ""
-    # One that drained faster than it was told of.
+    # A watcher may drain before it reports PREEMPTED.
     preempted = report.exit is not None and report.exit.code == EXIT_PREEMPTED
     lost = preempted and (before is None or before.phase is not UnitPhase.PREEMPTED)
     match UnitPhase.PREEMPTED if lost else report.phase:
         case UnitPhase.SETUP:
             return f"{label} has the machine {report.hostname}"
         case UnitPhase.PREEMPTED:
-            return f"{label} loses its machine {report.hostname}, and drains"
+            return f"{label} is losing its machine {report.hostname} and drains"
         case UnitPhase.RUNNING | UnitPhase.EXITED:
             return ""

@@ -1,5 +1,5 @@
-"""Requests of one run to its backend, recorded before and after, as soon as the disk has
-room."""
+"""Record of one run's requests to its backend, before and after each; retried while the disk
+is full."""
 
 import asyncio
 import sqlite3
@@ -19,14 +19,14 @@ _log = log.get_logger(__name__)
 
 
 class BackendRequests:
-    """Operations of a run in the ledger. Nothing is requested that could not be recorded."""
+    """Operations of a run in the ledger. A request is sent only after it is recorded."""
 
     def __init__(self, store: Ledger, run_id: str) -> None:
         self._operations = store.operations
         self._run_id = run_id
 
     def may_have_been_heard(self, key: ReplicaKey) -> bool:
-        """Tell whether the backend may have received this start without answering."""
+        """Return whether the backend may have received this start without answering."""
         begun = self._operations.find_open(self._run_id, _START, replica_label(key))
         return begun is not None and begun.state is OperationState.SENT
 
@@ -39,8 +39,7 @@ class BackendRequests:
             )
 
     async def begin_clean(self) -> int:
-        """Return the number of the cleanup that begins, or of one that a dead launcher
-        began: that launcher may not have seen its end."""
+        """Begin a cleanup and return its number. An open one of a dead launcher is reused."""
         begun = self._operations.find_open(self._run_id, _CLEAN, self._run_id)
         if begun is not None:
             return begun.number
@@ -58,7 +57,7 @@ class BackendRequests:
             try:
                 return write()
             except sqlite3.Error as error:
-                _log.error("the ledger cannot be written", run_id=self._run_id, error=str(error))
+                _log.error("cannot write the ledger", run_id=self._run_id, error=str(error))
                 await asyncio.sleep(_WRITE_AGAIN_S)
 
 

@@ -1,4 +1,4 @@
-"""Recurring background work, for as long as the launcher lives."""
+"""Recurring background work of the launcher."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,10 +8,10 @@ _log = log.get_logger(__name__)
 
 
 async def run_safely(turn: Callable[[], Awaitable[object]], what: str) -> None:
-    """Run one turn and log any failure. A disk that is full for a moment must not end all
+    """Run one turn and log any failure: a temporary one, such as a full disk, must not end
     later turns."""
     try:
         await turn()
-    # Whatever it is, it is logged, and the next turn may be better.
+    # Any failure is logged; the next turn may succeed.
     except Exception:  # noqa: BLE001
         _log.exception("a turn failed", what=what)

@@ -1,8 +1,8 @@
 """Cost of a run, and the limits at which it ends. Pure; amounts are US dollars.
 
-A replica costs the price of its machines for as long as it is started. While its machine is
-not known, the price of its service's first candidate applies. The ledger keeps what a run
-has spent: a launcher that takes the run over adds what has passed since, and counts nothing
+A replica costs the price of its machines while it is started. Until its machine is known, the
+price of its service's first candidate applies. The ledger keeps a run's accrued cost: a
+launcher that takes over the run adds the time since the last entry, and counts nothing
 twice."""
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from services.launcher.config.launcher import LauncherConfig
 from services.launcher.ports import MeterTick, MeterVerdict
 from services.launcher.state import Cost, Outcome, Run
 
-# Of what is spent, or of the time that has passed, before people are warned.
+# Share of a limit at which people are warned.
 WARN_SHARE = 0.8
 TRAJECTORIES_METRIC = "throughput/trajectories"
 
 
 class OverBudgetError(ValueError):
-    """The run would cost more than it may; the message names the key."""
+    """The run would exceed its cost limit; the message names the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,7 @@ class _Limit:
 
 
 def meter_cost(tick: MeterTick) -> MeterVerdict:
-    """Add the cost of the time that passed, and decide whether the run may go on. Implements
-    `CostMeter`."""
+    """Add the cost of the elapsed time, and stop the run at a limit. Implements `CostMeter`."""
     cost = accrue_cost(tick.run, tick.prices, tick.cost, tick.passed_s)
     if tick.run.is_ending:
         return MeterVerdict(cost)
@@ -48,7 +47,7 @@ def meter_cost(tick: MeterTick) -> MeterVerdict:
             continue
         if limit.used >= limit.most:
             return MeterVerdict(cost, limit.outcome, f"launcher.{limit.key} is reached: {limit}")
-        # Said once: by the tick that crosses the line.
+        # Warn once: at the tick that crosses the threshold.
         if limit.before < WARN_SHARE * limit.most <= limit.used:
             notes.append(f"{WARN_SHARE:.0%} of launcher.{limit.key} are used: {limit}")
     return MeterVerdict(cost, None, "; ".join(notes))
@@ -80,14 +79,14 @@ def accrue_cost(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: fl
 
 
 def hourly_cost(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
-    """Return the cost of an hour with so many replicas of each service."""
+    """Return the cost of an hour with these numbers of replicas by service."""
     return sum(cost_by_service(prices, replicas, 1.0).values())
 
 
 def cost_by_service(
     prices: Mapping[str, float], replicas: Mapping[str, int], hours: float | None
 ) -> dict[str, float]:
-    """Return the cost of the replicas of each service over `hours`; nothing without a bound."""
+    """Return the cost of each service's replicas over `hours`; empty without `hours`."""
     if hours is None:
         return {}
     return {
@@ -98,8 +97,7 @@ def cost_by_service(
 
 
 def check_budget(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:
-    """Refuse a run that may not begin after what it has cost: one hour more must fit into
-    `max_cost`.
+    """Refuse a run unless `max_cost` covers its accrued cost and one more hour.
 
     Raises OverBudgetError."""
     if config.max_cost is None:
@@ -112,13 +110,13 @@ def check_budget(config: LauncherConfig, prices: Mapping[str, float], accrued: f
     spent = f", of which ${accrued:,.2f} are spent" if accrued else ""
     raise OverBudgetError(
         f"launcher.max_cost: one hour costs ${hourly:,.2f} ({_format_prices(prices, replicas)});"
-        f" the run may cost ${config.max_cost:,.2f}{spent}. Raise it, ask for fewer replicas, or"
-        " for cheaper machines"
+        f" the run may cost ${config.max_cost:,.2f}{spent}. Raise it, or request fewer replicas"
+        " or cheaper machines"
     )
 
 
 def cost_metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
-    """Return `cost/*` for the learner's trackers, computed from its last metrics; nothing
+    """Return `cost/*` for the learner's trackers, computed from its last metrics; empty
     without a price."""
     if not cost.accrued and not cost.per_hour:
         return {}

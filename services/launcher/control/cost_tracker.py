@@ -1,4 +1,4 @@
-"""Cost tracking of a run: while it runs, and over the time in which no launcher ran."""
+"""Cost tracking of a run, including the time in which no launcher ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from services.launcher.config.launcher import LauncherConfig
 from services.launcher.ports import CostMeter, MeterTick, MeterVerdict
 from services.launcher.state import Run
 
-# At the latest after so long, for what is spent while nothing changes.
+# Longest interval between two cost updates.
 EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class CostTracker:
-    """Cost tracker of a run. It calls the meter whenever something that costs money changes,
-    and once a minute. `prices` are $/h of one replica, `begun` is when the run was started."""
+    """Cost tracker of a run. It calls the meter whenever the priced replicas change, and once
+    a minute. `prices` are $/h of one replica, `begun` is the run's start time."""
 
     meter: CostMeter | None
     config: LauncherConfig
@@ -22,8 +22,8 @@ class CostTracker:
     begun: float
 
     def next_count_due(self, run: Run) -> float | None:
-        """Return when the cost is next counted even if nothing changes: at once when the run
-        has used up what it may."""
+        """Return when to count the cost next even if nothing changes: after a minute, or when
+        a limit is reached."""
         if self.meter is None:
             return None
         dues = [run.metered + EVERY_S]
@@ -35,8 +35,8 @@ class CostTracker:
         return min(dues)
 
     def count_cost(self, before: Run, run: Run, now: float) -> tuple[Run, MeterVerdict | None]:
-        """Return `run` with the cost up to now of what ran `before`; the verdict is None if
-        counting is not due."""
+        """Return `run` with the cost up to now of the replicas in `before`; the verdict is
+        None if counting is not due."""
         due = self.next_count_due(before)
         if self.meter is None or due is None:
             return run, None
@@ -44,7 +44,7 @@ class CostTracker:
             return run, None
         spent = self.meter(self._make_tick(before, now))
         counted = replace(run, cost=spent.cost, metered=now)
-        # What runs from now on has another price per hour.
+        # The changed replicas have another price per hour.
         rate = self.meter(self._make_tick(counted, now))
         return replace(counted, cost=rate.cost), spent
 

@@ -1,5 +1,5 @@
-"""Publisher of committed events to observers: in order, at least once, across restarts of
-the launcher."""
+"""Publisher of committed events to observers, in order and at least once, across launcher
+restarts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _log = log.get_logger(__name__)
 
 
 class EventPublisher:
-    """Publisher of events. The ledger's events are the queue, and the ledger also records
-    how far it has been published."""
+    """Publisher of events. The ledger holds the queue and the position of the last published
+    event."""
 
     def __init__(self, store: Ledger, observers: Sequence[RunObserver]) -> None:
         self._store = store
@@ -25,14 +25,14 @@ class EventPublisher:
     async def publish_forever(self) -> None:
         """Publish events until cancelled."""
         while True:
-            await run_safely(self.publish_pending, "telling observers")
+            await run_safely(self.publish_pending, "publishing events")
             await asyncio.sleep(_LOOK_S)
 
     async def publish_pending(self) -> None:
-        """Publish all events that are known by now."""
-        for run_id, told in self._store.list_unpublished().items():
+        """Publish all events that are not published yet."""
+        for run_id, last in self._store.list_unpublished().items():
             stored = self._store.get_run(run_id)
-            for event in self._store.list_events(run_id, told):
+            for event in self._store.list_events(run_id, last):
                 if stored is not None and event.kind != "progress":
                     await self._notify_observers(stored, event)
                 self._store.mark_published(run_id, event.number)
@@ -41,6 +41,6 @@ class EventPublisher:
         for observer in self._observers:
             try:
                 await observer(stored, event)
-            # Whatever an observer's defect is, a run must not suffer from it.
+            # A run must not suffer from any defect of an observer.
             except Exception:  # noqa: BLE001
                 _log.exception("an observer failed", run_id=stored.run.run_id, number=event.number)

@@ -1,4 +1,4 @@
-"""Construction of the launch spec of a replica from its run."""
+"""Construction of a replica's launch spec from its run."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class _NoRegistry:
         return {}
 
 
-# Of a launch that is only talked about.
+# Registry of a launch that is only planned.
 NO_REGISTRY = _NoRegistry()
 
 

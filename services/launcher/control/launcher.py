@@ -1,5 +1,5 @@
-"""Operations of a launcher on its runs: plan, start, resume, scale, stop, take over from a
-dead one."""
+"""Operations of a launcher on its runs: plan, start, resume, scale, stop, and take over the
+runs of a dead launcher."""
 
 import asyncio
 import hashlib
@@ -42,12 +42,12 @@ from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import SPEC_FILE
 
-_CLOSING = "this launcher is closing down"
+_CLOSING = "this launcher is shutting down"
 REAP_EVERY_S = 300.0
 _LOOK_S = 0.5
 _NEXT_LAUNCHER = (
-    "its services were told to end and its machines end when their watchers hear of no launcher;"
-    " `flotilla reap`, once the backend answers, goes on with it"
+    "its services were ordered to end, and its machines end once their watchers lose the launcher;"
+    " run `flotilla reap` when the backend answers again"
 )
 _log = log.get_logger(__name__)
 
@@ -62,7 +62,7 @@ class LauncherDependencies:
 
 
 class Launcher:
-    """All runs of one runs folder."""
+    """Launcher of all runs of one runs folder."""
 
     def __init__(self, folder: Path, store: Ledger, equipment: LauncherDependencies) -> None:
         self.folder = folder
@@ -72,21 +72,21 @@ class Launcher:
         self._admission = Admission(folder, store, self.get_backend)
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
-        # By request_id and digest.
+        # Keys: (request_id, digest).
         self._beginning: SharedWork[tuple[str, str], str] = SharedWork()
         self._active: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
 
     def get_backend(self, name: str) -> Backend:
-        """Return a backend by its name. Raises BackendError if it cannot be had here."""
+        """Return a backend by name. Raises BackendError if it is not available here."""
         if name not in self._backends:
             self._backends[name] = self._equipment.backends[name]()
         return self._backends[name]
 
     async def recover_runs(self) -> list[str]:
-        """Take over the runs of a launcher that died, and end what runs here and belongs to
-        no run; return the names of what was ended. Raises BackendError."""
+        """Take over the runs of a dead launcher, and end local orphans; return the names of
+        the ended ones. Raises BackendError."""
         left = self.store.list_unended()
         for stored in left:
             self.get_backend(stored.run.backend)
@@ -109,14 +109,13 @@ class Launcher:
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
     async def watch_for_orphans(self) -> None:
-        """End what belongs to no run, wherever that is: at once, then periodically, until
-        cancelled."""
+        """End orphans on all backends in use: at once, then periodically, until cancelled."""
         while True:
-            await run_safely(self._reap_in_use, "looking for leaks")
+            await run_safely(self._reap_in_use, "searching for leaks")
             await asyncio.sleep(REAP_EVERY_S)
 
     def _backends_in_use(self) -> list[str]:
-        """Return the backends that may hold something of runs that are known here."""
+        """Return the backends that may hold resources of known runs."""
         used = {"local"} | {stored.run.backend for stored in self.store.list_newest()}
         return [name for name in self._equipment.backends if name in used]
 
@@ -124,11 +123,10 @@ class Launcher:
         await self._reap_backends(self._backends_in_use(), dry_run=False)
 
     async def reap_orphans(self, *, dry_run: bool = False) -> tuple[ReapReport, list[str]]:
-        """End what belongs to no run, and look again for what ended runs were suspected to
-        have left; with `dry_run` only report what that would end. Return also the runs that
-        are still suspected.
+        """End orphans, and search again for the suspected remains of ended runs; with
+        `dry_run` only report what would be ended. Return also the runs still suspected.
 
-        The caller may have lost the ledger, so every backend is asked that can be had."""
+        The caller may have lost the ledger, so every available backend is searched."""
         return await self._reap_backends(list(self._equipment.backends), dry_run=dry_run)
 
     async def _reap_backends(
@@ -143,7 +141,7 @@ class Launcher:
             try:
                 backend = self.get_backend(name)
             except BackendError as error:
-                # What never had a run here, and cannot be had here, has nothing of ours.
+                # An unavailable backend that never had a run here holds no orphans.
                 found += ReapReport(unreachable=[f"{name}: {error}"] if name in used else [])
                 continue
             found += await seek(name, backend, self.store, self._active)
@@ -154,15 +152,15 @@ class Launcher:
     async def plan_run(
         self, spec_json: str
     ) -> tuple[RunPlan, list[tuple[LaunchSpec, int, ResourceOffer]]]:
-        """Return the plan of a spec and, for each service, one launch, the number of
-        replicas, and the resources."""
+        """Return the plan of a spec and, for each service, one launch, the number of replicas
+        and the resources."""
         plan = await self._admission.parse_checked(spec_json)
         return plan, await self._admission.collect_offers(plan, self.folder / plan.name)
 
     async def start_run(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
-        """Start or resume a run and return its id; a repeat returns the same."""
+        """Start or resume a run and return its id; a repeated request returns the same id."""
         if not request_id:
-            message = "request_id is empty: send one of your own, and the same again on a retry"
+            message = "request_id is empty: choose one, and send the same one on a retry"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         request = json.dumps([spec_json, mode, resume])
         digest = hashlib.sha256(request.encode()).hexdigest()
@@ -191,7 +189,7 @@ class Launcher:
             commit = await pin(plan) if pin is not None else None
             if self._closing:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-            asked = plan
+            requested = plan
             plan = plans.pin_revision(plan, commit) if commit else plan
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
@@ -199,10 +197,10 @@ class Launcher:
             with self.store.transaction():
                 stored = self._record_begin(plan, run_id, mode, prices)
                 if commit:
-                    self._tell_pin(run_id, asked, commit)
+                    self._note_pin(run_id, requested, commit)
                 self.store.save_request(request_id, digest, run_id)
-            # Who asks no longer must not leave a run that nobody watches; and until it is watched,
-            # nobody else has a turn.
+            # A caller that disconnects must not leave a run without a supervisor, and the next
+            # start must wait until this run has one.
             beginning = asyncio.create_task(self._begin_run(stored, plan.config))
             try:
                 await asyncio.shield(beginning)
@@ -210,11 +208,11 @@ class Launcher:
                 await asyncio.wait({beginning})
         return run_id
 
-    def _tell_pin(self, run_id: str, asked: RunPlan, commit: str) -> None:
-        policy = parse_shared(asked.spec, where="spec").policy
+    def _note_pin(self, run_id: str, requested: RunPlan, commit: str) -> None:
+        policy = parse_shared(requested.spec, where="spec").policy
         text = (
-            f"{policy.model}: revision {policy.revision or 'main'} is commit {commit}, which this"
-            " run and its resumes keep"
+            f"{policy.model}: revision {policy.revision or 'main'} is commit {commit}, pinned for"
+            " this run and its resumes"
         )
         self.store.add_event(run_id, time.time(), "message", {"text": text})
 
@@ -266,14 +264,14 @@ class Launcher:
         run_id = supervisor.run.run_id
         try:
             await supervisor.supervise_to_end()
-        # Whatever the defect is, it must not leave processes that nobody watches.
+        # No defect may leave processes without a supervisor.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
             supervisor.run = await self._give_up_run(supervisor, f"the launcher failed: {error!r}")
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
-            # Whoever watches ends only when nothing more can happen.
+            # Watchers end only when nothing more can happen.
             supervisor.changed.notify_all()
             verified = supervisor.run.cleanup is Cleanup.VERIFIED
             await self._equipment.registries.close(run_id, forget=verified)
@@ -285,7 +283,7 @@ class Launcher:
             await asyncio.gather(*(backend.kill_replica(unit) for unit in units))
             evidence = await backend.clean_run(run.run_id)
         except BackendUnreachable as unreachable:
-            evidence = CleanupEvidence(False, f"the backend cannot be asked: {unreachable}")
+            evidence = CleanupEvidence(False, f"the backend is unreachable: {unreachable}")
         cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
         run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
         return reaper.abandon_run(self.store, run, error)
@@ -302,7 +300,7 @@ class Launcher:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is lost when this launcher exits."""
+        """True if this launcher may exit: no run is active, none recently left a suspected leak."""
         if self._active or self._starting.locked():
             return False
         return not reaper.has_recent_suspects(self.store, self._equipment.backends)
@@ -315,7 +313,7 @@ class Launcher:
             supervisor.scale_service(service, replicas)
 
     async def find_or_prevent_run(self, request_id: str) -> str:
-        """Return the run that this StartRun began. If it has begun none, it never will."""
+        """Return the run that this StartRun began. If there is none, prevent it for ever."""
         self._beginning.cancel_matching(lambda key: key[0] == request_id)
         async with self._starting:
             known = self.store.get_request(request_id)
@@ -335,12 +333,12 @@ class Launcher:
         return supervisor.run.state
 
     async def close(self, grace_s: float) -> None:
-        """Stop all runs and accept no more. Runs that do not end within the grace because a
-        backend cannot be asked stay in the ledger for the next launcher."""
+        """Stop all runs and accept no more. Runs that cannot end within the grace because a
+        backend is unreachable stay in the ledger for the next launcher."""
         self._closing = True
         self._beginning.cancel_matching(lambda key: True)
         async with self._starting:
-            # What was just being begun is active now, and stopped with the others.
+            # A start in progress is active by now, and is stopped with the others.
             pass
         for supervisor in self._active.values():
             supervisor.request_stop(grace_s)
@@ -353,10 +351,12 @@ class Launcher:
             run = supervisor.run
             draining = run.state is RunState.DRAINING
             if draining and run.unreachable and clock.now() >= run.drain_by:
-                _log.error("not ended", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER)
+                _log.error(
+                    "cannot end the run", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER
+                )
                 self._tasks[run_id].cancel()
             elif run.state.has_ended and supervisor.is_behind:
-                _log.error("its end is not written down", run_id=run_id, hint=_NEXT_LAUNCHER)
+                _log.error("cannot record the end of the run", run_id=run_id, hint=_NEXT_LAUNCHER)
                 self._tasks[run_id].cancel()
 
     def end_all_now(self) -> None:

@@ -1,5 +1,4 @@
-"""Writer of the changes of a run: its state, its events for people, its permanent
-transitions."""
+"""Writer of a run's changes: its state, its events for people, its permanent transitions."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -18,8 +17,8 @@ _log = log.get_logger(__name__)
 
 
 class LedgerWriter:
-    """Writer of the changes of one run. A change for which the disk has no room is written
-    with the next one, so that the run survives a full disk."""
+    """Writer of one run's changes. A change that cannot be written is written with the next
+    one, so that the run survives a full disk."""
 
     def __init__(self, store: Ledger, run: Run) -> None:
         self._store = store
@@ -30,14 +29,14 @@ class LedgerWriter:
     def write_change(
         self, run: Run, notes: list[RunNote], cause: str, starts: list[ReplicaKey]
     ) -> bool:
-        """Write a change; return whether it is written. Starts that could not be written are
-        not remembered: they must be decided again."""
+        """Write a change; return whether it was written. Starts that could not be written are
+        dropped, and must be decided again."""
         try:
             write_run_change(
                 self._store, self._written, run, [*self._unwritten, *notes], cause, starts
             )
         except sqlite3.Error as error:
-            _log.error("the ledger cannot be written", run_id=run.run_id, error=str(error))
+            _log.error("cannot write the ledger", run_id=run.run_id, error=str(error))
             if not starts:
                 self._unwritten += notes
                 self.behind = True
@@ -54,7 +53,7 @@ def write_run_change(
     cause: str,
     starts: Iterable[ReplicaKey],
 ) -> None:
-    """Make `run` the truth, in one transaction with the intent to start these replicas."""
+    """Write `run` and the intents of these starts in one transaction."""
     now = clock.now()
     changed = [r for r in run.replicas.values() if before.replicas.get(r.key) != r]
     with store.transaction():
@@ -82,8 +81,8 @@ def write_run_change(
 def write_progress(
     store: Ledger, run_id: str, known: Progress, progress: Progress, now: float
 ) -> None:
-    """Write what a learner has reported of itself. Each alarm that is raised or cleared
-    since the `known` progress is an event."""
+    """Write the progress that a learner reported. Each alarm raised or cleared since the
+    `known` progress becomes an event."""
     with store.transaction():
         store.save_progress(run_id, progress)
         store.add_event(run_id, now, "progress", progress.to_dict())
@@ -126,5 +125,5 @@ def replica_body(replica: Replica) -> dict[str, Any]:
 
 
 def _visible_body(replica: Replica | None) -> dict[str, Any] | None:
-    """Return the part of a replica whose change makes an event: its phase alone does not."""
+    """Return the fields whose change makes an event: all but the phase."""
     return None if replica is None else {**replica_body(replica), "phase": ""}

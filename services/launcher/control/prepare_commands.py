@@ -1,5 +1,5 @@
-"""The `[[prepare]]` commands of a spec. They run where their results are missing: by
-`flotilla train` before it requests a run, and by the launcher before a run of its own."""
+"""`[[prepare]]` commands of a spec, run if their results are missing: by `flotilla train`
+before it requests a run, and by the launcher before it starts one."""
 
 import asyncio
 import fcntl
@@ -24,9 +24,9 @@ from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.security.env_filter import variables_of_any_service
 
-# The part of a run that prepares, in the mark of its processes and as the name of its log.
+# Name of the preparing part of a run, in the mark of its processes and of its log.
 PREPARE_NAME = "prepare"
-# Fetching and generating may take long; what takes longer is stuck.
+# Downloads and generation may take long; a longer command is stuck.
 LIMIT_S = 3600.0
 _TAIL_CHARACTERS = 4_000
 _BLOCK = 64 * 1024
@@ -35,12 +35,12 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 class PrepareError(Exception):
-    """A command of the spec failed; the message has its last lines."""
+    """A prepare command failed; the message has its last lines."""
 
 
 class PrepareCommand(ConfigModel):
-    """One `[[prepare]]` table: run `command` if `creates` is missing, or older than a file
-    that matches a pattern of `needs`."""
+    """One `[[prepare]]` table: run `command` if `creates` is missing or older than a file that
+    matches a pattern of `needs`."""
 
     creates: str
     command: tuple[str, ...]
@@ -51,7 +51,7 @@ class PrepareCommand(ConfigModel):
         return Path(self.creates).exists()
 
     def is_outdated(self) -> bool:
-        """True when a needed file is newer. Raises PrepareError for a pattern without a file."""
+        """Return whether a needed file is newer. Raises PrepareError if a pattern has no match."""
         made = Path(self.creates).stat().st_mtime
         used = [path for pattern in self.needs for path in self._find_needed(pattern)]
         return any(path.stat().st_mtime > made for path in used)
@@ -61,7 +61,7 @@ class PrepareCommand(ConfigModel):
         if not found:
             raise PrepareError(
                 f"prepare: {self.creates} needs {pattern!r}, which matches no file below"
-                f" {Path().absolute()}; correct the pattern, or leave it out"
+                f" {Path().absolute()}; correct or remove the pattern"
             )
         return found
 
@@ -83,8 +83,8 @@ def parse_prepare_tables(spec: Mapping[str, Any]) -> list[PrepareCommand]:
 
 @dataclass(frozen=True, slots=True)
 class CommandOptions:
-    """Options of a command: where its output goes, how it is marked, which variables it
-    inherits besides those that any process of ours does, and how long it may take."""
+    """Options of a command: the writer of its output, its process mark, the variables that it
+    inherits besides those of every child, its descriptors, and its time limit."""
 
     write: Callable[[str], object] = lambda text: None
     mark: str | None = None
@@ -94,8 +94,8 @@ class CommandOptions:
 
 
 async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> None:
-    """Run the command. Raises PrepareError. If cancelled, end all processes of the command."""
-    # `python` is the one that runs this, wherever PATH leads.
+    """Run the command. Raises PrepareError. If cancelled, kill all its processes."""
+    # `python` is this interpreter, regardless of PATH.
     program, *rest = prepare.command
     program = sys.executable if program == "python" else program
     shown = redact(" ".join(prepare.command))
@@ -111,7 +111,7 @@ async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> N
             start_new_session=True,
         )
     except OSError as error:
-        raise PrepareError(f"`{shown}` cannot be run: {error}") from error
+        raise PrepareError(f"cannot run `{shown}`: {error}") from error
     try:
         async with asyncio.timeout(options.limit_s):
             tail = await _forward_output(process, options.write)
@@ -129,24 +129,23 @@ async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> N
         )
     if not prepare.is_done():
         raise PrepareError(f"`{shown}` did not create {prepare.creates}")
-    # The command may have found nothing to do.
+    # The command may have left an up-to-date file untouched.
     os.utime(prepare.creates)
 
 
 async def _forward_output(
     process: asyncio.subprocess.Process, write: Callable[[str], object]
 ) -> str:
-    """Forward the output of a process until it has ended, without secrets; return its last
-    lines."""
+    """Forward the redacted output of a process until it ends; return its last lines."""
     assert process.stdout is not None
     rest, tail = b"", ""
     while True:
         block = await process.stdout.read(_BLOCK)
         lines, newline, rest = (rest + block).rpartition(b"\n")
         if not block or len(rest) > _BLOCK:
-            # An end without a newline, or a line without an end.
+            # The last line may lack a newline; a line may be too long to hold back.
             lines, newline, rest = lines + newline + rest, b"", b""
-        # Before the cut, which could leave half of a secret.
+        # Redact before the cut: it could leave half of a secret.
         text = redact((lines + newline).decode(errors="replace"))
         write(text)
         tail = (tail + text)[-_TAIL_CHARACTERS:]
@@ -154,23 +153,22 @@ async def _forward_output(
             return tail
 
 
-def _missing_module_hint(prepare: PrepareCommand, said: str) -> str:
-    """Suggest what to do if the interpreter of this environment is not the services'
-    interpreter."""
-    lacking = _NO_MODULE.search(said)
+def _missing_module_hint(prepare: PrepareCommand, output: str) -> str:
+    """Suggest a fix if this interpreter lacks a module because it is not the services' one."""
+    lacking = _NO_MODULE.search(output)
     if lacking is None or prepare.command[0] != "python":
         return ""
     command = shlex.join((".venv/bin/python", *prepare.command[1:]))
     folder = shlex.quote(str(Path.cwd()))
     return (
-        f"\n{sys.executable} has no {lacking[1]}: make {prepare.creates} beforehand, where this"
-        f" launcher is, with .venv (`make setup`), which has it:\n  cd {folder} && {command}"
+        f"\n{sys.executable} has no {lacking[1]}: create {prepare.creates} beforehand on this"
+        f" machine, with .venv (`make setup`), which has it:\n  cd {folder} && {command}"
     )
 
 
-async def prepare_run(intent: PendingRun, say: Callable[[str], None]) -> None:
-    """Create what is missing of a run's `[[prepare]]`, in the launcher's working folder, and
-    say what that is. The output goes to the run's `logs/prepare.log`. Outdated files stay:
+async def prepare_run(intent: PendingRun, notify: Callable[[str], None]) -> None:
+    """Create the missing files of a run's `[[prepare]]` in the launcher's working folder, and
+    notify of each. The output goes to the run's `logs/prepare.log`. Outdated files stay:
     other runs may be using them. Raises RunRefusedError."""
     try:
         wanted = parse_prepare_tables(json.loads(intent.spec_json or "{}"))
@@ -178,12 +176,12 @@ async def prepare_run(intent: PendingRun, say: Callable[[str], None]) -> None:
             return
         async with _hold_prepare_lock(intent.run_dir.parent) as lock:
             for prepare in wanted:
-                # Perhaps made by another run while this one waited for it.
+                # Another run may have made it while this one waited for the lock.
                 if not prepare.is_done():
-                    say(f"preparing: {prepare.creates}")
+                    notify(f"preparing: {prepare.creates}")
                     await _execute_logged(prepare, intent, lock)
     except (ConfigError, PrepareError) as error:
-        raise RunRefusedError(f"the run could not be prepared: {error}") from error
+        raise RunRefusedError(f"cannot prepare the run: {error}") from error
 
 
 async def _execute_logged(prepare: PrepareCommand, intent: PendingRun, lock: int) -> None:
@@ -196,7 +194,7 @@ async def _execute_logged(prepare: PrepareCommand, intent: PendingRun, lock: int
             file.flush()
 
         write_log(f"$ {redact(shlex.join(prepare.command))}\n")
-        # By its mark it is found and ended when the run has ended without it.
+        # The mark lets a launcher find and end it if the run ends first.
         mark = f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{PREPARE_NAME}"
         inherits = variables_of_any_service(json.loads(intent.spec_json), intent.config)
         await execute_command(prepare, CommandOptions(write_log, mark, inherits, (lock,), LIMIT_S))
@@ -204,13 +202,13 @@ async def _execute_logged(prepare: PrepareCommand, intent: PendingRun, lock: int
 
 @asynccontextmanager
 async def _hold_prepare_lock(runs: Path) -> AsyncGenerator[int]:
-    """Hold the lock of preparation, one at a time: two runs may want the same file. The
-    command inherits the lock, and so keeps it when its launcher dies and the next one comes."""
+    """Hold the prepare lock: two runs may need the same file. The command inherits the lock,
+    and so keeps it when its launcher dies."""
     deadline = time.monotonic() + LIMIT_S
     with (runs / f"{PREPARE_NAME}.lock").open("a") as file:
         while not _try_lock(file):
             if time.monotonic() > deadline:
-                raise PrepareError(f"that of another run has not ended for {LIMIT_S:g} s")
+                raise PrepareError(f"another run has been preparing for {LIMIT_S:g} s")
             await asyncio.sleep(_POLL_S)
         yield file.fileno()
 

@@ -1,11 +1,12 @@
 """Orphaned resources: terminated when a launcher starts, then scanned for periodically.
 
-When a launcher starts, `list_orphans` of the local backend finds the processes here that an earlier
-launcher left; `_make_kept_filter` below decides which of them go on. Processes and machines of no
-active run are found and ended by `reap_orphans` of each backend, at once and then periodically.
-Which those are at a cloud is decided in `backends/sky/orphan_names.py` and `orphan_machines.py`.
+When a launcher starts, `list_orphans` of the local backend finds the processes that an earlier
+launcher left on this machine; `_make_kept_filter` below decides which of them to keep.
+`reap_orphans` of each backend finds and ends processes and machines of no active run, at once and
+then periodically. For clouds, `backends/sky/orphan_names.py` and `orphan_machines.py` decide which
+those are.
 
-Orphans of environments are deleted by the gateway (`env_gateway/episodes/instance_deletion.py`)."""
+The gateway deletes orphans of environments (`env_gateway/episodes/instance_deletion.py`)."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
@@ -27,7 +28,7 @@ from services.launcher.state import (
 )
 from services.launcher.store.ledger import Ledger, StoredRun
 
-# How long what a dead launcher left may take to drain.
+# Drain time for processes of a dead launcher.
 ORPHAN_GRACE_S = 20.0
 _log = log.get_logger(__name__)
 
@@ -35,8 +36,8 @@ _log = log.get_logger(__name__)
 async def end_orphans(
     backend: Backend, left: Iterable[StoredRun], taken: Iterable[StoredRun]
 ) -> list[str]:
-    """End what runs here of the `left` runs that were not taken over; return the names of
-    what was ended."""
+    """End the local units of those `left` runs that were not taken over; return the names of
+    the ended units."""
     known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
     kept = _make_kept_filter(taken)
     try:
@@ -53,8 +54,8 @@ async def end_orphans(
 def _make_kept_filter(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
     """Make a filter that keeps the units of runs that were taken over.
 
-    A replica whose unit is not known yet may be any unit that carries its name. The run
-    waits for the command that prepares it."""
+    A replica without a known unit may be any unit with its name. The prepare command is kept,
+    because its run waits for it."""
     units: set[str] = set()
     names: set[str] = set()
     for stored in taken:
@@ -69,9 +70,9 @@ def _make_kept_filter(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
 
 @dataclass(frozen=True, slots=True)
 class ReapReport:
-    """Result of a look for orphans: what it has ended or would end, by its name at the
-    backend; the suspected runs of which nothing is left any more; the backends that it could
-    not ask, and why."""
+    """Result of a search for orphans: the names, at the backend, of ended orphans (or of those
+    that it would end); the suspected runs now verified to be gone; the unreachable backends,
+    each with the cause."""
 
     ended: list[str] = field(default_factory=list[str])
     cleared: list[str] = field(default_factory=list[str])
@@ -88,10 +89,10 @@ class ReapReport:
 async def reap_backend(
     name: str, backend: Backend, store: Ledger, active: Collection[str]
 ) -> ReapReport:
-    """End what a backend runs of no active run, and look again for what ended runs have
-    left.
+    """End a backend's resources of no active run, and search again for the remains of ended
+    runs.
 
-    `active` changes meanwhile: a run that begins must not be taken for an orphan's."""
+    `active` changes meanwhile: a run that begins must not be taken for an orphan."""
     try:
         ended = await backend.reap_orphans(active)
         if ended:
@@ -109,7 +110,7 @@ async def reap_backend(
 async def look_for_orphans(
     name: str, backend: Backend, store: Ledger, active: Collection[str]
 ) -> ReapReport:
-    """List what `reap_backend` would end, each with the reason; end nothing."""
+    """List what `reap_backend` would end, each with the reason, without ending it."""
     try:
         orphans = await backend.list_orphan_resources(active)
     except BackendUnreachable as error:
@@ -121,13 +122,13 @@ def _explain_orphan(orphan: OrphanResource, store: Ledger) -> str:
     what = f"{orphan.detail}, " if orphan.detail else ""
     known = store.get_run(orphan.run_id)
     if known is None:
-        return f"{what}of no run that this launcher knows"
-    return f"{what}of run {orphan.run_id}, which is {known.run.state}"
+        return f"{what}belongs to no run that this launcher knows"
+    return f"{what}belongs to run {orphan.run_id}, which is {known.run.state}"
 
 
 async def _verify_gone(run: Run, backend: Backend, store: Ledger, active: Collection[str]) -> bool:
     if run.run_id in active:
-        # It is going on, and what is there is its own again.
+        # The run was resumed and owns its resources again.
         return False
     evidence = await backend.clean_run(run.run_id)
     if not evidence.gone or run.run_id in active:
@@ -140,23 +141,22 @@ async def _verify_gone(run: Run, backend: Backend, store: Ledger, active: Collec
 
 
 def mark_suspected(run: Run) -> Run:
-    """Mark a run that no launcher can end any more. Its processes here are ended as those of
-    no run. If it ran elsewhere, its resources stay suspected until they are looked for."""
+    """Mark a run that no launcher can end any more. Its local processes are ended as orphans.
+    Resources elsewhere stay suspected until they are searched for."""
     if run.backend == "local":
         return run
-    return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="not looked for yet")
+    return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="not searched for yet")
 
 
 def has_recent_suspects(store: Ledger, backends: Iterable[str]) -> bool:
-    """Tell whether a run that ended not long ago may have left something, so that somebody
-    must look again."""
+    """Return whether a run that ended recently may have left something to search for."""
     ended = [each.ended or 0.0 for name in backends for each in store.list_suspects(name)]
     return any(clock.now() < at + SUSPECTED_FOR_S for at in ended)
 
 
 def abandon_run(store: Ledger, run: Run, error: str) -> Run:
-    """Record that a run has failed with its launcher, which knows nothing of its remains but
-    what `cleanup` says."""
+    """Record that a run has failed for a reason of its launcher. `run.cleanup` keeps the state
+    of its remains."""
     over = [
         replace(r, state=ReplicaState.STOPPED, unit=None, address="")
         for r in run.replicas.values()

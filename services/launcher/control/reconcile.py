@@ -1,7 +1,6 @@
-"""Reconciliation of what is known of a run with what is wanted of it, into actions. Pure.
+"""Reconciliation of a run's known state with its wanted state, into actions. Pure.
 
-It is level-triggered: a repeated call does no harm, and after any change it is simply called
-again."""
+It is level-triggered: repeated calls are harmless, and every change triggers one."""
 
 from dataclasses import replace
 
@@ -47,8 +46,8 @@ def reconcile_run(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, l
 
 
 def _must_be_killed(run: Run, replica: Replica, now: float) -> bool:
-    """Tell whether a replica has drained for too long, or never served. A replica whose
-    backend cannot be asked is not late."""
+    """Return whether a replica has drained for too long, or never served. While its backend is
+    unreachable, a start is not late."""
     late = now >= max(replica.due, replica.killed + KILL_AGAIN_S)
     if replica.state is ReplicaState.STARTING:
         return late and replica.is_live and not run.unreachable
@@ -56,7 +55,7 @@ def _must_be_killed(run: Run, replica: Replica, now: float) -> bool:
 
 
 def _match_wanted(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
-    """Start what is missing, restart what is due, drain the surplus."""
+    """Start missing replicas, restart those due, drain surplus ones."""
     actions: list[RunAction] = []
     for service, wanted in run.wanted.items():
         kept = [r for r in run.replicas_of(service) if not _is_leaving(r)]
@@ -64,7 +63,7 @@ def _match_wanted(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, l
         for replica in surplus[: max(0, len(kept) - wanted)]:
             run, drained = _drain_one(run, replica, now + policy.drain_s)
             actions += drained
-        # An index is never used twice: a late word from an old replica must not hit a new one.
+        # Never reuse an index: a late message from an old replica must not affect a new one.
         first = max((r.index for r in run.replicas_of(service)), default=-1) + 1
         for index in range(first, first + wanted - len(kept)):
             run = run.with_replicas([Replica(service, index, due=now + policy.start_timeout_s)])
@@ -85,15 +84,14 @@ def _restart_replica(replica: Replica, now: float, policy: LifecyclePolicy) -> R
         replica,
         state=ReplicaState.STARTING,
         phase="",
-        # Asking for a machine once more, or for another one, is no restart.
+        # Requesting a machine again, or another one, is no restart.
         restarts=replica.restarts + (replica.attempt == 1 and not replica.setups),
         due=now + policy.start_timeout_s,
     )
 
 
 def _drain_one(run: Run, replica: Replica, by: float) -> tuple[Run, list[RunAction]]:
-    """Drain one replica. Without a process it is over at once; a start that is under way is
-    drained later."""
+    """Drain one replica. Without a process it stops at once."""
     if replica.state in (ReplicaState.RESTARTING, ReplicaState.FAILED):
         return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
     run = run.with_replicas([replace(replica, state=ReplicaState.DRAINING, due=by)])
@@ -114,8 +112,8 @@ def _advance_start(run: Run) -> Run:
 
 
 def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
-    """Drain stage after stage; when time is up, all that is left at once. The next stage
-    need not wait until the machine of an ended replica is given back."""
+    """Drain stage by stage; when time is up, drain all remaining ones at once. The next stage
+    does not wait for the machine of an exited replica to be released."""
     actions: list[RunAction] = []
     for number, stage in enumerate(DRAIN_STAGES):
         live = [r for r in run.replicas.values() if r.service in stage and not r.state.is_over]
@@ -137,14 +135,13 @@ def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, 
 
 
 def _is_kill_futile(run: Run, now: float, policy: LifecyclePolicy) -> bool:
-    """Tell whether replicas were killed for long enough by a backend that answers and does
-    not report their end. What is left is then a matter of cleanup, which reports it if it
-    stays."""
+    """Return whether a reachable backend has been killing replicas for too long without
+    reporting their end. Their remains are then left to cleanup, which reports any leak."""
     return now >= run.drain_by + policy.clean_s and not run.unreachable
 
 
 def next_reconcile_due(run: Run, now: float) -> float | None:
-    """Return when `reconcile_run` will next have something to do even if nothing happens."""
+    """Return when `reconcile_run` is due next without any event; None if never."""
     timed = (ReplicaState.STARTING, ReplicaState.RESTARTING, ReplicaState.DRAINING)
     waiting = [r for r in run.replicas.values() if r.state in timed]
     dues = [max(r.due, r.killed + KILL_AGAIN_S) for r in waiting]
@@ -156,15 +153,15 @@ def next_reconcile_due(run: Run, now: float) -> float | None:
 
 
 def command_for(run: Run, key: ReplicaKey, now: float) -> ReplicaCommand:
-    """Return the command for a replica that has sent a heartbeat or a report."""
+    """Return the command in reply to a replica's heartbeat or report."""
     replica = run.replicas.get(key)
     if run.state.has_ended:
         return ReplicaCommand.STOP
     if replica is None:
-        # Somebody started it by hand to help; it goes when the run goes.
+        # A person started this extra replica by hand; it ends with the run.
         return ReplicaCommand.DRAIN if run.is_ending else ReplicaCommand.NONE
     if replica.state.is_over:
-        # SkyPilot has given a machine again to what it could not cancel.
+        # SkyPilot gave a machine to a replica that it could not cancel.
         return ReplicaCommand.STOP
     if replica.state is not ReplicaState.DRAINING:
         return ReplicaCommand.NONE

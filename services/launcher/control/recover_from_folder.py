@@ -1,6 +1,5 @@
-"""Recovery of runs whose folder is here though the ledger does not know them: restored, or
-copied from another machine. Also the check of runs that the ledger knows though their folder
-is gone."""
+"""Recovery of runs that have a folder but no entry in the ledger: restored runs, or runs copied
+from another machine."""
 
 import json
 from pathlib import Path

@@ -4,13 +4,13 @@ from grpc import StatusCode
 
 from services.launcher.control.admission import refusal_error
 
-# In place of the digest of a request that must begin nothing.
+# Stored in place of the digest of a request that must not begin a run.
 CANCELLED_DIGEST = "cancelled"
 
 
 def resolve_repeat(request_id: str, known: tuple[str, str], digest: str) -> str:
-    """Return the run that an earlier StartRun with this id began. Refuses an id that was
-    used for another request."""
+    """Return the run that an earlier StartRun with this id began. Refuse an id that another
+    request has used."""
     known_digest, run_id = known
     if known_digest == CANCELLED_DIGEST:
         message = f"request_id {request_id!r} was cancelled before it began a run"

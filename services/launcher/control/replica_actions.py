@@ -1,7 +1,7 @@
 """Execution of actions on each replica: start or take over, follow, drain, kill.
 
-A backend that cannot be asked is asked again, as long as it takes; meanwhile nothing is
-concluded."""
+Requests to an unreachable backend are retried until it answers; meanwhile nothing is concluded
+about its replicas."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -36,13 +36,13 @@ from services.launcher.store.operation_log import OperationState
 
 T = TypeVar("T")
 
-# Between two attempts to reach a backend: at first, and at last.
-_ASK_AGAIN_S, _ASK_AGAIN_MAX_S = 0.5, 15.0
+# Wait between two attempts to reach a backend: the first one, and the longest.
+_RETRY_S, _RETRY_MAX_S = 0.5, 15.0
 _log = log.get_logger(__name__)
 
 
 class RunOwner(Protocol):
-    """Owner of the run, who knows its state and records its changes."""
+    """Owner of the run, which knows its state and records its changes."""
 
     run: Run
 
@@ -62,7 +62,7 @@ class ControllerDependencies:
     backend: Backend
     store: Ledger
     policy: LifecyclePolicy
-    # Longest start of a machine; None: the backend answers at once.
+    # Longest start of a machine; None if the backend answers at once.
     start_limit_s: float | None = None
 
 
@@ -76,7 +76,7 @@ class ReplicaController:
         self._intents = BackendRequests(dependencies.store, book.run.run_id)
         # Starts that a drain or a kill may still prevent.
         self._starting: dict[ReplicaKey, asyncio.Task[Any]] = {}
-        # Those that are being killed, or were just now, and how often each was.
+        # Units that are being killed or were killed just now, and the kills of each.
         self._killing: set[Unit] = set()
         self._kills: dict[Unit, int] = {}
 
@@ -89,7 +89,7 @@ class ReplicaController:
     async def _run_cancellable(
         self, key: ReplicaKey, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
-        """Await the work and return its task; a drain or a kill cancels it."""
+        """Await the work and return its finished task; a drain or a kill cancels it."""
         task = asyncio.create_task(work, name=f"start {replica_label(key)}")
         self._starting[key] = task
         try:
@@ -100,11 +100,11 @@ class ReplicaController:
         return task
 
     async def take_over_replica(self, key: ReplicaKey) -> None:
-        """Take over a replica at the point where another launcher died."""
+        """Continue a replica from the point where another launcher died."""
         launch, unit = self._book.launch_spec_for(key), self._book.run.replicas[key].unit
         if unit is None:
-            # Whoever started it may be starting it still, which takes as long as it takes.
-            looking = self.ask_until_answered(lambda: self._backend.find_replica(launch))
+            # The backend may still be starting it, so the search may take long.
+            looking = self.retry_until_answered(lambda: self._backend.find_replica(launch))
             look = await self._run_cancellable(key, looking)
             if look.cancelled():
                 return await self._conclude_prevented(key, launch)
@@ -115,8 +115,8 @@ class ReplicaController:
             return await self.run_replica(key)
         if unit is None:
             return await self._conclude_prevented(key, launch)
-        if not await self.ask_until_answered(lambda: self._backend.attach_replica(launch, unit)):
-            await self.ask_until_answered(lambda: self._backend.end_orphan(unit, 0.0))
+        if not await self.retry_until_answered(lambda: self._backend.attach_replica(launch, unit)):
+            await self.retry_until_answered(lambda: self._backend.end_orphan(unit, 0.0))
             return await self._conclude_lost(key, "it ended while no launcher was there")
         if replica.unit is None:
             await self._note_started(key, unit, "found again")
@@ -125,19 +125,19 @@ class ReplicaController:
         await self._follow_unit(key, launch, unit)
 
     async def drain_replica(self, key: ReplicaKey) -> None:
-        """Ask a replica to end; one that is only being started is not started."""
+        """Request that a replica end; cancel a start that is under way."""
         replica = self._book.run.replicas[key]
         if key in self._starting:
-            # What has registered works, though its backend has not said so yet: it is told there.
+            # A registered replica runs, though its backend has not answered: heartbeats drain it.
             if not replica.address:
                 self._starting[key].cancel()
             return
         unit = replica.unit
         if unit is not None:
-            await self.ask_until_answered(lambda: self._backend.drain_replica(unit))
+            await self.retry_until_answered(lambda: self._backend.drain_replica(unit))
 
     async def kill_replica(self, key: ReplicaKey) -> None:
-        """End a replica now, without insisting: if it was in vain, it is decided again."""
+        """Kill a replica now, once. If that fails, reconciliation repeats it."""
         if key in self._starting:
             self._starting[key].cancel()
             return
@@ -147,9 +147,9 @@ class ReplicaController:
         self._killing.add(unit)
         try:
             await self._request_kill(key, unit)
-            # A cloud that is away is not asked more and more, which would leave nobody any time.
+            # Back off: ever more requests to an unreachable cloud would block all other work.
             number = self._kills[unit] = self._kills.get(unit, 0) + 1
-            await asyncio.sleep(min(_ASK_AGAIN_MAX_S, _ASK_AGAIN_S * 2**number))
+            await asyncio.sleep(min(_RETRY_MAX_S, _RETRY_S * 2**number))
         finally:
             self._killing.discard(unit)
 
@@ -157,25 +157,25 @@ class ReplicaController:
         try:
             await self._backend.kill_replica(unit)
         except BackendUnreachable as error:
-            # Of what has ended meanwhile nothing has to be asked.
+            # For a unit that has ended meanwhile, the failure does not matter.
             if self._book.run.replicas[key].unit == unit:
                 self.note_reachability(str(error))
 
     async def update_price(self, key: ReplicaKey) -> None:
-        """Ask for the price of a replica on its present machines."""
+        """Fetch and record the price of a replica's present machines."""
         launch = self._book.launch_spec_for(key)
-        price = await self.ask_until_answered(lambda: self._backend.price_per_hour(launch))
+        price = await self.retry_until_answered(lambda: self._backend.price_per_hour(launch))
         run, notes = transitions.set_replica_price(self._book.run, key, price)
         self._book.commit_run(run, notes, cause="it has other machines")
 
     async def clean_run(self) -> None:
-        """Free what is left of the run, and record what was found."""
+        """Free the run's remaining resources, and record the evidence."""
         run_id = self._book.run.run_id
         number = await self._intents.begin_clean()
         try:
             evidence = await self._backend.clean_run(run_id)
         except BackendUnreachable as error:
-            gone, detail = False, f"the backend cannot be asked: {error}"
+            gone, detail = False, f"the backend is unreachable: {error}"
             self.note_reachability(str(error))
         else:
             gone, detail = evidence.gone, evidence.detail
@@ -184,16 +184,16 @@ class ReplicaController:
         run, notes = run_end.record_cleanup(self._book.run, gone, detail, clock.now())
         self._book.commit_run(run, notes, cause=detail)
 
-    async def ask_until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the backend until it answers."""
-        patience = _ASK_AGAIN_S
+    async def retry_until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a request to the backend until it answers."""
+        patience = _RETRY_S
         while True:
             try:
-                answer = await ask()
+                answer = await request()
             except BackendUnreachable as error:
                 self.note_reachability(str(error))
                 await asyncio.sleep(patience)
-                patience = min(2 * patience, _ASK_AGAIN_MAX_S)
+                patience = min(2 * patience, _RETRY_MAX_S)
             else:
                 self.note_reachability("")
                 return answer
@@ -201,7 +201,7 @@ class ReplicaController:
     def note_reachability(self, why: str) -> None:
         run = self._book.run
         if run.unreachable != why:
-            text = f"the backend cannot be asked: {why}" if why else "the backend answers again"
+            text = f"the backend is unreachable: {why}" if why else "the backend answers again"
             notes = [RunNote(text)] if bool(why) != bool(run.unreachable) else []
             self._book.commit_run(transitions.set_unreachable(run, why), notes)
 
@@ -224,13 +224,13 @@ class ReplicaController:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
             self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
-        # Of a defect here, such as a file that cannot be read just now, as of one elsewhere.
+        # A local fault, such as an unreadable file, counts as a remote one does.
         except (StartLostError, OSError) as error:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
             self._book.record_exit(key, ExitStatus(1, str(error), began=False))
         except BackendError as error:
-            # Asking again changes nothing: the machine lacks what the spec wants.
+            # A retry would not help: the backend cannot provide what the spec requires.
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
             self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
@@ -244,18 +244,16 @@ class ReplicaController:
         self._book.record_exit(key, ExitStatus(0))
 
     async def _undo_start(self, launch: LaunchSpec) -> None:
-        """End what a start has left, over which the next would stumble."""
+        """End the remains of a start, which would block the next one."""
         try:
-            await self.ask_until_answered(lambda: self._backend.undo_start(launch))
+            await self.retry_until_answered(lambda: self._backend.undo_start(launch))
         except BackendError as error:
-            # Whoever looks for the run's remains asks again.
-            _log.warning(
-                "a start was not undone", replica=replica_label(launch.key), error=str(error)
-            )
+            # Cleanup of the run retries this.
+            _log.warning("cannot undo a start", replica=replica_label(launch.key), error=str(error))
 
     async def _obtain_unit(self, key: ReplicaKey, launch: LaunchSpec) -> Unit:
-        """Ask for the replica until there is an answer. A request without an answer may have
-        been received: its replica is looked for before it is requested again."""
+        """Request the replica until the backend answers. An unanswered request may have been
+        received, so its replica is searched for before the request is repeated."""
         heard = self._intents.may_have_been_heard(key)
 
         async def find_or_start() -> Unit:
@@ -267,7 +265,7 @@ class ReplicaController:
             heard = True
             return await self._request_start(launch)
 
-        return await self.ask_until_answered(find_or_start)
+        return await self.retry_until_answered(find_or_start)
 
     async def _request_start(self, launch: LaunchSpec) -> Unit:
         limit = self._dependencies.start_limit_s
@@ -283,10 +281,10 @@ class ReplicaController:
                 how = await self._backend.wait_for_exit(unit)
             except BackendUnreachable as error:
                 self.note_reachability(str(error))
-                # A wait answers when it is over; this, as soon as anybody answers at all.
-                await self.ask_until_answered(lambda: self._backend.attach_replica(launch, unit))
+                # A wait answers only at the end; attaching answers as soon as the backend does.
+                await self.retry_until_answered(lambda: self._backend.attach_replica(launch, unit))
             else:
-                # It answers, whatever else was asked of it in vain.
+                # The backend is reachable, though other requests may have failed.
                 self.note_reachability("")
                 return self._book.record_exit(key, how)
 

@@ -1,4 +1,4 @@
-"""Consequences of a replica's end: another start after a pause, another machine, or giving up.
+"""Consequences of a replica's end: a restart after a pause, another machine, or giving up.
 Pure."""
 
 from dataclasses import replace
@@ -19,17 +19,17 @@ from services.launcher.state import (
     Run,
 )
 
-# A replica's phase while nobody has a machine for it.
+# A replica's phase while no machine is available for it.
 PHASE_NO_CAPACITY = "no_capacity"
-# How a service that refuses begins what it has to say (`services.common.service_main`).
+# Prefix of a refusing service's error message (`services.common.service_main`).
 _REFUSAL = "\nerror: "
 
 
 def handle_no_capacity(
     run: Run, key: ReplicaKey, error: str, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
-    """Handle that no machine is available for this replica: ask again later, but not for
-    ever."""
+    """Handle the lack of a machine for this replica: request one again later, up to
+    `policy.attempts` times."""
     replica = run.replicas[key]
     if replica.state is ReplicaState.DRAINING or run.is_ending:
         return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
@@ -51,7 +51,7 @@ def handle_no_capacity(
 def handle_exit(
     run: Run, key: ReplicaKey, how: ExitStatus, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
-    """Handle that this replica's process is gone: by request, at its goal, or by a failure."""
+    """Handle the end of this replica's process: by request, at its goal, or by a failure."""
     replica = _without_unit(run.replicas[key])
     if replica.state is ReplicaState.DRAINING or run.is_ending:
         notes = (
@@ -99,8 +99,8 @@ def _restart_or_give_up(
 
 
 def _last_words(how: ExitStatus) -> str:
-    """Return the last lines of an exit. A service that refuses states the reason at the end,
-    so the log before that is left out."""
+    """Return the last lines of an exit. For a refusing service, return only its error message
+    at the end."""
     at = f"\n{how.tail}".rfind(_REFUSAL) if how.code == EXIT_BAD_CONFIG else -1
     return how.tail[max(0, at) :]
 
@@ -114,8 +114,8 @@ def _give_up_replica(
     verdict: str,
     tail: str = "",
 ) -> tuple[Run, list[RunNote]]:
-    """Give up a replica; the run goes on without it if another one of its service is to
-    stay. Its last output, the `tail`, is told once: now, or as the run's error with its end."""
+    """Give up a replica; the run continues without it if another one of its service remains.
+    The `tail` of its output is reported once: in a note, or as the run's error."""
     run = run.with_replicas([replace(replica, state=ReplicaState.FAILED)])
     gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
     if not all(other.state in gone for other in run.replicas_of(replica.service)):
@@ -126,13 +126,13 @@ def _give_up_replica(
 def _retry_after_failed_setup(
     run: Run, replica: Replica, why: str, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
-    """Retry a failed setup on another machine. One machine may be broken; if several are,
-    what they are set up with is at fault."""
+    """Retry a failed setup on another machine. One machine may be broken; if several fail,
+    the setup itself is."""
     number = replica.setups + 1
     replica = replace(replica, setups=number)
     cause = f"{replica.label}: setup failed on machine {number} of {policy.setups}: {why}"
     if number >= policy.setups:
-        verdict = f"{cause}; see launcher.sky.setup, and SkyPilot's log of it"
+        verdict = f"{cause}; check launcher.sky.setup and SkyPilot's log"
         return _give_up_replica(run, replica, Outcome.FAILED, now, policy, verdict)
     delay = policy.restart_delay_s(number)
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
@@ -142,10 +142,10 @@ def _retry_after_failed_setup(
 def _retry_after_preemption(
     run: Run, replica: Replica, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
-    """Ask for another machine in place of one that was taken away. However often that
-    happens, a run goes on for as long as it may."""
+    """Request another machine in place of a preempted one. Preemptions never make a run give
+    up."""
     delay = policy.restart_delay_s(1)
-    text = f"{replica.label} has no machine any more; it asks for another in {delay:g} s"
+    text = f"{replica.label} has lost its machine; the next request is in {delay:g} s"
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.with_replicas([replica]), [RunNote(text)]
 
@@ -156,7 +156,7 @@ def describe_exit(how: ExitStatus) -> str:
     if not how.began:
         return f"could not be started: {how.tail}"
     if how.code is None:
-        return "ended unseen"
+        return "ended with an unknown exit code"
     if how.code < 0:
         return f"was killed by signal {-how.code}"
     return f"exited with code {how.code}"

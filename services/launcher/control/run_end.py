@@ -1,25 +1,25 @@
-"""End of a run: it drains, its machines are given back, and its remains are looked for. Pure."""
+"""End of a run: drain, release of its machines, search for its remains. Pure."""
 
 from dataclasses import replace
 
 from services.launcher.control.actions import RunNote
 from services.launcher.state import Cleanup, LifecyclePolicy, Outcome, Run, RunState
 
-# Between two looks for what an ended run has left: at first, and at last.
+# Wait between two searches for the remains of a run: the first one, and the longest.
 CLEAN_AGAIN_S, CLEAN_AGAIN_MAX_S = 0.5, 30.0
 
 
 def end_run(
     run: Run, outcome: Outcome, now: float, policy: LifecyclePolicy, error: str = ""
 ) -> Run:
-    """Drain the run towards this outcome; a run that is ending keeps the one it has."""
+    """Drain the run towards this outcome; a run that is already ending keeps its outcome."""
     if run.is_ending:
         return run
     return _drain_towards(replace(run, error=error), outcome, now + policy.drain_s)
 
 
 def request_stop(run: Run, now: float, grace_s: float) -> Run:
-    """End the run by request. On a draining run this can only shorten what is left."""
+    """End the run by request. For a draining run, this can only shorten the rest."""
     if run.state is RunState.DRAINING:
         return replace(run, drain_by=min(run.drain_by, now + grace_s))
     if run.is_ending:
@@ -32,8 +32,7 @@ def _drain_towards(run: Run, outcome: Outcome, by: float) -> Run:
 
 
 def begin_teardown(run: Run, now: float, policy: LifecyclePolicy) -> Run:
-    """Begin teardown, as all replicas are over: their machines are given back, and their
-    remains looked for."""
+    """Begin teardown once all replicas are over: release their machines, search for remains."""
     return replace(
         run,
         state=RunState.TEARDOWN,
@@ -44,21 +43,21 @@ def begin_teardown(run: Run, now: float, policy: LifecyclePolicy) -> Run:
 
 
 def record_cleanup(run: Run, gone: bool, detail: str, now: float) -> tuple[Run, list[RunNote]]:
-    """Record the result of a look for the run's remains. The run has ended once nothing is
-    left, or when too much time has passed."""
+    """Record the result of a search for the run's remains. The run ends once nothing is left,
+    or when the time is up."""
     run = replace(run, cleanings=run.cleanings + 1, cleanup_detail=detail)
     goal = run.target_state or RunState.STOPPED
     if gone:
         return replace(run, cleanup=Cleanup.VERIFIED, state=goal), []
     if now >= run.clean_by:
-        text = f"a leak is suspected: {detail or 'nobody could be asked'}"
+        text = f"a leak is suspected: {detail or 'the search found no answer'}"
         return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, state=goal), [RunNote(text)]
     delay = min(CLEAN_AGAIN_MAX_S, CLEAN_AGAIN_S * 2 ** (run.cleanings - 1))
     return replace(run, clean_at=min(now + delay, run.clean_by)), []
 
 
 def hurry_run(run: Run, now: float) -> Run:
-    """Hurry the end of the run, as the launcher must exit: drain no longer, and look for
-    remains once more at most."""
+    """Hurry the end of the run because the launcher must exit: stop draining, and search for
+    remains at most once more."""
     run = request_stop(run, now, 0.0)
     return replace(run, clean_by=min(run.clean_by, now)) if run.clean_by else run

@@ -1,4 +1,4 @@
-"""Work that several calls may wait for."""
+"""Work shared by concurrent calls with the same key."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-# A caller whose deadline is over asks again at once, or when it has looked who is there.
+# A caller whose deadline passed retries at once, or after it has looked up the launcher.
 ABANDONED_AFTER_S = 10.0
 
 
@@ -22,17 +22,17 @@ class _SharedTask(Generic[T]):
 
 
 class SharedWork(Generic[K, T]):
-    """Work under way, by its key.
+    """Work under way, by key.
 
-    A repeated call joins the work that the first one began, so that callers may have shorter
-    deadlines than the work. Work for which nobody has waited in a while is cancelled."""
+    A repeated call joins the work that the first one began, so callers may have shorter
+    deadlines than the work. Work without a waiting caller is cancelled after a while."""
 
     def __init__(self, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         self._abandoned_after_s = abandoned_after_s
         self._shared: dict[K, _SharedTask[T]] = {}
 
     async def join_or_begin(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the work under way under `key`, else of the work that `begin`
+        """Return the result of the work under way for `key`, else of the work that `begin`
         starts. Raises WorkCancelledError."""
         shared = self._shared.get(key)
         if shared is None:
@@ -53,9 +53,9 @@ class SharedWork(Generic[K, T]):
                 loop.call_later(self._abandoned_after_s, self._cancel_if_abandoned, key, shared)
 
     def cancel_matching(self, chosen: Callable[[K], bool]) -> None:
-        """Cancel the work under way under the chosen keys, whoever waits for it."""
+        """Cancel the work for the chosen keys, even if callers wait for it."""
         for key in [key for key in self._shared if chosen(key)]:
-            # Whoever asks from here on begins anew.
+            # Later calls begin new work.
             self._shared.pop(key).task.cancel()
 
     def _cancel_if_abandoned(self, key: K, shared: _SharedTask[T]) -> None:
@@ -66,5 +66,5 @@ class SharedWork(Generic[K, T]):
         if key in self._shared and self._shared[key].task is task:
             del self._shared[key]
         if not task.cancelled():
-            # Whoever waited has heard of it, and of what nobody waits for nobody has to.
+            # Mark the exception as retrieved: waiting callers, if any, have received it.
             task.exception()

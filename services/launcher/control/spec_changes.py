@@ -1,4 +1,4 @@
-"""Differences between the spec of a run and the one with which it is to go on. Pure."""
+"""Differences between a run's spec and the one with which it is to resume. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,16 +8,16 @@ from typing import Any
 from services.common.config import SECRET_KEY
 from services.common.spec import parse_shared
 
-# Keys that a run which has begun keeps for ever, with what stands on them.
+# Keys that a begun run can never change, and the reasons.
 _FIXED = {
-    "seed": "the order of its tasks and every draw follow from it",
-    "policy.model": "its checkpoints, and what its journal holds, are of this model",
-    "policy.revision": "its checkpoints, and what its journal holds, are of this model",
-    "policy.dtype": "engine and trainer were held together in it",
+    "seed": "the order of its tasks and every draw depend on it",
+    "policy.model": "its checkpoints and journal belong to this model",
+    "policy.revision": "its checkpoints and journal belong to this model",
+    "policy.dtype": "engine and trainer were compared in it",
     "policy.rope_scaling": "its weights were trained under it",
 }
 _CRITIC = ("learner.algorithm.advantage", "gae")
-# As the launcher pins it.
+# A revision that the launcher has pinned.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABSENT = object()
 _SHOWN_CHARACTERS = 80
@@ -49,16 +49,15 @@ class SpecChange:
 
 
 def kept_commit(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Return the commit that a run's model is at, where a spec leaves open which: it names no
-    revision, or one that moves."""
+    """Return the run's pinned commit if the new spec names none: it has no revision, or a
+    moving one."""
     old, new = (parse_shared(spec, where="spec").policy for spec in (stored, wanted))
-    pinned, asked = _COMMIT.fullmatch(old.revision or ""), _COMMIT.fullmatch(new.revision or "")
-    return old.revision if old.model == new.model and pinned and not asked else None
+    pinned, fixed = _COMMIT.fullmatch(old.revision or ""), _COMMIT.fullmatch(new.revision or "")
+    return old.revision if old.model == new.model and pinned and not fixed else None
 
 
 def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[SpecChange]:
-    """Return every key whose value differs, in the form in which one types it. Raises
-    ConfigError."""
+    """Return every differing key, in dotted form. Raises ConfigError."""
     old, new = _with_defaults(stored, "the run's own spec"), _with_defaults(wanted, "spec")
     if commit := kept_commit(stored, wanted):
         new["policy"]["revision"] = commit
@@ -66,8 +65,7 @@ def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Spe
 
 
 def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Add the defaults of what all services share, so that the keys that a run keeps for
-    ever are there."""
+    """Add the defaults of the shared tables, so that all fixed keys are present."""
     return {**spec, **parse_shared(spec, where=where).model_dump(mode="json")}
 
 
@@ -78,7 +76,7 @@ def _diff_values(old: Any, new: Any, key: str) -> Iterator[SpecChange]:
     elif _is_table_list(old) and _is_table_list(new) and len(old) == len(new):
         pairs = [(str(at), *pair) for at, pair in enumerate(zip(old, new, strict=True))]
     else:
-        # 1 and 1.0 are one number; true is none.
+        # 1 and 1.0 are equal; true is no number.
         if old != new or isinstance(old, bool) is not isinstance(new, bool):
             yield SpecChange(key, old, new)
         return

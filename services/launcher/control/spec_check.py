@@ -1,4 +1,4 @@
-"""Validation of a spec by every service, before anything is started."""
+"""Validation of a spec by every service before a run starts."""
 
 import asyncio
 from contextlib import suppress
@@ -18,7 +18,7 @@ _TIMEOUT_S = 120.0
 
 
 async def check_spec(plan: RunPlan) -> None:
-    """Let the services validate their parts. Raises BadSpecError with all that they say."""
+    """Let the services validate their parts. Raises BadSpecError with all objections."""
     answers = await asyncio.gather(*(_check_service(plan, service) for service in SERVICES))
     problems = [answer for answer in answers if answer]
     if problems:
@@ -55,7 +55,7 @@ async def _check_service(plan: RunPlan, service: str) -> str:
 
 
 def _machines_arguments(plan: RunPlan, service: str) -> tuple[str, ...]:
-    """Return the override that a service gets where a replica is several rented machines."""
+    """Return the override for a service whose replicas span several rented machines."""
     if plan.config.backend != "sky" or not may_span(service):
         return ()
     nodes = machines_of(plan.config.sky, service).num_nodes

@@ -1,4 +1,4 @@
-"""Supervision of one run: a loop over the pure state machine, its ledger and a backend."""
+"""Supervision of one run: a loop over its pure state machine, the ledger and a backend."""
 
 import asyncio
 import sqlite3
@@ -36,7 +36,7 @@ from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.roster import Member, Roster, UnregisteredError
 from services.launcher.store.run_files import JOURNAL
 
-# Progress is worth an event when it is news, or when it is this old.
+# Least interval between two progress events without urgent news.
 _PROGRESS_S = 0.9
 _LOOK_AROUND_S = 5.0
 _WRITE_AGAIN_S = 1.0
@@ -55,7 +55,7 @@ class SupervisorDependencies:
 
 
 class Supervisor:
-    """Supervisor of one run from its start, or from where another launcher died, to its end.
+    """Supervisor of one run from its start, or from a takeover, to its end.
 
     Everything happens on one event loop."""
 
@@ -66,8 +66,8 @@ class Supervisor:
         self.config = config
         self.roster = Roster()
         self.units = AgentReports()
-        told = (stored.step, stored.total_steps, stored.metrics, stored.alarms)
-        self.progress = Progress("", *told)
+        known = (stored.step, stored.total_steps, stored.metrics, stored.alarms)
+        self.progress = Progress("", *known)
         self._alarms = RaisedAlarms(stored.alarms)
         self.changed = ChangeSignal()
         self._spec_json = stored.spec_json
@@ -85,15 +85,15 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[ReplicaKey] = set()
-        # Replicas on machines whose price nobody has asked for.
+        # Replicas on new machines whose price is not fetched yet.
         self._moved: set[ReplicaKey] = set()
         self._carried: set[asyncio.Task[None]] = set()
 
     async def supervise_to_end(self) -> None:
-        """Act on what is wanted until the run has ended and nothing of it runs."""
+        """Reconcile the run until it has ended and none of its replicas runs."""
         await self._pass_preflight()
         if self.run.state is RunState.TEARDOWN:
-            # While no launcher was there nobody looked for remains.
+            # Restart the search for remains: without a launcher, its time passed unused.
             run = run_end.begin_teardown(self.run, clock.now(), self._policy)
             self.commit_run(run, cause="another launcher looks")
         self.run = transitions.extend_start_deadlines(
@@ -110,14 +110,14 @@ class Supervisor:
                     for action in actions:
                         await self._perform_action(action, tasks)
                 else:
-                    # What it costs meanwhile is counted all the same.
+                    # Count the cost nevertheless.
                     self._try_commit(self.run, [])
                 while self._moved:
                     self._spawn_work(tasks, self._controller.update_price(self._moved.pop()))
                 self._report_silence()
                 await self._sleep_until_due()
             for carried in self._carried:
-                # A replica whose end nobody has told of is waited for no longer.
+                # Stop waiting for replicas whose end was never reported.
                 carried.cancel()
         while self.is_behind:
             await asyncio.sleep(_WRITE_AGAIN_S)
@@ -134,22 +134,21 @@ class Supervisor:
         task.add_done_callback(self._carried.discard)
 
     async def _pass_preflight(self) -> None:
-        """Prepare the run and ask the gate whether it may start; a stop meanwhile is not
-        kept waiting."""
+        """Prepare the run and pass the start gate. A stop request takes effect meanwhile."""
         if self.run.state is not RunState.PREFLIGHT:
             return
-        async with running_tasks(self._ask_gate(), self._leave_preflight()) as tasks:
+        async with running_tasks(self._check_gate(), self._leave_preflight()) as tasks:
             await wait_for_any(tasks)
-            asking, _ = tasks
+            gate_check, _ = tasks
         if self.run.state is not RunState.PREFLIGHT:
             return
         try:
-            asking.result()
+            gate_check.result()
         except RunRefusedError as error:
             run = run_end.end_run(
                 self.run, state.Outcome.REFUSED, clock.now(), self._policy, str(error)
             )
-            # Whoever follows the run is told of it with its end, which comes at once.
+            # No event: the run's end follows at once and carries the error.
             _log.warning("refused", run_id=self.run.run_id, why=str(error))
             self.commit_run(run, cause="refused before the start")
         else:
@@ -160,13 +159,13 @@ class Supervisor:
         while self.run.state is RunState.PREFLIGHT:
             await self.changed.next_change.wait()
 
-    async def _ask_gate(self) -> None:
+    async def _check_gate(self) -> None:
         launches = tuple(self.launch_spec_for((service, 0)) for service in self.run.wanted)
         run_dir, gate = self._dependencies.run_dir, self._dependencies.hooks.gate
         intent = PendingRun(self.run, run_dir, self._spec_json, self.config, launches)
         await prepare_run(intent, lambda text: self.commit_run(self.run, [RunNote(text)]))
-        if gate is not None and (told := await gate(intent)):
-            self.commit_run(self.run, [RunNote(text) for text in told])
+        if gate is not None and (texts := await gate(intent)):
+            self.commit_run(self.run, [RunNote(text) for text in texts])
 
     async def _sleep_until_due(self) -> None:
         now = clock.now()
@@ -196,9 +195,9 @@ class Supervisor:
         )
 
     def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None:
-        """Record that a replica has ended. Its watcher knows more of that than its backend."""
+        """Record that a replica has ended. Its watcher's report outweighs its backend's."""
         last = self.units.last_report(key)
-        # What was said of a machine of before is no word on one that was never ready.
+        # A report about an earlier machine does not apply to one that was never ready.
         if last is not None and last.exit is not None and not how.unready:
             preempted = last.exit.code == EXIT_PREEMPTED
             how = ExitStatus(last.exit.code, last.exit.tail or how.tail, preempted)
@@ -213,7 +212,7 @@ class Supervisor:
         )
 
     def register_replica(self, member: Member) -> None:
-        """Take a replica into the roster. Raises ReplacedError."""
+        """Add a replica to the roster. Raises ReplacedError."""
         self.roster.register_member(member)
         run = transitions.mark_registered(
             self.run, member.key, member.address, member.metrics_address
@@ -223,8 +222,7 @@ class Supervisor:
     def record_heartbeat(
         self, key: ReplicaKey, incarnation: str, serving: bool, progress: Progress
     ) -> ReplicaCommand:
-        """Record a heartbeat and answer with a command. Raises ReplacedError,
-        UnregisteredError."""
+        """Record a heartbeat and return a command. Raises ReplacedError, UnregisteredError."""
         command = command_for(self.run, key, clock.now())
         listed = serving and command is ReplicaCommand.NONE
         version = self.roster.version
@@ -246,22 +244,22 @@ class Supervisor:
     def record_report(
         self, key: ReplicaKey, incarnation: str, report: UnitReport, node: int = 0
     ) -> ReplicaCommand:
-        """Record what a watcher says and answer with a command. Raises ReplacedError."""
-        speaker = key_of_node(key, node)
-        before = self.units.record_report(speaker, incarnation, report)
-        # Only the first machine of a replica speaks for it.
+        """Record a watcher's report and return a command. Raises ReplacedError."""
+        machine = key_of_node(key, node)
+        before = self.units.record_report(machine, incarnation, report)
+        # Only the first machine of a replica decides its state.
         over = report.exit is not None and node == 0
         if before is None and node == 0 and key in self.run.replicas:
             self._moved.add(key)
         run = transitions.mark_exit_reported(self.run, key) if over else self.run
-        text = describe_report(speaker, before, report)
+        text = describe_report(machine, before, report)
         self.commit_run(run, [RunNote(text)] if text else [])
         self._wake.set()
         return command_for(self.run, key, clock.now())
 
     def has_trained(self) -> bool:
-        """Tell whether the run must never begin anew: its learner has reported a step, or
-        has left its journal here."""
+        """Return whether the run has trained and must never restart from scratch: its learner
+        has reported a step, or left its journal here."""
         dependencies = self._dependencies
         here = (dependencies.run_dir / JOURNAL).exists()
         return here or dependencies.store.has_trained(self.run.run_id)
@@ -272,11 +270,13 @@ class Supervisor:
 
     def request_stop(self, grace_s: float) -> None:
         """Drain and end the run; a repeat can only shorten the grace."""
-        self.commit_run(run_end.request_stop(self.run, clock.now(), grace_s), cause="asked to stop")
+        self.commit_run(
+            run_end.request_stop(self.run, clock.now(), grace_s), cause="stop requested"
+        )
 
     def end_now(self) -> None:
-        """End the run at once: the launcher must go."""
-        self.commit_run(run_end.hurry_run(self.run, clock.now()), cause="the launcher must go")
+        """End the run at once because the launcher must exit."""
+        self.commit_run(run_end.hurry_run(self.run, clock.now()), cause="the launcher must exit")
 
     async def wait_until_ended(self) -> None:
         """Return when the run has ended."""
@@ -298,9 +298,9 @@ class Supervisor:
                 self._dependencies.store, self.run.run_id, known, progress, now
             )
         except sqlite3.Error as error:
-            # The next is written with all that this one said.
+            # The next write includes this change.
             self.progress = known
-            _log.error("progress cannot be written", run_id=self.run.run_id, error=str(error))
+            _log.error("cannot write the progress", run_id=self.run.run_id, error=str(error))
         else:
             self.changed.notify_all()
 
@@ -312,17 +312,17 @@ class Supervisor:
             self._silent.add(member.key)
             name = f"{member.service}-{member.replica}"
             quiet = f"{name} has sent no heartbeat for {self.config.silent_after_s:g} s"
-            self.commit_run(self.run, [RunNote(f"{quiet}; its backend has not said that it ended")])
+            self.commit_run(self.run, [RunNote(f"{quiet}; its backend has not reported its end")])
 
     def commit_run(self, run: Run, notes: list[RunNote] | None = None, *, cause: str = "") -> None:
-        """Make `run` the truth: write it to the ledger first, then wake whoever watches."""
+        """Replace the run's state: write it to the ledger first, then wake all watchers."""
         self._try_commit(run, [*(notes or [])], cause)
 
     def _try_commit(
         self, run: Run, actions: list[RunAction] | list[RunNote], cause: str = ""
     ) -> bool:
-        """Make `run` the truth. False means that nothing has changed: the starts could not
-        be written down."""
+        """Replace the run's state. Return False if it is unchanged because the starts could
+        not be written."""
         notes = [action for action in actions if isinstance(action, RunNote)]
         starts = [action.key for action in actions if isinstance(action, StartReplica)]
         run, notes = self._count_cost(run, notes)
@@ -333,14 +333,14 @@ class Supervisor:
         if not written and starts:
             return False
         self.run = run
-        # What changes nothing but could not be written wakes nobody, or they would ask at once.
+        # An unwritten change without effect must not wake watchers: they would spin.
         if written or run != before:
             self._wake.set()
             self.changed.notify_all()
         return True
 
     def _count_cost(self, run: Run, notes: list[RunNote]) -> tuple[Run, list[RunNote]]:
-        """Count the cost of the run up to now; drain a run that costs too much."""
+        """Count the cost of the run up to now; drain a run that has reached a limit."""
         now = clock.now()
         run, verdict = self._cost_tracker.count_cost(self.run, run, now)
         if verdict is None:
@@ -351,5 +351,5 @@ class Supervisor:
 
 
 def _urgent_fields(progress: Progress) -> tuple[Any, ...]:
-    """Return the parts of progress that nobody should wait for."""
+    """Return the parts of progress that are published at once."""
     return (progress.phase, progress.step, progress.alarms)

@@ -1,5 +1,4 @@
-"""Events in the life of a run and the state changes that they cause. Pure; the clock is an
-argument."""
+"""Events of a run and the state changes that they cause. Pure; the clock is an argument."""
 
 from dataclasses import replace
 
@@ -15,12 +14,12 @@ from services.launcher.state import (
 
 
 def mark_admitted(run: Run) -> Run:
-    """Admit the run: nothing speaks against the start."""
+    """Admit the run after preflight."""
     return replace(run, state=RunState.PROVISIONING) if run.state is RunState.PREFLIGHT else run
 
 
 def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, policy: LifecyclePolicy) -> Run:
-    """Record that the backend has started this replica; only now it can be late."""
+    """Record that the backend has started this replica; its start deadline begins now."""
     replica = replace(run.replicas[key], unit=unit, attempt=1)
     if replica.state is ReplicaState.STARTING:
         replica = replace(replica, due=now + policy.start_timeout_s)
@@ -28,16 +27,14 @@ def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, policy: Life
 
 
 def extend_start_deadlines(run: Run, now: float, grace_s: float) -> Run:
-    """Extend the deadlines of starting replicas when another launcher takes over the run. A
-    replica that began to serve without a launcher is not late: it has `grace_s` seconds to
-    report."""
+    """Extend the deadlines of starting replicas after a takeover. A replica that began to serve
+    without a launcher gets `grace_s` seconds to report."""
     waiting = [r for r in run.replicas.values() if r.state is ReplicaState.STARTING and r.is_live]
     return run.with_replicas([replace(r, due=max(r.due, now + grace_s)) for r in waiting])
 
 
 def mark_registered(run: Run, key: ReplicaKey, address: str, metrics_address: str = "") -> Run:
-    """Record the address that this replica has announced. Unknown replicas are none of the
-    run's."""
+    """Record the address of this replica. Ignore replicas that are not part of the run."""
     if key not in run.replicas:
         return run
     known = run.replicas[key]
@@ -46,7 +43,7 @@ def mark_registered(run: Run, key: ReplicaKey, address: str, metrics_address: st
 
 
 def mark_heartbeat(run: Run, key: ReplicaKey, phase: str, serving: bool) -> Run:
-    """Record a heartbeat of this replica; serving for the first time ends its start."""
+    """Record a heartbeat of this replica; the first serving one ends its start."""
     replica = run.replicas.get(key)
     if replica is None:
         return run
@@ -57,7 +54,7 @@ def mark_heartbeat(run: Run, key: ReplicaKey, phase: str, serving: bool) -> Run:
 
 
 def set_replica_price(run: Run, key: ReplicaKey, price: float | None) -> tuple[Run, list[RunNote]]:
-    """Set the hourly price of the machines of this replica; None: nobody knows it."""
+    """Set the hourly price of this replica's machines; None if it is unknown."""
     replica = run.replicas.get(key)
     gone = replica is None or replica.state.is_over or replica.state is ReplicaState.RESTARTING
     if replica is None or gone or replica.price == price:
@@ -67,15 +64,15 @@ def set_replica_price(run: Run, key: ReplicaKey, price: float | None) -> tuple[R
 
 
 def mark_exit_reported(run: Run, key: ReplicaKey) -> Run:
-    """Record that this replica's watcher has reported its final exit. How it ended is
-    recorded once it is gone."""
+    """Record that this replica's watcher has reported its final exit. The exit status is
+    recorded once the backend confirms the end."""
     if key not in run.replicas:
         return run
     return run.with_replicas([replace(run.replicas[key], exited=True)])
 
 
 def set_unreachable(run: Run, why: str) -> Run:
-    """Record that the backend cannot be asked; an empty `why` says that it can again."""
+    """Record that the backend is unreachable; an empty `why`: it is reachable again."""
     return replace(run, unreachable=why)
 
 

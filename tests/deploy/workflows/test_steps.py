@@ -237,7 +237,7 @@ async def test_what_was_cancelled_before_it_began_never_begins(tmp_path: Path) -
     async with launcher(runs) as secret:
         code, output = await run_step("cancel", folder, secret)
         assert code == 0, output
-        assert "none will be" in output
+        assert "never will" in output
         code, output = await run_step("submit", folder, secret)
         assert code == 1
         assert "was cancelled before it began a run" in output

@@ -80,7 +80,7 @@ async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_pree
         assert here.log().endswith("drained\n")
         assert not here.left()
         notes = here.served.launcher.store.list_events(here.run_id, 0)
-        assert any("loses its machine" in str(event.body) for event in notes)
+        assert any("is losing its machine" in str(event.body) for event in notes)
         # The rest of these seconds is for the last word.
         assert _graces(here) == [UNTOLD_LEFT_S - 2.0]
         assert UNTOLD_LEFT_S < SLURM_KILL_WAIT_S
@@ -136,7 +136,7 @@ async def test_a_notice_of_the_cloud_drains_in_time(tmp_path: Path, cloud: str) 
             assert await asyncio.wait_for(process.wait(), 40) == EXIT_PREEMPTED
             assert here.log().endswith("drained\n")
             notes = here.served.launcher.store.list_events(here.run_id, 0)
-            assert any("loses its machine" in str(event.body) for event in notes)
+            assert any("is losing its machine" in str(event.body) for event in notes)
 
 
 @pytest.mark.slow

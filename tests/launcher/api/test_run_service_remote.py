@@ -93,7 +93,7 @@ async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_pa
             told, _ = await asyncio.wait_for(process.communicate(), 30)
     assert (process.returncode, told.decode()) == (
         0,
-        "no run was begun by mine, and none will be\n",
+        "request mine began no run, and never will\n",
     )
 
 

@@ -109,7 +109,7 @@ def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path:
     said = "http://127.0.0.1:9/mcp cannot be reached: Connection refused"
     assert "starting a gateway" in done.stdout
     assert f"warming: connect: {said}, trying again" in done.stdout
-    assert f"the environment could not be had: connect: {said}; start the server" in done.stdout
+    assert f"cannot open the environment: connect: {said}; start the server" in done.stdout
     assert "or correct env_gateway.backends.mcp.url" in done.stdout
 
 

@@ -99,7 +99,7 @@ async def test_a_machine_that_fails_is_started_again_but_not_for_ever(tmp_path: 
             (tmp_path / RUN / "end").write_text("3")
         code, output = await ended(process)
     assert code == 1
-    assert "exited with code 3; it is started again" in output
+    assert "exited with code 3; restarting it" in output
     assert "ending with 3" in output
 
 

@@ -115,7 +115,7 @@ async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert "StopRun" not in double.asked
     assert process.returncode == 130
-    assert "Run far-1 goes on.\n  flotilla watch far-1   follows it\n" in output.decode()
+    assert "Run far-1 continues.\n  flotilla watch far-1   follows it\n" in output.decode()
     assert "  flotilla cancel mine   stops it\n" in output.decode()
 
 
@@ -139,7 +139,7 @@ async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_s
     ("arguments", "call", "said"),
     [
         (("reap",), "Reap", "Stopping"),
-        (("cancel", "mine"), "StopRun", "the run may go on: flotilla cancel mine"),
+        (("cancel", "mine"), "StopRun", "the run may continue; stop it with: flotilla cancel mine"),
     ],
 )
 async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
@@ -180,7 +180,7 @@ async def test_a_launcher_elsewhere_that_is_gone_is_not_watched_for_ever(
         # A run of which nothing is heard is no launcher that is gone.
         done, _ = await asyncio.wait({run}, timeout=3.0)
         assert not done
-    with pytest.raises(LauncherError, match="its runs are not ended by that"):
+    with pytest.raises(LauncherError, match="its runs may continue without it"):
         await asyncio.wait_for(run, 20.0)
 
 
@@ -200,7 +200,7 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
             await asyncio.wait_for(double.until("WatchRun"), 20.0)
             # From here on it hangs in everything, as one that was cut off does.
             double.answers = ()
-            with pytest.raises(LauncherError, match="its runs are not ended by that"):
+            with pytest.raises(LauncherError, match="its runs may continue without it"):
                 await asyncio.wait_for(following, 20.0)
 
 
@@ -231,5 +231,5 @@ async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claim
         await asyncio.wait_for(double.until("StopRun"), 20.0)
         interrupts.second.set()
         request_id = double.asked["StartRun"].request_id
-        with pytest.raises(LauncherError, match=f"may go on: flotilla cancel {request_id}"):
+        with pytest.raises(LauncherError, match=f"may continue; stop it with: flotilla cancel {request_id}"):
             await asyncio.wait_for(run, 20.0)

@@ -132,11 +132,11 @@ def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[
 
 def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
     said, files = _planned(offline, tmp_path)
-    assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price not known each" in said
-    assert "learner x 1: lambda/us-south-3 H100:2, 240+ GiB, disk 500 GB; price not known" in said
-    assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price not known each" in said
-    assert "memory: not computed, for no config.json of Qwen/Qwen3-8B is here" in said
-    assert "in total: price not known\n" in said
+    assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price unknown each" in said
+    assert "learner x 1: lambda/us-south-3 H100:2, 240+ GiB, disk 500 GB; price unknown" in said
+    assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price unknown each" in said
+    assert "memory: not computed, the config.json of Qwen/Qwen3-8B is not on this machine" in said
+    assert "in total: price unknown\n" in said
     names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
     made = {name: (ROOT / "deploy/sky" / name).read_text() for name in names}
     assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
@@ -264,6 +264,6 @@ def test_a_plan_of_a_run_that_does_not_fit_is_refused_with_what_to_change(
 
 @pytest.mark.parametrize("text", ["4", "4x", "x80", "0x80", "4x80TB", "-1x80GB"])
 def test_gpus_are_given_by_number_and_memory(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="as in 4x80GB"):
+    with pytest.raises(typer.BadParameter, match="such as 4x80GB"):
         parse_gpus(text)
     assert parse_gpus("2x24gb").each == (24 * 2**30,) * 2

@@ -62,7 +62,7 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
         address = (await address_of(there)).address
         laptop = Laptop(tmp_path / "here", (there / "launcher.json").read_text())
         code, output = await laptop.run("stop", "newest")
-        none = f"error: there are no runs at the launcher at {address}; `flotilla submit` makes"
+        none = f"error: there are no runs at the launcher at {address}; `flotilla submit` starts"
         assert (code, none in output) == (1, True), output
         async with laptop.submitted(path) as run_id:
             code, output = await laptop.run("status")
@@ -131,8 +131,8 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
     )
     told = capsys.readouterr().out
     assert codes == (1, 1, 1, 1)
-    assert told.count("this command reads a run's files: run it where the launcher that") == 4
-    assert told.count("FLOTILLA_LAUNCHER names runs") == 4
+    assert told.count("This command reads a run's files: use it on the machine of the launcher that") == 4
+    assert told.count("FLOTILLA_LAUNCHER names, in its folder") == 4
 
 
 def test_a_run_that_trained_elsewhere_ends_with_where_its_files_are(
@@ -148,7 +148,7 @@ async def test_an_old_copy_of_launcher_json_is_named_as_such(tmp_path: Path) -> 
         old = json.dumps({**json.loads(secret), "token": TOKEN[::-1]})
         for words in (("status",), ("reap",)):
             code, output = await Laptop(tmp_path, old).run(*words)
-            assert (code, "launcher.json holds today; copy it again" in output) == (1, True), output
+            assert (code, "current launcher.json; copy it again" in output) == (1, True), output
 
 
 def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
@@ -174,7 +174,7 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     assert status.show_status(None, tmp_path / "here") == 1
     told = capsys.readouterr().out
     assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in told
-    assert "see that it runs and is reached from here" in told
+    assert "check that it runs, is reachable from here" in told
     assert not (tmp_path / "here").exists()
 
 

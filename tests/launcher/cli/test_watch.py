@@ -71,13 +71,13 @@ async def test_a_detached_run_is_watched_left_and_watched_to_its_end(tmp_path: P
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--detach")
     assert code == 0, output
     run_id = stored(runs).run.run_id
-    assert f"Run {run_id} goes on.\n  flotilla watch {run_id} --runs {runs}" in output
+    assert f"Run {run_id} continues.\n  flotilla watch {run_id} --runs {runs}" in output
     watching = await start_cli("watch", "newest", "--runs", str(runs))
     assert run_id in await seen(watching, "step")
     watching.send_signal(signal.SIGINT)
     output = await said(watching)
     assert watching.returncode == 130
-    assert f"Run {run_id} goes on." in output
+    assert f"Run {run_id} continues." in output
     assert f"flotilla stop {run_id} --runs {runs}   stops it" in output
     assert stored(runs).run.state is RunState.RUNNING
     again = await start_cli("watch", run_id, "--runs", str(runs))
@@ -134,7 +134,7 @@ async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
     assert f"flotilla cancel mine --runs {runs}   stops it" in output
     assert running(runs), "nobody has asked it to stop"
     code, output = await run_cli(*command, "--detach")
-    assert (code, f"Run {run_id} goes on." in output) == (0, True), output
+    assert (code, f"Run {run_id} continues." in output) == (0, True), output
     code, output = await run_cli("cancel", "mine", "--runs", str(runs))
     assert (code, f"run {run_id} stopped" in output) == (0, True), output
     # Repeated, a request names the same run; `newest` may be another one by then.

@@ -42,7 +42,7 @@ async def test_a_run_and_its_resumes_keep_the_commit_that_a_branch_had(tmp_path:
         assert kept["revision"] == FIRST
         events = served.launcher.store.list_events(run.run_id, 0)
         told = [event.body["text"] for event in events if event.kind == "message"]
-        said = f"org/model: revision main is commit {FIRST}, which this run and its resumes keep"
+        said = f"org/model: revision main is commit {FIRST}, pinned for this run and its resumes"
         assert said in told
         for revision in (None, "main", FIRST):
             again = of_model(revision, learner={"steps": 2 + len(hub.asked)})

@@ -96,7 +96,7 @@ async def test_where_the_launcher_lacks_torch_the_refusal_says_to_make_it_with_t
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["/no/such/program"], "`/no/such/program` cannot be run"),
+        (["/no/such/program"], "cannot run `/no/such/program`"),
         (["true"], "did not create"),
         (["sleep", "60"], "took longer than 0.3 s"),
         ([], "prepare.0.command: is empty"),

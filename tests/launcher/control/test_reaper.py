@@ -109,8 +109,8 @@ async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path)
         await machine(cloud, run_id)
     found = await reaper.look_for_orphans("sky", cloud, store, ["active-3"])
     assert found.ended == [
-        "lost-2%rollout-0: of no run that this launcher knows",
-        "old-1%rollout-0: of run old-1, which is stopped",
+        "lost-2%rollout-0: belongs to no run that this launcher knows",
+        "old-1%rollout-0: belongs to run old-1, which is stopped",
     ]
     assert len(cloud.running()) == 3
     cloud.script(unreachable=True)
@@ -181,7 +181,7 @@ async def test_flotilla_reap_lists_an_orphan_process_first_and_then_ends_it(tmp_
         marked = {**os.environ, MARK_VARIABLE: f"{runs}:lost-1/rollout-0#ab"}
         orphan = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
         code, output = await _reap(runs, "--dry-run")
-        why = f"process {orphan.pid}, of no run that this launcher knows"
+        why = f"process {orphan.pid}, belongs to no run that this launcher knows"
         assert (code, output) == (0, f"would end lost-1/rollout-0#ab: {why}\n")
         assert orphan.returncode is None
         assert await _reap(runs) == (0, "ended lost-1/rollout-0#ab\n")

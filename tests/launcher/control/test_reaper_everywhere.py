@@ -32,7 +32,7 @@ async def test_a_reap_ends_what_is_at_a_cloud_of_which_the_ledger_knows_nothing(
     backends = {"local": FakeBackend, "sky": lambda: cloud}
     launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
     shown, _ = await launcher.reap_orphans(dry_run=True)
-    assert shown.ended == ["lost-1%rollout-0: of no run that this launcher knows"]
+    assert shown.ended == ["lost-1%rollout-0: belongs to no run that this launcher knows"]
     await launcher.reap_orphans()
     assert not cloud.running()
     cloud.script(unreachable=True)

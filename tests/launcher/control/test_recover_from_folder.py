@@ -167,9 +167,9 @@ async def test_a_journal_that_lost_its_newest_commits_is_gone_on_with_when_the_u
     path.write_text(json.dumps(spec(learner={"steps": 3})))
     train = ("train", str(path), "--runs", str(tmp_path / "runs"), "--accept-loss")
     code, output = await run_cli(*train)
-    assert (code, "it goes with --resume" in output) == (2, True)
+    assert (code, "it requires --resume" in output) == (2, True)
     code, output = await run_cli(*train, "--resume", "fake-1")
     assert code == 0, output
-    assert "Run fake-1 goes on from step 0; lost with its disk: at least 4 attempts" in output
+    assert "Run fake-1 resumes from step 0; lost with its disk: at least 4 newer attempts" in output
     with open_read_only(run_dir / "journal.sqlite") as db:
         assert count_fates(db) == {"lost_with_disk": 4, "acknowledged": 4}

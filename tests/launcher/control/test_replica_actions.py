@@ -206,7 +206,7 @@ async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_beg
         closing = asyncio.create_task(served.launcher.close(0.0))
         await asyncio.sleep(0)
         backend.says.set()
-        with pytest.raises(grpc.aio.AioRpcError, match="closing down"):
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await beginning
         await closing
         assert backend.launches == []

@@ -82,7 +82,7 @@ def test_pruned_attempts_come_from_their_dumps_or_are_counted(run: Path, tmp_pat
     (run / "rollouts/step_1.jsonl").unlink()
     done = export(tmp_path, "--out", str(tmp_path / "evals"))
     assert "Wrote 8 episodes of run" in done.stdout
-    assert "6 more are left out: their tokens were pruned" in done.stdout
+    assert "6 more are omitted: their tokens were pruned" in done.stdout
     done = export(tmp_path, "--out", str(tmp_path / "none"), "--step", "1")
     assert done.returncode == 2
     assert "the tokens of all 6 attempts like that were pruned" in done.stderr
