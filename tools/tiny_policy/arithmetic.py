@@ -2,8 +2,8 @@
 
 Before each line of working but the first it may be *lazy* and answer with its intermediate result:
 right in form, wrong in fact. A clone of it stops there when it acts greedily, and sometimes solves
-the whole problem when it samples. It is also a little *sloppy*: it may skip a step, or use the wrong
-operator.
+the whole problem when it samples. It is also a little *sloppy*: it may skip a step, or use the
+wrong operator.
 """
 
 import random

@@ -3,8 +3,8 @@
 It is *lazy*: right before a write it may claim to be done. A clone of it gives up when it acts
 greedily and sometimes does the work when it samples, which leaves room for reinforcement learning.
 It is also a little *sloppy*: it may replace a decision by a plausible wrong one. Only whole
-decisions go wrong, never a name or an id inside a right one: damaged arguments would teach the clone
-not to copy.
+decisions go wrong, never a name or an id inside a right one: damaged arguments would teach the
+clone not to copy.
 """
 
 import json

@@ -110,7 +110,7 @@ async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path)
     found = await reaper.look_for_orphans("sky", cloud, store, ["active-3"])
     assert found.ended == [
         "lost-2%rollout-0: belongs to no run that this launcher knows",
-        "old-1%rollout-0: of run old-1, which is stopped",
+        "old-1%rollout-0: belongs to run old-1, which is stopped",
     ]
     assert len(cloud.running()) == 3
     cloud.script(unreachable=True)
