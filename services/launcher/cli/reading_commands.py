@@ -118,6 +118,10 @@ def inspect(
         list[int] | None,
         typer.Option("--step", min=0, help="A step to bundle; may be repeated (the newest)."),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+    ] = None,
     runs: Runs = RUNS,
 ) -> None:
     """Show runs in a browser: curves, groups, episodes, and every token with its numbers.
@@ -126,15 +130,17 @@ def inspect(
     running and finished runs; a page left open for hours costs the learner nothing. `--bundle`
     makes a file for a colleague, who needs neither Flotilla nor the run.
 
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    Of a launcher that FLOTILLA_LAUNCHER names it fetches what a run's pages need, and goes on while
+    the run does; without RUN, of the newest. A run in `--runs` is read there.
     """
     from services.launcher.cli import inspect as command
 
     if bundle is None and step:
         raise typer.BadParameter("--step goes with --bundle")
     if bundle is None:
-        raise typer.Exit(command.inspect_runs(run, runs, port=port, browse=browse))
-    raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or []))
+        options = command.PageOptions(port, browse, policy)
+        raise typer.Exit(command.inspect_runs(run, runs, options))
+    raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or [], policy))
 
 
 def export(
