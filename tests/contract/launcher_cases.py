@@ -1,7 +1,9 @@
 """Cases for each rpc that a launcher serves: a call that does what it says, and calls that it
 refuses."""
 
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ class World:
         await self.served.registry.Register(registry_pb.RegisterRequest(**self.member()))
         (self.folder / self.run_id / "logs").mkdir()
         (self.folder / self.run_id / "logs" / "learner-0.log").write_text(LINES)
+        with closing(sqlite3.connect(self.folder / self.run_id / "journal.sqlite")) as journal:
+            journal.execute("CREATE TABLE groups (group_id TEXT)")
 
     def who(self, **changes: Any) -> dict[str, Any]:
         named = {"service": "rollout", "replica": 0, "incarnation": "a"}
@@ -167,6 +171,24 @@ RUN_SERVICE = {
                 (REFUSED, "BAD_POSITION"),
             ),
             **_of_run(run_pb.TailLogsRequest),
+        },
+    ),
+    "ReadRunFiles": Case(
+        lambda world: run_pb.ReadRunFilesRequest(run_id=world.run_id),
+        lambda _, said: (
+            {file.path for file in said[0].files.files} == {"journal.sqlite", "spec.json"}
+            and b"".join(p.block.data for p in said if p.block.path == "spec.json").decode() == SPEC
+            and {part.complete for part in said} == {"", "journal.sqlite", "spec.json"}
+        ),
+        {
+            "bad input": (
+                lambda world: run_pb.ReadRunFilesRequest(
+                    run_id=world.run_id,
+                    known=[run_pb.KnownFile(path="metrics.jsonl", block_digests=b"short")],
+                ),
+                (REFUSED, "BAD_DIGESTS"),
+            ),
+            **_of_run(run_pb.ReadRunFilesRequest),
         },
     ),
     "StopRun": Case(

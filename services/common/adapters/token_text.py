@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 
-_TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class NoTokenizerError(Exception):
@@ -35,17 +35,17 @@ def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
 
 
 def _find_tokenizer_file(model: str, revision: str | None) -> Path:
-    path = Path(model) / _TOKENIZER_FILE
+    path = Path(model) / TOKENIZER_FILE
     if path.exists():
         return path
     try:
         return Path(
-            hf_hub_download(model, _TOKENIZER_FILE, revision=revision, local_files_only=True)
+            hf_hub_download(model, TOKENIZER_FILE, revision=revision, local_files_only=True)
         )
     except (ValueError, OSError) as error:
         # An invalid name raises ValueError, one that was not downloaded raises OSError.
         raise NoTokenizerError(
-            f"policy.model {model!r} has no {_TOKENIZER_FILE} in this folder ({Path.cwd()})"
+            f"policy.model {model!r} has no {TOKENIZER_FILE} in this folder ({Path.cwd()})"
             " nor in the"
             " hub's cache"
         ) from error

@@ -16,7 +16,7 @@ _FOLLOW_S = 0.2
 async def wait_for_change(change: asyncio.Event, deadline: float) -> None:
     """Wait for a change. A stream past its age ends with UNAVAILABLE, and the client
     reconnects."""
-    _check_age(deadline)
+    check_age(deadline)
     with suppress(TimeoutError):
         # Not wait_for: it loses a cancellation that coincides with the event.
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
@@ -24,11 +24,12 @@ async def wait_for_change(change: asyncio.Event, deadline: float) -> None:
 
 
 async def wait_to_poll(deadline: float) -> None:
-    _check_age(deadline)
+    check_age(deadline)
     await asyncio.sleep(_FOLLOW_S)
 
 
-def _check_age(deadline: float) -> None:
+def check_age(deadline: float) -> None:
+    """Raise UNAVAILABLE, STREAM_AGE, past the deadline."""
     if time.monotonic() >= deadline:
         message = "this stream reached its maximum age; reconnect and continue where it ended"
         raise refusal_error(StatusCode.UNAVAILABLE, "STREAM_AGE", message)

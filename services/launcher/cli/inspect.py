@@ -4,12 +4,14 @@ import asyncio
 import subprocess
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.child_environment import child_environment
+from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
 from services.common.python_command import python_command
-from services.launcher.cli.command_runner import FAILED, OK, report_error
+from services.launcher.cli.command_runner import FAILED, OK, report_error, with_run_source
 from services.launcher.cli.inspector_process import (
     INSPECTOR,
     InspectorError,
@@ -17,31 +19,78 @@ from services.launcher.cli.inspector_process import (
     served_inspector,
 )
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.cli.run_source import NoRunError, find_run_dir
+from services.launcher.cli.run_mirror import RunMirror, mirrored_run
+from services.launcher.cli.run_source import (
+    JOURNAL,
+    NoRunError,
+    RunSource,
+    find_run,
+    find_run_dir,
+)
 from services.launcher.cli.terminal import Terminal
+from services.launcher.security.launcher_address import address_from_environment
 
 
-def inspect_runs(run_id: str | None, runs: Path, *, port: int, browse: bool) -> int:
-    """Serve the pages of a run, or of all runs, until Ctrl-C; with `browse`, open a browser."""
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """Options of the page server. `policy` is the model folder with the tokenizer, if not the run's."""
+
+    port: int = 0
+    browse: bool = False
+    policy: Path | None = None
+
+    def to_arguments(self) -> list[str]:
+        return [] if self.policy is None else [f"--policy={self.policy}"]
+
+
+def inspect_runs(run_id: str | None, runs: Path, options: PageOptions) -> int:
+    """Serve the pages of a run, or of all runs, until Ctrl-C."""
     try:
         check_inspector_is_installed()
+        if _is_elsewhere(run_id, runs):
+            return with_run_source(
+                runs, lambda known, interrupts: _serve_mirror(known, interrupts, run_id, options)
+            )
         found = None if run_id is None else find_run_dir(run_id, runs).name
-        return asyncio.run(_serve_pages(found, runs, port, browse=browse))
+        return asyncio.run(_serve_local(found, runs, options))
     except (ConfigError, NoRunError, InspectorError) as error:
         return report_error(str(error))
 
 
-def write_bundle(run_id: str, runs: Path, out: Path, steps: Sequence[int]) -> int:
+def write_bundle(
+    run_id: str, runs: Path, out: Path, steps: Sequence[int], policy: Path | None
+) -> int:
     """Write the pages of a run's steps to a zip file that needs no server."""
+    arguments = ["--bundle", str(out.absolute()), *(f"--step={step}" for step in steps)]
+    arguments += PageOptions(policy=policy).to_arguments()
+
+    async def bundle_mirror(known: RunSource, interrupts: Interrupts) -> int:
+        async with known.open_launcher() as connection:
+            run = await interrupts.unless_interrupted(find_run(known, run_id))
+            with mirrored_run(connection, run.run_id) as mirror:
+                await interrupts.unless_interrupted(mirror.refresh())
+                return await asyncio.to_thread(_bundle, mirror.folder, out, arguments)
+
     try:
         check_inspector_is_installed()
-        run_dir = find_run_dir(run_id, runs)
+        if _is_elsewhere(run_id, runs):
+            return with_run_source(runs, bundle_mirror)
+        return _bundle(find_run_dir(run_id, runs), out, arguments)
     except (ConfigError, NoRunError) as error:
         return report_error(str(error))
-    chosen = [f"--step={step}" for step in steps]
-    arguments = ("--runs", str(runs), "--run", run_dir.name, "--bundle", str(out), *chosen)
+
+
+def _is_elsewhere(run_id: str | None, runs: Path) -> bool:
+    """Return whether FLOTILLA_LAUNCHER names a launcher, and the run is not in this folder."""
+    here = run_id not in (None, "newest") and (runs / str(run_id) / JOURNAL).exists()
+    return not here and address_from_environment() is not None
+
+
+def _bundle(run_dir: Path, out: Path, arguments: Sequence[str]) -> int:
     done = subprocess.run(
-        python_command("-m", INSPECTOR, *arguments),
+        python_command(
+            *("-m", INSPECTOR, "--runs", str(run_dir.parent), "--run", run_dir.name, *arguments)
+        ),
         stdout=subprocess.DEVNULL,
         env=child_environment(ours=True),
     )
@@ -50,15 +99,45 @@ def write_bundle(run_id: str, runs: Path, out: Path, steps: Sequence[int]) -> in
     return OK if done.returncode == 0 else FAILED
 
 
-async def _serve_pages(run_id: str | None, runs: Path, port: int, *, browse: bool) -> int:
+async def _serve_local(run_id: str | None, runs: Path, options: PageOptions) -> int:
     interrupts = Interrupts()
     with interrupts.catch_signals():
-        async with served_inspector(runs, run_id, port=port) as served:
-            Terminal().print(f"Open {served.url}\nCtrl-C stops the server.", soft_wrap=True)
-            if browse:
-                await asyncio.to_thread(webbrowser.open, served.url)
-            try:
-                why = await interrupts.unless_interrupted(served.wait_until_ended())
-            except InterruptedByUserError:
-                return OK
+        return await _serve_pages(run_id, runs, options, interrupts)
+
+
+async def _serve_mirror(
+    known: RunSource, interrupts: Interrupts, run_id: str | None, options: PageOptions
+) -> int:
+    """Serve the pages of a run of a launcher elsewhere; without `run_id`, of the newest."""
+    async with known.open_launcher() as connection:
+        run = await interrupts.unless_interrupted(find_run(known, run_id or "newest"))
+        with mirrored_run(connection, run.run_id) as mirror:
+            where = connection.address.address
+            text = f"Fetching run {run.run_id} from the launcher at {where}"
+            Terminal().print(text, style="dim", soft_wrap=True)
+            running = await interrupts.unless_interrupted(mirror.refresh())
+            async with running_tasks(*([_follow(mirror)] if running else ())):
+                return await _serve_pages(mirror.folder.name, mirror.runs, options, interrupts)
+
+
+async def _follow(mirror: RunMirror) -> None:
+    def report(trouble: str) -> None:
+        text = f"The pages stay as they are for now: {trouble}"
+        Terminal().print(text, style="dim", soft_wrap=True)
+
+    await mirror.follow(report)
+
+
+async def _serve_pages(
+    run_id: str | None, runs: Path, options: PageOptions, interrupts: Interrupts
+) -> int:
+    arguments = options.to_arguments()
+    async with served_inspector(runs, run_id, port=options.port, arguments=arguments) as served:
+        Terminal().print(f"Open {served.url}\nCtrl-C stops the server.", soft_wrap=True)
+        if options.browse:
+            await asyncio.to_thread(webbrowser.open, served.url)
+        try:
+            why = await interrupts.unless_interrupted(served.wait_until_ended())
+        except InterruptedByUserError:
+            return OK
     raise InspectorError(why)

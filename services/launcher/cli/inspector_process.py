@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +12,14 @@ from services.common.errors import ConfigError
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.launcher.cli.terminal import Terminal
+from services.launcher.store.run_files import JOURNAL
 
 INSPECTOR = "services.learner.inspector"
 # Packages of the extra `inspect` that the server needs.
 _PACKAGES = ("starlette", "uvicorn", "jinja2")
 _LOG = "inspector.log"
 _END_S = 10.0
+_POLL_S = 0.5
 
 
 class InspectorError(Exception):
@@ -39,12 +41,12 @@ def is_inspector_installed() -> bool:
 
 @asynccontextmanager
 async def served_inspector(
-    runs: Path, run_id: str | None, *, port: int = 0
+    runs: Path, run_id: str | None, *, port: int = 0, arguments: Sequence[str] = ()
 ) -> "AsyncGenerator[ServedInspector]":
     """Serve the pages of `runs` until the block ends. Raises InspectorError."""
-    arguments = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
-    arguments += () if run_id is None else ("--run", run_id)
-    command = python_command("-m", INSPECTOR, *arguments)
+    where = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
+    shown = () if run_id is None else ("--run", run_id)
+    command = python_command("-m", INSPECTOR, *where, *shown, *arguments)
     child = await LoggedChild.start_child(command, runs / _LOG)
     try:
         line = await child.stdout.readline()
@@ -74,6 +76,9 @@ async def linked_inspector(runs: Path, run_id: str, console: Terminal) -> AsyncG
 
 
 async def _serve_link(runs: Path, run_id: str, console: Terminal) -> None:
+    # A learner takes its time to begin, and one on a rented machine never has a journal here.
+    while not (runs / run_id / JOURNAL).exists():  # noqa: ASYNC110 (another process)
+        await asyncio.sleep(_POLL_S)
     try:
         async with served_inspector(runs, run_id) as served:
             console.print(f"Look inside: {served.url}", soft_wrap=True)

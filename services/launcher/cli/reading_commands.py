@@ -125,6 +125,10 @@ def inspect(
         list[int] | None,
         typer.Option("--step", min=0, help="Step to bundle; repeatable. Default: the newest."),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+    ] = None,
     runs: Runs = RUNS,
 ) -> None:
     """Show runs in a browser: curves, groups, episodes, and every token with its numbers.
@@ -133,15 +137,18 @@ def inspect(
     for running and finished runs, and an open page does not slow the learner. `--bundle` writes a
     file for a colleague, who needs neither Flotilla nor the run.
 
-    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
+    With FLOTILLA_LAUNCHER set, it fetches the files that the pages need from that launcher (of the
+    newest run if RUN is not given) and keeps them current while the run lasts. A run that exists
+    under `--runs` is read there.
     """
     from services.launcher.cli import inspect as command
 
     if bundle is None and step:
         raise typer.BadParameter("--step requires --bundle")
     if bundle is None:
-        raise typer.Exit(command.inspect_runs(run, runs, port=port, browse=browse))
-    raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or []))
+        options = command.PageOptions(port, browse, policy)
+        raise typer.Exit(command.inspect_runs(run, runs, options))
+    raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or [], policy))
 
 
 def export(

@@ -10,6 +10,7 @@ writes the same pages of some steps to a zip file that needs no server."""
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ from services.learner.inspector.queries.run_library import RunLibrary
 
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = _parse_arguments(argv)
-    library = RunLibrary(chosen.runs, load_run_tokenizer)
+    library = RunLibrary(chosen.runs, partial(load_run_tokenizer, policy=chosen.policy))
     try:
         if chosen.run:
             find_run(chosen.runs, chosen.run)
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}", file=sys.stderr)
         return 1
     path = f"runs/{quote(chosen.run, safe='')}" if chosen.run else ""
-    with transcript_mounts(library) as mounts:
+    with transcript_mounts(library, chosen.policy) as mounts:
         end = chosen.end_with_stdin
         serve(library, listener, token=token, path=path, end_with_stdin=end, mounts=mounts)
     return 0
@@ -77,6 +78,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     where.add_argument(
         "--unix", type=Path, metavar="PATH", help="listen at a socket's file instead"
     )
+    parser.add_argument("--policy", type=Path, help="model folder with the tokenizer (the run's)")
     parser.add_argument("--token-file", type=Path, help="file with the token (a new one)")
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end when standard input does"

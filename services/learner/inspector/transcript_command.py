@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with read_journal(chosen.run) as db:
             attempts = read_attempts(db, subject)
-        tokenizer = load_run_tokenizer(chosen.run)
+        tokenizer = load_run_tokenizer(chosen.run, chosen.policy)
         shelf = EpisodeShelf(chosen.run, tokenizer)
         notes = [attempts.note, tokenizer.problem]
         model = describe_run(chosen.run).model or "policy"
@@ -67,6 +67,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, help="a step")
     which.add_argument("--eval", help="the id of an evaluation")
+    parser.add_argument("--policy", type=Path, help="model folder with the tokenizer (the run's)")
     parser.add_argument("--to", type=Path, required=True, help="the file to write, *.eval")
     return parser.parse_args(argv)
 

@@ -55,7 +55,9 @@ class Transcript:
 class TranscriptMaker:
     """The transcripts of all runs of an inspector. Usable from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Path | None = None) -> None:
+        """`policy` is the model folder with the tokenizer, if not the run's."""
+        self._options = () if policy is None else ("--policy", str(policy))
         self._folder = TemporaryDirectory(prefix="flotilla-transcripts-")
         self._lock = Lock()
         self._kept: OrderedDict[tuple[Path, str], Transcript] = OrderedDict()
@@ -130,7 +132,9 @@ class TranscriptMaker:
         which = (
             ("--eval", subject.eval_id) if subject.step is None else ("--step", f"{subject.step}")
         )
-        program = python_command("-m", _PROGRAM, "--run", str(wanted.run_dir), *which)
+        program = python_command(
+            "-m", _PROGRAM, "--run", str(wanted.run_dir), *which, *self._options
+        )
         try:
             said = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
             listed = json.loads(said)

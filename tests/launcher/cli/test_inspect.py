@@ -1,6 +1,7 @@
 """`flotilla inspect`: pages of runs that the learner's own code has written."""
 
 import asyncio
+import io
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 import psutil
 import pytest
 
+from services.launcher.cli.inspector_process import linked_inspector
+from services.launcher.cli.terminal import Terminal
 from tests.learner.inspector.conftest import write_run
 from tests.learner.inspector.made_runs import RUN, open_run
 from tests.support.launcher import run_cli_here
@@ -61,6 +64,20 @@ def test_the_inspector_ends_with_a_command_that_is_killed(runs: Path) -> None:
     process.wait()
     _, left = psutil.wait_procs(children, timeout=20)
     assert not left
+
+
+async def test_a_followed_runs_link_comes_once_its_learner_has_begun(tmp_path: Path) -> None:
+    """A terminal of text, since no run of a test has one."""
+    runs, shown = tmp_path / "runs", io.StringIO()
+    runs.mkdir()
+    terminal = Terminal(file=shown, force_terminal=True)
+    async with linked_inspector(runs, RUN, terminal):
+        run = open_run(runs)
+        async with asyncio.timeout(60):
+            while "Look inside: http://127.0.0.1:" not in shown.getvalue():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await run.journal.close()
+    assert "goes on without" not in shown.getvalue()
 
 
 async def test_a_folder_without_runs_is_named(runs: Path) -> None:

@@ -231,5 +231,7 @@ async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claim
         await asyncio.wait_for(double.until("StopRun"), 20.0)
         interrupts.second.set()
         request_id = double.asked["StartRun"].request_id
-        with pytest.raises(LauncherError, match=f"may continue; stop it with: flotilla cancel {request_id}"):
+        with pytest.raises(
+            LauncherError, match=f"may continue; stop it with: flotilla cancel {request_id}"
+        ):
             await asyncio.wait_for(run, 20.0)

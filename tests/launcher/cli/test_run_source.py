@@ -133,7 +133,10 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
     )
     told = capsys.readouterr().out
     assert codes == (1, 1, 1, 1)
-    assert told.count("This command reads a run's files: use it on the machine of the launcher that") == 4
+    assert (
+        told.count("This command reads a run's files: use it on the machine of the launcher that")
+        == 4
+    )
     assert told.count("FLOTILLA_LAUNCHER names, in its folder") == 4
 
 

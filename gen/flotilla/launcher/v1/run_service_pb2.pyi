@@ -757,6 +757,154 @@ class TailLogsResponse(google.protobuf.message.Message):
 global___TailLogsResponse = TailLogsResponse
 
 @typing.final
+class ReadRunFilesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    KNOWN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    @property
+    def known(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KnownFile]:
+        """What the caller holds already."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        known: collections.abc.Iterable[global___KnownFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known", b"known", "run_id", b"run_id"]) -> None: ...
+
+global___ReadRunFilesRequest = ReadRunFilesRequest
+
+@typing.final
+class KnownFile(google.protobuf.message.Message):
+    """A file of a run as a caller holds it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    BLOCK_DIGESTS_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    version: builtins.str
+    """As RunFile named it; empty for a copy that is not complete."""
+    block_digests: builtins.bytes
+    """BLAKE2b digests of 16 bytes, of each block of 128 KiB of the copy; the last
+    block may be shorter. Blocks that have not changed are not sent.
+    """
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        version: builtins.str = ...,
+        block_digests: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_digests", b"block_digests", "path", b"path", "version", b"version"]) -> None: ...
+
+global___KnownFile = KnownFile
+
+@typing.final
+class ReadRunFilesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    BLOCK_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    complete: builtins.str
+    """Path of a file whose blocks have all been sent."""
+    @property
+    def files(self) -> global___RunFileList:
+        """The first message."""
+
+    @property
+    def block(self) -> global___FileBlock:
+        """Of the files that have changed, one file after the other."""
+
+    def __init__(
+        self,
+        *,
+        files: global___RunFileList | None = ...,
+        block: global___FileBlock | None = ...,
+        complete: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["block", b"block", "complete", b"complete", "files", b"files", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "complete", b"complete", "files", b"files", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["files", "block", "complete"] | None: ...
+
+global___ReadRunFilesResponse = ReadRunFilesResponse
+
+@typing.final
+class RunFileList(google.protobuf.message.Message):
+    """All files of the run that are sent at all; others that a caller holds are gone."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunFile]: ...
+    def __init__(
+        self,
+        *,
+        files: collections.abc.Iterable[global___RunFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
+
+global___RunFileList = RunFileList
+
+@typing.final
+class RunFile(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    MODIFY_TIME_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Relative to the run's folder, with slashes."""
+    version: builtins.str
+    """Another one after each change."""
+    size: builtins.int
+    """Bytes. Of a file that the caller knows in this version it says nothing."""
+    @property
+    def modify_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        version: builtins.str = ...,
+        size: builtins.int = ...,
+        modify_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["modify_time", b"modify_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["modify_time", b"modify_time", "path", b"path", "size", b"size", "version", b"version"]) -> None: ...
+
+global___RunFile = RunFile
+
+@typing.final
+class FileBlock(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    offset: builtins.int
+    """A multiple of 128 KiB."""
+    data: builtins.bytes
+    """128 KiB; less in the last block of a file."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        offset: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "path", b"path"]) -> None: ...
+
+global___FileBlock = FileBlock
+
+@typing.final
 class StopRunRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

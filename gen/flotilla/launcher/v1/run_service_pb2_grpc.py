@@ -44,8 +44,12 @@ class RunServiceStub(object):
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+    INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
+    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+    FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -96,6 +100,11 @@ class RunServiceStub(object):
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.SerializeToString,
                 response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.FromString,
                 _registered_method=True)
+        self.ReadRunFiles = channel.unary_stream(
+                '/flotilla.launcher.v1.RunService/ReadRunFiles',
+                request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.SerializeToString,
+                response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.FromString,
+                _registered_method=True)
         self.StopRun = channel.unary_unary(
                 '/flotilla.launcher.v1.RunService/StopRun',
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.SerializeToString,
@@ -127,8 +136,12 @@ class RunServiceServicer(object):
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+    INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
+    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+    FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -190,6 +203,16 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRunFiles(self, request, context):
+        """Sends the files of a run that show what its agents did, as far as `known`
+        lacks them: the journal as one consistent copy, metrics, alarms, the
+        summary, token statistics and the tokenizer of a complete run. No other file
+        of its folder, and none outside. A cut stream is repeated with what came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopRun(self, request, context):
         """Drains the services, checkpoints and stops them. Repeatable.
         """
@@ -243,6 +266,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.FromString,
                     response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.SerializeToString,
             ),
+            'ReadRunFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadRunFiles,
+                    request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.FromString,
+                    response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.SerializeToString,
+            ),
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
                     request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.FromString,
@@ -280,8 +308,12 @@ class RunService(object):
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+    INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
+    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+    FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -470,6 +502,33 @@ class RunService(object):
             '/flotilla.launcher.v1.RunService/TailLogs',
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.SerializeToString,
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRunFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/flotilla.launcher.v1.RunService/ReadRunFiles',
+            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.SerializeToString,
+            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,8 +36,12 @@ class RunServiceStub:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -95,6 +99,16 @@ class RunServiceStub:
     ]
     """Streams a service's log lines. With `follow`, goes on until the run ends."""
 
+    ReadRunFiles: grpc.UnaryStreamMultiCallable[
+        flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
+        flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
+    ]
+    """Sends the files of a run that show what its agents did, as far as `known`
+    lacks them: the journal as one consistent copy, metrics, alarms, the
+    summary, token statistics and the tokenizer of a complete run. No other file
+    of its folder, and none outside. A cut stream is repeated with what came.
+    """
+
     StopRun: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StopRunRequest,
         flotilla.launcher.v1.run_service_pb2.StopRunResponse,
@@ -128,8 +142,12 @@ class RunServiceAsyncStub:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -186,6 +204,16 @@ class RunServiceAsyncStub:
     ]
     """Streams a service's log lines. With `follow`, goes on until the run ends."""
 
+    ReadRunFiles: grpc.aio.UnaryStreamMultiCallable[
+        flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
+        flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
+    ]
+    """Sends the files of a run that show what its agents did, as far as `known`
+    lacks them: the journal as one consistent copy, metrics, alarms, the
+    summary, token statistics and the tokenizer of a complete run. No other file
+    of its folder, and none outside. A cut stream is repeated with what came.
+    """
+
     StopRun: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StopRunRequest,
         flotilla.launcher.v1.run_service_pb2.StopRunResponse,
@@ -219,8 +247,12 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
+      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
+      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -290,6 +322,18 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse]]:
         """Streams a service's log lines. With `follow`, goes on until the run ends."""
+
+    @abc.abstractmethod
+    def ReadRunFiles(
+        self,
+        request: flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse]]:
+        """Sends the files of a run that show what its agents did, as far as `known`
+        lacks them: the journal as one consistent copy, metrics, alarms, the
+        summary, token statistics and the tokenizer of a complete run. No other file
+        of its folder, and none outside. A cut stream is repeated with what came.
+        """
 
     @abc.abstractmethod
     def StopRun(

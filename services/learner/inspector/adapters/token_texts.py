@@ -6,22 +6,37 @@ from pathlib import Path
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.decoders import DecodeStream
 
-from services.common.adapters.token_text import NoTokenizerError, load_tokenizer
+from services.common.adapters.token_text import TOKENIZER_FILE, NoTokenizerError, load_tokenizer
 from services.learner.inspector.queries.episodes import RunTokenizer
 from services.learner.inspector.queries.run_folders import read_object
 
 
-def load_run_tokenizer(run_dir: Path) -> RunTokenizer:
-    """Load the tokenizer of a run's policy; without it tokens read as their numbers."""
+def load_run_tokenizer(run_dir: Path, policy: Path | None = None) -> RunTokenizer:
+    """Load the tokenizer of a run's policy; without it tokens read as their numbers.
+
+    It is in `policy`, if that is given; else where `spec.json` says, or in the run's own model."""
+    problem = ""
+    for model, revision in [(str(policy), None)] if policy else _places(run_dir):
+        try:
+            return _with_texts(load_tokenizer(model, revision))
+        except NoTokenizerError as error:
+            problem = problem or str(error)
+    problem = problem or "spec.json does not name the policy's model"
+    return _numbers(f"{problem}; flotilla inspect --policy names a model folder that has it")
+
+
+def _places(run_dir: Path) -> Iterator[tuple[str, str | None]]:
     policy = read_object(run_dir / "spec.json").get("policy")
     model = policy.get("model") if isinstance(policy, dict) else None
-    if not isinstance(policy, dict) or not isinstance(model, str):
-        return _numbers("spec.json does not name the policy's model")
-    revision = policy.get("revision")
-    try:
-        library = load_tokenizer(model, revision if isinstance(revision, str) else None)
-    except NoTokenizerError as error:
-        return _numbers(str(error))
+    if isinstance(policy, dict) and isinstance(model, str):
+        revision = policy.get("revision")
+        yield model, revision if isinstance(revision, str) else None
+    # What a complete run has exported, and a copy of it elsewhere has of that.
+    if (run_dir / "model" / TOKENIZER_FILE).exists():
+        yield str(run_dir / "model"), None
+
+
+def _with_texts(library: HubTokenizer) -> RunTokenizer:
     return RunTokenizer(
         decode=lambda ids: library.decode(list(ids), skip_special_tokens=False),
         tokens=_StreamedTexts(library),

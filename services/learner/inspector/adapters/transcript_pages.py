@@ -52,13 +52,17 @@ class Viewer:
 
 
 @contextmanager
-def transcript_mounts(library: RunLibrary) -> Generator[Mapping[str, ASGIApp]]:
-    """Make what the inspector serves of transcripts, by path: nothing without Inspect AI."""
+def transcript_mounts(
+    library: RunLibrary, policy: Path | None = None
+) -> Generator[Mapping[str, ASGIApp]]:
+    """Make what the inspector serves of transcripts, by path: nothing without Inspect AI.
+
+    `policy` is the model folder with the tokenizer, if not the run's."""
     viewer = find_viewer()
     if viewer is None:
         yield {}
         return
-    with TranscriptMaker() as maker:
+    with TranscriptMaker(policy) as maker:
         yield {TRANSCRIPTS: TranscriptPages(library, maker, viewer).app()}
 
 

@@ -19,6 +19,7 @@ from services.learner.inspector.queries.run_folders import (
     NotFoundError,
     describe_run,
     read_journal,
+    read_mirror,
 )
 from services.learner.inspector.queries.run_library import RunLibrary
 from services.learner.inspector.queries.step_pages import (
@@ -117,6 +118,7 @@ class PageBook:
             "metrics": self._step_metrics(run_id, [each.step for each in steps]),
             "evals": evals,
             "board": read_live_board(run.folder),
+            "mirror": read_mirror(run.folder),
             "newest": run.metrics.newest(),
             "crumbs": (),
         }
@@ -125,8 +127,8 @@ class PageBook:
     def live(self, run_id: str) -> Page:
         """Show what is in flight, as a part of the run's page."""
         run = self._library.open(run_id)
-        board = read_live_board(run.folder)
-        return Page("live.html", run_id, {"run": run_id, "board": board})
+        board, mirror = read_live_board(run.folder), read_mirror(run.folder)
+        return Page("live.html", run_id, {"run": run_id, "board": board, "mirror": mirror})
 
     def steps(self, run_id: str, before: int | None) -> Page:
         """List a page of steps."""

@@ -16,6 +16,8 @@ from services.learner.journal.store import LOCK, open_read_only
 
 # As the launcher names runs; nothing else leads out of the folder of runs.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Written by the command that fetches a run from a launcher elsewhere.
+MIRROR_FILE = "mirror.json"
 _MOST_RUNS = 500
 _BRIEF_S = 120.0
 
@@ -39,6 +41,15 @@ class RunCard:
     after: float | None
     newest_step: int | None
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Where a copy of a run comes from, and when it was refreshed, in unix seconds."""
+
+    launcher: str
+    running: bool
+    refreshed: float
 
 
 def find_run(runs: Path, run_id: str) -> Path:
@@ -82,6 +93,15 @@ def describe_run(folder: Path) -> RunCard:
     )
 
 
+def read_mirror(folder: Path) -> Mirror | None:
+    """Read whose copy a folder is; None for the folder of a run itself."""
+    found = read_object(folder / MIRROR_FILE)
+    try:
+        return Mirror(str(found["launcher"]), bool(found["running"]), float(found["refreshed"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
@@ -93,7 +113,8 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:
     """Tell whether a learner works on a run: "running", "finished" or "stopped"."""
-    if _is_locked(folder / LOCK):
+    mirror = read_mirror(folder)
+    if mirror.running if mirror else _is_locked(folder / LOCK):
         return "running"
     done = isinstance(planned, int) and step is not None and step >= planned
     return "finished" if done else "stopped"
