@@ -16,9 +16,9 @@ Make the demo's policy from scratch: a Qwen3 of 0.2 million parameters with its 
 
 `build` trains it for about a minute on the episodes of a lazy demonstrator. It knows the tools, but
 mostly claims to be done before it changes anything; in the course `arithmetic` it can add, but
-mostly answers before it has finished. The policy learns the format, gives up when it acts greedily, and
-solves about a fifth of the tasks when it samples: the rest is left to reinforcement learning.
-`evaluate` measures it."""
+mostly answers before it has finished. The policy learns the format, gives up when it acts
+greedily, and solves about a fifth of the tasks when it samples: the rest is left to reinforcement
+learning. `evaluate` measures it."""
 
 EXAMPLES = """\
 examples:

@@ -33,7 +33,7 @@ from services.launcher.security.launcher_address import address_from_environment
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Options of the page server. `policy` is the model folder with the tokenizer, if not the run's."""
+    """Options of the page server. `policy` is the tokenizer's model folder, if not the run's."""
 
     port: int = 0
     browse: bool = False
