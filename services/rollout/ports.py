@@ -179,7 +179,8 @@ class Engine(Protocol):
     async def load_weights(self, publication: "Publication", path: Path) -> None:
         """Serve these verified weights from the next token on; requests in flight go on.
 
-        With `publication.reload` nothing that was computed before is used any more.
+        With `publication.reload` nothing that was computed before is used any more. An engine that
+        has not finished after `publication.timeout_s` is dead.
 
         On EngineDead the weights are torn and nothing is served any more."""
         ...

@@ -68,7 +68,7 @@ class AdaptedLearner:
         self.canary = score_tokens(policy, ids, chunk=512)
         named = PolicyId(1, self.version, fingerprint)
         total = self.slots.total_bytes
-        return Publication(named, manifest, total, "shm", str(path), ids, timeout_s=10.0)
+        return Publication(named, manifest, total, "shm", str(path), ids, timeout_s=120.0)
 
     def train_and_publish(self) -> Publication:
         self.train()

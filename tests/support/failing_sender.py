@@ -1,8 +1,9 @@
-"""A sender of weights that is killed or stopped as it sends.
+"""A sender of weights that is killed or stopped as it sends, or that does so to another process.
 
-The run says how and where: `kill-3` at the third piece of its life; `stop-/FOLDER` at the stage
-that a file in the folder is named after, once there is one."""
+The run says how and where: `kill-3` at the third piece of its life; `kill-3-PID` that process;
+`stop-/FOLDER` at the stage that a file in the folder is named after, once there is one."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_
 def main() -> None:
     line = sys.stdin.buffer.readline()
     how, where = WeightSenderConfig.from_line(line).run_id.split("-", 1)
-    if where.isdecimal():
-        fail_at_piece(int(where), how)
-    else:
+    if where.startswith("/"):
         for stage in SENDER_STAGES:
             fail_at_stage(SENDER_STAGES, stage, how, armed=Path(where, stage))
+    else:
+        count, *victim = map(int, where.split("-"))
+        fail_at_piece(count, how, *victim or [os.getpid()])
     weight_sender.serve_engines(line)
 
 

@@ -117,7 +117,7 @@ def publish(model: PreTrainedModel, path: Path, version: int, **fields: Any) -> 
         transport=fields.get("transport", "shm"),
         location=fields.get("location", str(path)),
         canary_token_ids=fields.get("canary", np.arange(5, 40, dtype=np.int32)),
-        timeout_s=fields.get("timeout_s", 10.0),
+        timeout_s=fields.get("timeout_s", 120.0),
     )
 
 

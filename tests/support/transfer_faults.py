@@ -40,9 +40,10 @@ SENDER_STAGES: Stages = {
 }
 
 
-def fail_at_piece(count: int, how: str) -> None:
-    """Have this process, a sender, be killed or stopped when it sends its piece number `count`."""
-    _fail_at((_SENT, count), how, None)
+def fail_at_piece(count: int, how: str, victim: int) -> None:
+    """Have the process `victim` be killed or stopped when this one sends its piece number
+    `count`."""
+    _fail_at((_SENT, count), how, None, victim)
 
 
 def fail_at_stage(stages: Stages, stage: str, how: str, armed: Path | None = None) -> None:
@@ -51,7 +52,9 @@ def fail_at_stage(stages: Stages, stage: str, how: str, armed: Path | None = Non
     _fail_at(stages[stage], how, armed)
 
 
-def _fail_at(place: tuple[Sequence[str], int], how: str, armed: Path | None) -> None:
+def _fail_at(
+    place: tuple[Sequence[str], int], how: str, armed: Path | None, victim: int | None = None
+) -> None:
     names, count = place
     left = [count]
 
@@ -62,7 +65,7 @@ def _fail_at(place: tuple[Sequence[str], int], how: str, armed: Path | None) -> 
         if left[0] == 0:
             if armed is not None:
                 armed.unlink()
-            os.kill(os.getpid(), _SIGNALS[how])
+            os.kill(victim or os.getpid(), _SIGNALS[how])
 
     for name in names:
         module, _, path = name.partition(":")

@@ -9,7 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.concurrency import cancel_tasks
+from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
@@ -217,13 +217,16 @@ class VllmEngine:
                 else:
                     await self._llm.collective_rpc("load_flotilla_weights", args=args)
 
-        await self._change_weights(publication, change)
+        await self._finish_in_time(publication, self._change_weights(publication, change))
 
     async def receive_weights(self, publication: Publication) -> None:
-        await self._transfers.open_group(publication)
-        await self._change_weights(
-            publication, lambda: self._transfers.receive_weights(publication)
-        )
+        async def receive() -> None:
+            await self._transfers.open_group(publication)
+            await self._change_weights(
+                publication, lambda: self._transfers.receive_weights(publication)
+            )
+
+        await self._finish_in_time(publication, receive())
 
     async def wait_until_dead(self) -> str:
         # vLLM tells of its death only by this property.
@@ -244,6 +247,24 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown)
         # The destructor would shut down once more, when the interpreter's modules are gone.
         vars(self._llm)["shutdown"] = _do_nothing
+
+    async def _finish_in_time(
+        self, publication: Publication, update: Coroutine[Any, Any, None]
+    ) -> None:
+        """Run an update until it ends, the engine does, or the publication's time is over.
+
+        vLLM leaves calls unanswered whose process has been killed, or stands still. Raises
+        EngineDead then, and what the update raises."""
+        async with running_tasks(update, self.wait_until_dead()) as (updating, dying):
+            await wait_for_any((updating, dying), publication.timeout_s)
+            if updating.done():
+                return updating.result()
+            reason = dying.result() if dying.done() else None
+        raise self._end_serving(
+            reason
+            or f"the update to policy {publication.policy.label} has not ended after"
+            f" {publication.timeout_s:g} s (learner.publish_timeout_s)"
+        )
 
     async def _change_weights(
         self, publication: Publication, change: Callable[[], Awaitable[object]]
@@ -274,11 +295,16 @@ class VllmEngine:
         except Exception as error:
             # Whatever failed, and wherever, the layers may be half replaced: nothing of this
             # engine may be served, and resuming would.
-            self._dead = f"weights of policy {label} could not be loaded: {error!r}"
-            self.policy = None
-            self._weights_stand.set()
-            raise EngineDead(self._dead) from error
+            reason = f"weights of policy {label} could not be loaded: {error!r}"
+            raise self._end_serving(reason) from error
         self._weights_stand.set()
+
+    def _end_serving(self, reason: str) -> EngineDead:
+        """Serve nothing from here on; return what to raise."""
+        self._dead = reason
+        self.policy = None
+        self._weights_stand.set()
+        return EngineDead(reason)
 
     def _remember_policy(self, policy: PolicyId) -> None:
         """Answer requests by `policy` from here on; those under way name older ones too."""

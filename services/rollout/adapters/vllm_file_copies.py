@@ -1,5 +1,6 @@
 """Copies of a staged publication on all machines of an engine, for as long as it is loaded."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from math import prod
@@ -36,9 +37,15 @@ async def file_on_machines(
     ]
     args = (str(path), publication.total_bytes, checks)
     said: list[str] = await llm.collective_rpc("copy_flotilla_file", args=args)
+    answers = True
     try:
         if why := next((each for each in said if each), ""):
             raise TransportFailed(f"{publication.policy.label} did not reach all machines: {why}")
         yield
+    except asyncio.CancelledError:
+        # Given up with the engine: the copies go with its machines' folders.
+        answers = False
+        raise
     finally:
-        await llm.collective_rpc("drop_flotilla_copy")
+        if answers:
+            await llm.collective_rpc("drop_flotilla_copy")

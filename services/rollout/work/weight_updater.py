@@ -171,12 +171,16 @@ class WeightUpdater:
     async def _score_canary(self, publication: Publication) -> NDArray[np.float32]:
         """Return the canary's logprobs.
 
-        Weights that cannot be checked must not be served: raises EngineDead."""
+        Weights that cannot be checked must not be served: raises EngineDead, also where the engine
+        gives none in the publication's time."""
+        limit_s = publication.timeout_s
         try:
-            return await self._engine.compute_logprobs(publication.canary_token_ids)
-        except EngineError as error:
+            async with asyncio.timeout(limit_s):
+                return await self._engine.compute_logprobs(publication.canary_token_ids)
+        except (EngineError, TimeoutError) as error:
             label = publication.policy.label
-            detail = f"the canary of policy {label} could not be scored: {error}"
+            reason = str(error) or f"no answer after {limit_s:g} s (learner.publish_timeout_s)"
+            detail = f"the canary of policy {label} could not be scored: {reason}"
             await self._feed.report_update(
                 publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, detail
             )

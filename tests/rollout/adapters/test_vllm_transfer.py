@@ -42,12 +42,10 @@ PIECE_BYTES = 1 << 16
 
 @asynccontextmanager
 async def sending(
-    folder: Path, module: str = SENDER, run: str = "r"
+    folder: Path, module: str = SENDER, run: str = "r", stall_s: float = 60.0
 ) -> AsyncGenerator[tuple[PublicationChild, str]]:
     sender = PublicationChild(module, folder / "sender.log")
     try:
-        # One that fails is waited for.
-        stall_s = 3.0 if module == FAILING else 60.0
         settings = TransferSettings(stall_s, PIECE_BYTES)
         config = WeightSenderConfig(run, shares_devices=True, settings=settings)
         yield sender, await sender.start_process(config.to_line())
@@ -123,7 +121,8 @@ async def check_torn_transfer(
     """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
     a turn that was under way goes on then."""
     engine, before = served.engine, served.engine.policy
-    async with sending(folder, FAILING, failing) as (sender, address):
+    # It is waited for when it has failed.
+    async with sending(folder, FAILING, failing, stall_s=3.0) as (sender, address):
         update = await offered(sender, address, served.next_update(), transport)
         turn = await served.begin_turn_within(engine.receive_weights(update))
     assert engine.policy is None

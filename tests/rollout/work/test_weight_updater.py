@@ -288,6 +288,20 @@ async def test_weights_whose_canary_cannot_be_scored_end_the_worker(tmp_path: Pa
         assert it.outcomes() == [(1, "ENGINE_FAILED")]
 
 
+async def test_an_engine_that_does_not_answer_the_canary_ends_the_worker(tmp_path: Path) -> None:
+    class Stopped(RecordingEngine):
+        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+            return await asyncio.Future()
+
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.__class__ = Stopped
+        brief = publication(tmp_path / "v1", 1, publish_timeout=rpc.to_duration(2.0))
+        it.learner.updates.put_nowait(brief)
+        with pytest.raises(EngineDead, match="could not be scored: no answer after 2 s"):
+            await asyncio.wait_for(asyncio.shield(it.running), 30.0)
+        assert it.outcomes() == [(1, "ENGINE_FAILED")]
+
+
 async def test_a_dtype_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     update = publication(tmp_path / "v1", 1)
     update.manifest.tensors[0].dtype = "F32"
