@@ -1,2 +1,2 @@
-"""The one door to environments: episodes, their tool calls and their grades. Read `ports.py`, then
+"""Gateway to environments: episodes, their tool calls and their grades. Read `ports.py`, then
 `episodes/gateway.py`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DOC = """Opens environments for rollout workers, calls their tools, grades and closes them.
 
-It is the only place with concurrency limits, retries and verifiers. Alone:
+Concurrency limits, retries and verifiers live here only. To run it alone:
 
     FLOTILLA_TOKEN=... python -m services.env_gateway --config deploy/runs/local.toml
 """

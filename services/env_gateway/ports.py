@@ -16,12 +16,12 @@ class Tool:
     input_schema_json: str
     read_only: bool = False
     idempotent: bool = False
-    # Calls of an episode that follow one another may be under way together. Only what reads is so.
+    # Consecutive calls of an episode may run concurrently; only for reads.
     parallel: bool = False
 
     @property
     def is_repeatable(self) -> bool:
-        """True when a call that may have been executed can be sent again without harm."""
+        """True if a call that may have been executed can safely be sent again."""
         return self.read_only or self.idempotent
 
 
@@ -32,8 +32,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture or other binary part. `data` is empty when the bytes are to be fetched by hash;
-    `size` counts them either way."""
+    """A picture or other binary part. `data` is empty if the bytes must be fetched by hash; `size`
+    counts them either way."""
 
     data: bytes
     mime: str
@@ -71,8 +71,8 @@ class BackendError(Exception):
     `delivered` is False when the request was certainly not executed and None when that is
     unknown. `lost` means that the instance is gone for good; `invalid` that the same request
     can never succeed; `bad_arguments` that the environment refused the arguments before
-    executing anything; `unreachable` that nothing answered, or a proxy in the environment's
-    stead."""
+    executing anything; `unreachable` that nothing answered, or a proxy instead of the
+    environment."""
 
     def __init__(
         self,
@@ -97,8 +97,7 @@ class BackendError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """True when nothing was done and a later attempt may succeed: too much at once, or no
-        server there."""
+        """True if nothing was done and a later attempt may succeed: overload, or no server."""
         absent = self.unreachable and self.delivered is False
         return (self.kind == "throttled" or absent) and not (self.lost or self.invalid)
 
@@ -109,7 +108,7 @@ class QueryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Checks that a verifier returned with its score, where nothing that it prints can reach."""
+    """Checks that a verifier returned with its score, out of reach of its printed output."""
 
     passed: tuple[str, ...]
     failed: tuple[str, ...]
@@ -119,8 +118,8 @@ class CheckReport:
 class Execution:
     """One run of a verifier.
 
-    `error` is the reason why it could not run to its end; `retryable` is set if another run may
-    differ, `ran` if it was begun at all, `cut` if it printed more than `stdout` holds."""
+    `error` is the reason why it did not finish; `retryable` is set if another run may differ, `ran`
+    if it started at all, `cut` if it printed more than `stdout` holds."""
 
     result: Any = None
     report: CheckReport | None = None
@@ -135,7 +134,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The material to grade besides the final state. `conversation` is a JSON array."""
+    """Input of a grade besides the final state. `conversation` is a JSON array."""
 
     task: Task
     final_answer: str | None
@@ -158,12 +157,11 @@ class Instance(Protocol):
     def data_version(self) -> str: ...
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        """Show that the instance is ready, and return its tools."""
+        """Return the tools, which proves that the instance is ready."""
         ...
 
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        """Return what the environment shows at the start, such as a first screenshot; often
-        nothing."""
+        """Return the first observation, such as a screenshot; often empty."""
         ...
 
     async def call_tool(
@@ -173,8 +171,8 @@ class Instance(Protocol):
     async def grade_submission(
         self, submission: Submission, *, timeout_s: float
     ) -> Execution | None:
-        """Grade where the environment lives; return None to leave the task's verifier to the
-        gateway. After a BackendError it is called again with the same object."""
+        """Grade beside the environment; return None to leave the task's verifier to the gateway.
+        After a BackendError it is called again with the same object."""
         ...
 
     async def query_database(
@@ -184,11 +182,11 @@ class Instance(Protocol):
         ...
 
     async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        """Return the whole database as a SQLite file, or None where queries are cheaper."""
+        """Return the whole database as a SQLite file, or None if queries are cheaper."""
         ...
 
     async def close(self, *, timeout_s: float) -> None:
-        """Delete the instance; succeeds when it is gone already."""
+        """Delete the instance; succeeds if it is already gone."""
         ...
 
 
@@ -197,13 +195,13 @@ class SupportsLiveness(Protocol):
     """An instance whose backend knows, without reaching the instance, whether it still runs."""
 
     async def is_alive(self, *, timeout_s: float) -> bool:
-        """Return True while the instance runs. Raises BackendError when that is not known."""
+        """Return True while the instance runs. Raises BackendError if that is unknown."""
         ...
 
 
 @runtime_checkable
 class SupportsEndReason(Protocol):
-    """An instance that knows by itself when it has ended."""
+    """An instance that notices its own end."""
 
     @property
     def end_reason(self) -> str | None:
@@ -233,8 +231,7 @@ class Orphan:
 class Backend(Protocol):
     @property
     def isolates_instances(self) -> bool:
-        """True where each instance is a machine or a process of its own, which can hang by
-        itself."""
+        """True if each instance is a separate machine or process, which can hang alone."""
         ...
 
     def serves_environment(self, env_key: str) -> bool:
@@ -246,21 +243,21 @@ class Backend(Protocol):
         ...
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Delete an instance of which only the tag may be known; succeeds when there is none."""
+        """Delete an instance that may be known only by its tag; succeeds if there is none."""
         ...
 
     async def close(self) -> None:
-        """Give back connections and child processes."""
+        """Close connections and child processes."""
         ...
 
 
 @runtime_checkable
 class HeartbeatBackend(Protocol):
-    """A backend that ends instances whose heartbeats are missing for a while."""
+    """A backend that ends instances without recent heartbeats."""
 
     @property
     def late_count(self) -> int:
-        """The number of instances without a confirmed heartbeat for most of their time."""
+        """The number of instances without a confirmed heartbeat for two thirds of their time."""
         ...
 
     @property
@@ -270,7 +267,7 @@ class HeartbeatBackend(Protocol):
 
     @property
     def last_failure(self) -> str:
-        """The error of the newest heartbeat that failed; empty while none has."""
+        """The error of the newest failed heartbeat; empty if none has failed."""
         ...
 
 
@@ -284,9 +281,9 @@ SnapshotFn = Callable[[str], Awaitable[bytes | None]]
 class Verification:
     """A verifier, its arguments besides `env`, and its access to the final state.
 
-    `call` makes tool calls that only read; without it there are none to make. A verifier that
-    is not `trusted` may try anything to get at more than that. `run_id` names the run whose
-    share of the processes it takes."""
+    `call` makes read-only tool calls; without it there are no tools. A verifier that is not
+    `trusted` may try anything to reach more. `run_id` names the run whose share of the processes
+    it takes."""
 
     source: str
     function: str
@@ -300,7 +297,7 @@ class Verification:
 
 class Grader(Protocol):
     async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
-        """Run a verifier. Raises BackendError when the environment fails to answer it."""
+        """Run a verifier. Raises BackendError if the environment fails to answer it."""
         ...
 
     async def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""One backend each: Fleet, OpenEnv, MCP, embedded apps."""
+"""Adapters of backends: Fleet, OpenEnv, MCP, embedded apps."""

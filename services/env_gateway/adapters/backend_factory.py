@@ -1,4 +1,4 @@
-"""Backends made from their settings. Each vendor is imported only where it is used."""
+"""Factory of backends. A vendor is imported only if a backend uses it."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from services.env_gateway.ports import Backend
 def build_backend(name: BackendName, config: BackendsConfig, *, max_calls: int) -> Backend:
     """Build the backend of this name from its settings.
 
-    Raises ConfigError for what only shows here, such as a key missing in the environment.
+    Raises ConfigError for faults that only show here, such as a key missing in the environment.
     `max_calls` is the largest number of calls in flight."""
     return _BUILDERS[name](config, max_calls)
 

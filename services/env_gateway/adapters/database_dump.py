@@ -1,11 +1,11 @@
 """Dump of a whole database by one statement, and its rebuilding from the rows. Pure.
 
-A verifier sends a database dozens of small queries. Over HTTP each costs a request, so where a
-database is small all of it is fetched at once: one UNION ALL over its tables, padded to the
-same width, with the schema in front of it to show whether the tables are still those assumed.
+A verifier sends a database dozens of small queries. Over HTTP each costs a request, so a small
+database is fetched at once: one UNION ALL over its tables, padded to the same width, preceded by
+the schema to show whether the tables are still the assumed ones.
 
 The schema and the rows come from an environment, and SQL can do anything that this process can.
-So nothing but CREATE TABLE passes, in memory, and none of its expressions is ever evaluated."""
+So only CREATE TABLE is allowed, in memory, and its expressions are never evaluated."""
 
 import sqlite3
 import time
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ROWS = 20_000
-# Of a copy.
+# Limits of a copy.
 MAX_BYTES = 16 * 2**20
 SCHEMA_SQL = (
     "SELECT name, sql FROM sqlite_master "
     "WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
 )
-# SQLite unites no more than 500 SELECTs, of which one is the schema's.
+# SQLite unites at most 500 SELECTs, one of them the schema's.
 _MAX_TABLES = 499
-# Nothing interrupts SQLite while it parses; a longer statement could take it seconds.
+# SQLite cannot be interrupted while it parses; a longer statement could take seconds.
 _MAX_STATEMENT_CHARS = 2**15
-# The statement goes to the server, padded: its size is tables times columns.
+# The statement sent to the server is padded: its size is tables times columns.
 _MAX_DUMP_CHARS = 2**20
 _CPU_S = 2.0
 _STEPS_PER_CHECK = 10_000
@@ -38,7 +38,7 @@ _LIMITS = {
 _PRAGMAS = (
     f"PRAGMA page_size = {_PAGE_BYTES}",
     f"PRAGMA max_page_count = {MAX_BYTES // _PAGE_BYTES}",
-    # The rows have passed them where they come from.
+    # The rows have passed these checks in their own database.
     "PRAGMA ignore_check_constraints = ON",
     "PRAGMA trusted_schema = OFF",
 )
@@ -68,8 +68,8 @@ Schema = tuple[Table, ...]
 
 
 def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
-    """Parse the tables from the rows of SCHEMA_SQL. Where no primary key identifies a row, the
-    rowid is kept with the columns. Raises DumpRefusedError if one is no ordinary table."""
+    """Parse the tables from the rows of SCHEMA_SQL. Without a primary key the rowid is kept with
+    the columns. Raises DumpRefusedError if one is not an ordinary table."""
     if len(rows) > _MAX_TABLES:
         raise DumpRefusedError(f"it has more than {_MAX_TABLES} tables")
     with _open_scratch_database() as database:
@@ -80,8 +80,7 @@ def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
 
 
 def build_dump_sql(schema: Schema) -> str:
-    """Return the statement that reads all of the tables. Raises RefusedError where it is too
-    long."""
+    """Return the statement that reads all tables. Raises DumpRefusedError if it is too long."""
     width = max((len(table.columns) for table in schema), default=0) + 1
     width = max(width, 3)
     master = _select_clause("'' AS t", ["name", "sql"], width)
@@ -96,8 +95,8 @@ def build_dump_sql(schema: Schema) -> str:
 
 
 def rebuild_database(schema: Schema, rows: Sequence[Sequence[Any]]) -> bytes | None:
-    """Rebuild the database as a SQLite file; return None when the dump was made with another
-    schema. Raises DumpRefusedError if it is too large, or no dump."""
+    """Rebuild the database as a SQLite file; return None if the dump was made with another schema.
+    Raises DumpRefusedError if it is too large, or not a dump."""
     if len(rows) > MAX_ROWS:
         raise DumpRefusedError(f"it has more than {MAX_ROWS} rows")
     by_table = _group_by_table(rows)
@@ -132,7 +131,7 @@ def _open_scratch_database() -> Generator[sqlite3.Connection]:
         database.set_authorizer(_may_declare)
         yield database
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-        # Besides SQL: numbers beyond 64 bits, text that is not Unicode, lists among values.
+        # Besides SQL errors: numbers beyond 64 bits, text that is not Unicode, lists among values.
         raise DumpRefusedError(str(error)) from error
     finally:
         database.close()
@@ -163,7 +162,7 @@ def _declare_table(database: sqlite3.Connection, row: Sequence[Any]) -> Table:
                 f"a table is declared in more than {_MAX_STATEMENT_CHARS} characters"
             )
         case _:
-            raise DumpRefusedError("its schema is not told as names and statements")
+            raise DumpRefusedError("its schema is not a list of names and statements")
     info = database.execute(f"PRAGMA table_xinfo({_quote_name(name)})").fetchall()
     if not info or any(column[6] for column in info):
         raise DumpRefusedError("it has something else than tables, or generated columns")
@@ -177,7 +176,7 @@ def _group_by_table(rows: Sequence[Sequence[Any]]) -> dict[str, list[Sequence[An
     found: dict[str, list[Sequence[Any]]] = {}
     for row in rows:
         if not row or not isinstance(row[0], str):
-            raise DumpRefusedError("its rows do not say of which table they are")
+            raise DumpRefusedError("its rows do not name their tables")
         found.setdefault(row[0], []).append(row)
     return found
 

@@ -97,9 +97,9 @@ class FakeInstance:
 
 
 class FakeBackend:
-    """A backend whose steps can be made to fail or to wait. `failures[step]` are raised in turn by
-    the steps provision, list_tools, call and close; `delays[step]` are slept first; `hook` may
-    answer a call in the tool's stead."""
+    """A backend whose steps can be made to fail or to wait. The steps provision, list_tools, call
+    and close sleep `delays[step]`, then raise `failures[step]` in turn; `hook` may answer a call
+    instead of the tool."""
 
     def __init__(self) -> None:
         self.running: dict[str, FakeInstance] = {}

@@ -1,5 +1,5 @@
-"""One exchange over HTTP, with what a gateway must know of a failure: status, Retry-After, and
-whether the request may have been executed."""
+"""One exchange over HTTP, with the facts of a failure: status, Retry-After, and whether the request
+may have been executed."""
 
 import asyncio
 import math
@@ -17,14 +17,14 @@ from services.common.large_values import dump_json_aside
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
-# Of a server that has no configuration of its own.
+# Limits for a server without its own configuration.
 DEFAULT_LIMITS = TextLimits(bytes=16 * 2**20, values=2**18)
 _LINES_AT_ONCE = 512
 _ERROR_BYTES = 4000
-# A host that does not even take the connection was sent nothing, and is not waited for in vain.
+# A host that does not accept the connection was sent nothing, and need not be awaited for long.
 _CONNECT_S = 10.0
 _CONNECT_SHARE = 0.9
-# Envoy's 503 for a request that it had passed on, unless it says that it could not do so.
+# Envoy's 503 for a request that it had passed on, unless the text rules that out.
 _RESET = re.compile(r"reset reason: ")
 _NOT_PASSED_ON = re.compile(
     r"(?<!latest )reset reason: (?:\w+ )?(?:connection failure|connection timeout|overflow|refused)"
@@ -32,10 +32,10 @@ _NOT_PASSED_ON = re.compile(
 
 
 def open_http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Open a connection pool for one server. Idle connections are dropped before common servers (5
-    s) do it, or a request could meet a connection that is just being closed."""
+    """Open a connection pool for one server. Idle connections are dropped before common servers
+    drop them (5 s), or a request could hit a connection that is just being closed."""
     connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=4.0)
-    # One instance's cookies are not for another at the same host.
+    # Instances at one host must not share cookies.
     cookies = aiohttp.DummyCookieJar()
     return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=cookies)
 
@@ -58,8 +58,8 @@ class HttpError(BackendError):
 
 
 def _may_have_executed(status: int, body: str) -> bool:
-    """Return True if the request may have been executed. 500, 502 and 504 may come after that, 503
-    from some proxies only; the others are refusals."""
+    """Return True if the request may have been executed. 500, 502 and 504 may come after its
+    execution, 503 only from some proxies; other statuses are refusals."""
     if status == 503:
         return bool(_RESET.search(body)) and not _NOT_PASSED_ON.search(body)
     return status >= 500
@@ -78,7 +78,7 @@ async def exchange_json(
 ) -> tuple[Any, Mapping[str, str]]:
     """Exchange JSON over HTTP once; an SSE answer is read up to the message with `message_id`.
 
-    Raises HttpError, and BackendError for whatever happens to the connection."""
+    Raises HttpError, and BackendError for a failure of the connection."""
     data = None if body is None else await dump_json_aside(body)
     with _translate_failures(url, timeout_s) as timeout:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
@@ -96,16 +96,15 @@ async def exchange_json(
 
 @contextmanager
 def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
-    """Yield the time limits of an exchange; raise BackendError for whatever happens to its
-    connection."""
-    # 0 and less would be no limit at all.
+    """Yield the time limits of an exchange; raise BackendError for a failure of its connection."""
+    # 0 and less would mean no limit.
     timeout_s = max(0.001, timeout_s)
-    # Of a connection that comes too late it is certain that nothing was sent on it.
+    # If connecting takes too long, nothing has been sent.
     connect_s = min(timeout_s * _CONNECT_SHARE, _CONNECT_S)
     try:
         yield aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
     except aiohttp.ConnectionTimeoutError as error:
-        # Who did not wait for long does not know that nobody is there.
+        # A short wait does not prove that the host is unreachable.
         waited = connect_s >= _CONNECT_S
         kind = "connect" if waited else "timeout"
         message = f"{url} takes no connection within {connect_s:.1f} s"
@@ -114,7 +113,7 @@ def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientT
         raise BackendError("timeout", f"no answer in {timeout_s:.1f} s", delivered=None) from None
     except aiohttp.ClientConnectorError as error:
         number = error.os_error.errno or 0
-        # Names that are not known have numbers of their own, below 0.
+        # Errors of name resolution have separate numbers, below 0.
         why = os.strerror(number) if number > 0 else str(error.os_error)
         message = f"{url} cannot be reached: {why}"
         raise BackendError("connect", message, delivered=False, unreachable=True) from error
@@ -129,7 +128,7 @@ def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientT
 
 
 async def _read_error_body(answer: aiohttp.ClientResponse) -> str:
-    """Read the beginning of an error's body, which may come in pieces."""
+    """Read the beginning of an error's body, which may arrive in pieces."""
     content = bytearray()
     while len(content) < _ERROR_BYTES and (
         piece := await answer.content.read(_ERROR_BYTES - len(content))
@@ -153,7 +152,7 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def refuse_too_large(error: TooLargeError) -> NoReturn:
-    """Raise BackendError; another attempt would only bring as much again."""
+    """Raise BackendError, which is final: another attempt would be as large."""
     message = (
         f"the answer is too large: {error} (max_answer_bytes and max_answer_values of the backend)"
     )
@@ -163,7 +162,7 @@ def refuse_too_large(error: TooLargeError) -> NoReturn:
 async def _read_sse(
     answer: aiohttp.ClientResponse, message_id: int | None, limits: TextLimits
 ) -> Any:
-    # Of a line that has not ended yet: put together once, for it may be a whole picture.
+    # Pieces of an unfinished line, joined only once because it may be a whole picture.
     rest: list[bytes] = []
     data: list[bytes] = []
     size = 0
@@ -186,7 +185,7 @@ async def _read_sse(
 async def _take_sse_line(
     line: bytes, data: list[bytes], message_id: int | None, limits: TextLimits
 ) -> dict[str, Any] | None:
-    """Take in one line of a stream; return the awaited message once a blank line completes it."""
+    """Process one line of a stream; return the awaited message once a blank line completes it."""
     if line.startswith(b"data:"):
         data.append(line[5:].strip())
     if line or not data:
@@ -200,7 +199,7 @@ async def _take_sse_line(
 
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Parse Retry-After into seconds; a server may also send the moment when they are over."""
+    """Parse Retry-After, a number of seconds or a date, into seconds."""
     header = headers.get("Retry-After", "")
     with suppress(ValueError):
         seconds = float(header)

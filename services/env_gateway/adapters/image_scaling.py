@@ -8,11 +8,11 @@ from PIL import Image, UnidentifiedImageError
 from services.env_gateway.ports import Media
 from services.env_gateway.tools.computer_tool import ScreenSize, UnreadableImageError, make_media
 
-# A picture of more pixels is refused before it is decoded: a small file can hold a huge one.
+# A picture with more pixels is refused before decoding: a small file can hold a huge one.
 # The largest screens have 7680 x 4320.
 _MAX_PIXELS = 32 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-# Pillow's for files that are broken: SyntaxError is for chunks of PNG files.
+# Pillow's errors for broken files: SyntaxError is for chunks of PNG files.
 _BROKEN = (
     UnidentifiedImageError,
     OSError,
@@ -26,7 +26,7 @@ _BROKEN = (
 async def scale_image(part: Media, max_side: int) -> Media:
     """Return the picture with no side longer than `max_side` pixels, as PNG if it had to shrink.
 
-    Raises UnreadableImageError. Decoding takes milliseconds: not on the event loop."""
+    Raises UnreadableImageError. Decoding takes milliseconds, and runs off the event loop."""
     return await asyncio.to_thread(_shrink_image, part, max_side)
 
 

@@ -12,16 +12,15 @@ from services.env_gateway.adapters.supervised_server import (
 )
 from services.env_gateway.config.backends import ServerConfig, is_reference
 
-# What a supervised environment server asks for; see environments/serve.py.
+# The header that a supervised environment server requires; see environments/serve.py.
 _TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
 
 
 def connect_server(config: ServerConfig, *, where: str) -> tuple[ServerAddress, dict[str, str]]:
-    """Return the server's address, its process started if it is ours, and the headers that it
-    requires.
+    """Return the server's address and the headers that it requires; start its process if it is
+    ours.
 
-    Raises ConfigError, naming the key below `where`, when the API key is not in the
-    environment."""
+    Raises ConfigError, naming the key below `where`, if the API key is not in the environment."""
     key = _api_key(config, where=where)
     if config.fixed_url is not None:
         return FixedAddress(config.fixed_url), _bearer_header(key)
@@ -36,7 +35,7 @@ def connect_server(config: ServerConfig, *, where: str) -> tuple[ServerAddress, 
 
 
 def configured_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
-    """Build the environment variables that the settings give to the processes they start. Raises
+    """Build the environment variables that the settings add to started processes. Raises
     ConfigError for a `$NAME` that is not set."""
     found: dict[str, str] = {}
     for name, value in config.env.items():
@@ -59,11 +58,11 @@ def _api_key(config: ServerConfig, *, where: str) -> str | None:
         return None
     key = os.environ.get(name)
     add_secret(key or "")
-    # A server of ours is given a key of ours.
+    # Our own server gets our own key.
     if not key and config.command is None:
         raise ConfigError(
             f"{where}.api_key_env names {name}, which is not set in the environment; export it, or "
-            'set this to "" if the server asks for no key'
+            'set this to "" if the server requires no key'
         )
     return key
 

@@ -26,7 +26,7 @@ _BASE_S, _CAP_S = 0.2, 10.0
 _HEALTHY_S = 60.0
 _GRACE_S = 3.0
 _LINE_BYTES = 2**16
-# What is kept of a command's last words, told of them, and waited for.
+# Bytes kept of a command's stderr, characters shown of it, and seconds to wait for it.
 _WORDS_BYTES, _SHOWN_CHARS, _WORDS_S = 2**14, 600, 1.0
 
 
@@ -35,8 +35,7 @@ class ServerAddress(Protocol):
     def generation(self) -> int: ...
 
     async def wait_for_url(self, timeout_s: float) -> str:
-        """Return the URL, without a slash at the end. Raises BackendError when there is none in
-        time."""
+        """Return the URL without a trailing slash. Raises BackendError if there is none in time."""
         ...
 
     async def close(self) -> None: ...
@@ -52,14 +51,13 @@ class FixedAddress:
         return self._url
 
     async def close(self) -> None:
-        """Do nothing: the server is someone else's."""
+        """Do nothing: the server is not ours."""
 
 
 class SupervisedServer:
     """A command that prints one JSON line {"url": ...} once it serves, and is restarted, with
-    growing pauses, when it ends. The command must not outlive the gateway: it gets a process
-    group of its own, a pipe as standard input that closes with us, and a signal if we are
-    killed."""
+    growing pauses, when it ends. The command must not outlive the gateway: it gets its own process
+    group, a pipe as standard input that closes with us, and a signal if we are killed."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class SupervisedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process, and process group, of the server that runs now."""
+        """The process, and process group, of the running server."""
         return self._process.pid if self._process is not None else None
 
     async def wait_for_url(self, timeout_s: float) -> str:
@@ -104,7 +102,7 @@ class SupervisedServer:
                 _LOG.exception("environment_server_not_started", error=str(error))
                 why = f"it cannot be started: {error}"
             if not self._url.done():
-                # Whoever waits hears of it at once, and may wait for the next start.
+                # Waiters get the reason at once, and may wait for the next start.
                 message = f"{format_command(self._command)} does not serve: {why}"
                 self._url.set_exception(BackendError("not_started", message, delivered=False))
                 self._url.exception()
@@ -115,7 +113,7 @@ class SupervisedServer:
             await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self) -> str:
-        """Run the command until it ends; return why it does not serve, or no more."""
+        """Run the command until it ends; return why it does not serve, or has stopped."""
         process = await spawn_process(self._command, self._environment)
         self._process, words = process, StderrTail(process)
         try:
@@ -137,8 +135,8 @@ class SupervisedServer:
 
 
 class StderrTail:
-    """The end of a command's standard error, kept while all of it is passed on to our own: the
-    reason for which the command ended is nowhere else."""
+    """The end of a command's standard error, kept while all of it is passed on to our own: only
+    there is the reason why the command ended."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -166,7 +164,7 @@ class StderrTail:
         assert self._process.stderr is not None
         begun = b""
         while piece := await self._process.stderr.read(_LINE_BYTES):
-            # By lines: the end of a piece could leave half of a secret.
+            # By lines, because a piece could end in the middle of a secret.
             lines, newline, begun = (begun + piece).rpartition(b"\n")
             if len(begun) > _LINE_BYTES:
                 lines, newline, begun = lines + newline + begun, b"", b""
@@ -187,9 +185,9 @@ def format_command(command: Sequence[str]) -> str:
 async def spawn_process(
     command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
 ) -> asyncio.subprocess.Process:
-    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. It gets
-    `environment` beyond what any child gets. Its standard error is a pipe that must be read, as
-    StderrTail does. Raises OSError."""
+    """Start a command that writes lines of at most `limit` bytes and cannot outlive us. It gets
+    `environment` in addition to that of any child. Its standard error is a pipe that must be read,
+    as StderrTail does. Raises OSError."""
     return await asyncio.create_subprocess_exec(
         *tied_command(signal.SIGKILL, *command),
         stdin=asyncio.subprocess.PIPE,
@@ -202,8 +200,8 @@ async def spawn_process(
 
 
 async def _read_announced_url(process: asyncio.subprocess.Process) -> str:
-    """Read the URL from the first line that is a JSON object with one. Raises ValueError at the
-    end."""
+    """Read the URL from the first line that is a JSON object with one. Raises ValueError if the
+    output ends without it."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         with suppress(ValueError):
@@ -214,7 +212,7 @@ async def _read_announced_url(process: asyncio.subprocess.Process) -> str:
 
 
 async def _drain_output(process: asyncio.subprocess.Process) -> None:
-    """Read on, or a server that prints would block on a full pipe."""
+    """Drain the output: a server that prints would block on a full pipe."""
     assert process.stdout is not None
     while await process.stdout.read(_LINE_BYTES):
         continue

@@ -8,7 +8,7 @@ from services.common.printable_text import one_line
 from services.common.run_membership import RaisedAlarm
 
 LATE_HEARTBEATS = "late_heartbeats"
-# None was late for so long: it is over.
+# The alarm ends when no heartbeat was late for so long.
 _CALM_S = 30.0
 _CHARACTERS = 300
 _FIX = (
@@ -20,8 +20,8 @@ _FIX = (
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatLateness:
-    """Late heartbeats of one backend: `late` of its `instances` may soon be ended for want of
-    them. `why` is the error of the newest failed heartbeat."""
+    """Late heartbeats of one backend: `late` of its `instances` may soon end for lack of them.
+    `why` is the error of the newest failed heartbeat."""
 
     late: int
     instances: int
@@ -32,7 +32,7 @@ class HeartbeatAlarms:
     """One alarm for each backend that may end instances because their heartbeats are late."""
 
     def __init__(self) -> None:
-        # By backend, with when one was last seen to be late.
+        # By backend, with the time when one was last late.
         self._raised: dict[str, tuple[RaisedAlarm, float]] = {}
 
     @property
@@ -52,8 +52,8 @@ class HeartbeatAlarms:
 
 
 def _make_alarm(backend: str, lateness: HeartbeatLateness) -> RaisedAlarm:
-    """Build the alarm with figures from the moment it is raised: text that changed every
-    second would be a new alarm every second."""
+    """Build the alarm with figures from the moment of its raising: text that changed every second
+    would be a new alarm every second."""
     cause = (
         f"{lateness.late} of {lateness.instances} instances had no heartbeat confirmed for two"
         " thirds of their time, after which the backend ends them"

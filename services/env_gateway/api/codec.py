@@ -166,5 +166,5 @@ def _encode_media(media: Media) -> pb.Media:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which environments and verifiers may send and protobuf refuses."""
+    """Replace lone surrogates, which environments and verifiers may send but protobuf refuses."""
     return text.encode("utf-8", "replace").decode()

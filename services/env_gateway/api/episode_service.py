@@ -24,14 +24,14 @@ from services.env_gateway.tasks.task_format import TaskError
 _DOMAIN = "env_gateway.flotilla"
 _CHUNK_BYTES = 2**20
 _QUEUE_RETRY_S = 1.0
-# A transcript that stands still for so long is not waited for.
+# A transcript that stalls for so long is refused.
 _STALL_S = 30.0
-# A watcher of a busy gateway needs no more than ten updates a second, and all of them together get
-# no more than a thousand.
+# A watcher of a busy gateway gets at most ten updates a second, and all watchers together at most a
+# thousand.
 _WATCH_PERIOD_S = 0.1
 _WATCH_SHARE_S = 0.001
 _MOST_WATCHES = 256
-# Of all transcripts that are being read.
+# Limit of all transcripts being read.
 _MOST_READ_BYTES = 256 * 2**20
 
 _STATUS_BY_ERROR = {
@@ -49,8 +49,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def most_streams(limits: LimitsConfig) -> dict[str, int]:
-    """How many calls of each method that streams its answer run at once. An opening that is asked
-    for again is another call until the first has ended."""
+    """Return the number of concurrent calls of each method that streams its answer. A repeated
+    request to open is another call until the first has ended."""
     path = "/flotilla.env_gateway.v1.EpisodeService"
     openings = 2 * (limits.max_episodes + limits.max_waiting)
     return {f"{path}/OpenEpisode": openings, f"{path}/WatchCapacity": _MOST_WATCHES}
@@ -65,7 +65,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self._request_drain = request_drain
         self._refused_streams = RefusedStreamDrain()
         self._watches = 0
-        # Of the transcripts that are on their way.
+        # Bytes of the transcripts in transit.
         self.reading_bytes = 0
 
     async def OpenEpisode(
@@ -79,7 +79,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
             session = gateway.open_episode(spec)
             gateway.join_opening(session)
             # Not in a `finally`: a call that is cancelled while it writes leaves this generator
-            # suspended until the garbage collector comes by.
+            # suspended until garbage collection.
             on_end: Any = lambda _: gateway.leave_opening(session)  # noqa: E731
             context.add_done_callback(on_end)
             async for state in session.follow_states():
@@ -195,7 +195,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
 
     @contextmanager
     def _reading_transcript(self) -> Generator[bytearray]:
-        """A transcript to be read, which counts among all that are until the block ends."""
+        """Yield a buffer for a transcript, counted until the block ends."""
         transcript = bytearray()
         try:
             yield transcript
@@ -212,7 +212,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 raise _bad_grade_request("a grade is one header, then transcript chunks")
             if header is None:
                 header = request.header
-                # Nothing is read of what is for no episode.
+                # A transcript for no episode is not read.
                 self._gateway.get_session(header.episode_id)
             if self.reading_bytes + len(request.transcript_chunk) > max(_MOST_READ_BYTES, limit):
                 raise QueueFullError("too many transcripts are on their way: send it again, later")
@@ -229,7 +229,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
 
 
 async def conversation_of(transcript: bytearray) -> str:
-    """Return JSON lines as the one JSON array that Fleet's verifiers are given."""
+    """Convert JSON lines to the one JSON array that Fleet's verifiers receive."""
     return await run_aside(len(transcript), lambda: _joined(transcript))
 
 

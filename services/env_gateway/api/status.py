@@ -27,9 +27,8 @@ _lag_seconds = metrics.seconds_histogram(
 
 @dataclass(frozen=True, slots=True)
 class LimiterStatus:
-    """Occupancy of one limiter. For `episodes`, `calls` and `warmups`, `of` is the
-    environment, or empty for all of them; for `creations`, `deletions` and `grades` it is
-    the backend."""
+    """Occupancy of one limiter. `of` is the backend for `creations`, `deletions` and `grades`; for
+    `episodes`, `calls` and `warmups` it is the environment, or empty for all of them."""
 
     name: str
     of: str
@@ -67,7 +66,7 @@ def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[LimiterStat
 
 
 def breaker_states(gateway: Gateway) -> dict[str, BreakerState]:
-    """Return the breaker's state for each environment with at least one tool call."""
+    """Return the breaker's state of each environment that has had a tool call."""
     return {env: gate.breaker_state for env, gate in gateway.caller.gates.by_env.items()}
 
 

@@ -1,1 +1,1 @@
-"""Clients by which outside programs play episodes of a gateway."""
+"""Clients for outside programs that play episodes at a gateway."""

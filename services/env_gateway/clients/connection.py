@@ -1,7 +1,7 @@
-"""The connection of a process to a gateway, in a thread of its own.
+"""The connection of a process to a gateway, in a separate thread.
 
-It is shared by all episodes of the process, and renews their leases also while the caller computes,
-or blocks the event loop that it runs in.
+All episodes of the process share it. It renews their leases even while the caller computes, or
+blocks its own event loop.
 """
 
 import asyncio
@@ -39,8 +39,7 @@ class GatewayError(RuntimeError):
 
 
 class GatewayConnection:
-    """A connection with a thread of its own, in which submitted work runs; `stub` may be used only
-    there."""
+    """A connection with its own thread, in which submitted work runs; use `stub` only there."""
 
     stub: "EpisodeServiceAsyncStub"
 
@@ -63,7 +62,7 @@ class GatewayConnection:
         self._held.set()
 
     async def release_episode(self, episode_id: str) -> None:
-        """Close an episode. Best effort: one whose close is lost ends with its lease."""
+        """Close an episode. Best effort: if the close is lost, the episode ends with its lease."""
         self._leases.pop(episode_id, None)
         request = pb.CloseEpisodeRequest(episode_id=episode_id)
         try:
@@ -80,11 +79,11 @@ class GatewayConnection:
         return task
 
     def abandon_episode(self, episode_id: str) -> None:
-        """Close an episode that is no longer referenced, and wait for nothing."""
+        """Close an episode that is no longer referenced, without waiting."""
         self._loop.call_soon_threadsafe(self.start_release, episode_id)
 
     def close(self) -> None:
-        """Close the connection once the closings under way are done."""
+        """Close the connection once pending closes are done."""
         self.submit_coroutine(self._stop_loop())
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -120,7 +119,7 @@ class GatewayConnection:
         try:
             answer = await self.stub.RenewEpisodes(request, timeout=_RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            # The next round tries again; episodes that expire meanwhile are found out by use.
+            # The next round retries; use will show episodes that expire meanwhile.
             _log.warning("episodes not renewed", reason=explain_rpc_error(error))
             return
         for episode_id in answer.lost_episode_ids:
@@ -131,20 +130,20 @@ _connections: dict[tuple[str, str, Tls | None], GatewayConnection] = {}
 _lock = threading.Lock()
 
 
-# The environment can be asked only once.
+# FLOTILLA_TLS can be read only once, as it is then removed.
 _read_tls = cache(read_tls)
 
 
 def load_gateway_tls(address: str, folder: str | Path | None) -> Tls | None:
-    """Load the TLS of `folder`, else of FLOTILLA_TLS. Raises ConfigError if there is none and a
-    gateway at `address` cannot be called without."""
+    """Load the TLS identity of `folder`, else of FLOTILLA_TLS. Raises ConfigError if there is none
+    and a gateway at `address` requires it."""
     tls = _read_tls(None if folder is None else Path(folder))
     check_dial(address, encrypted=tls is not None)
     return tls
 
 
 def borrow_connection(address: str, token: str, tls: Tls | None = None) -> GatewayConnection:
-    """Return the process's connection to a gateway, to be given back by `return_connection`."""
+    """Return the process's connection to a gateway; pass it to `return_connection` afterwards."""
     with _lock:
         key = (address, token, tls)
         connection = _connections.get(key)
@@ -155,7 +154,7 @@ def borrow_connection(address: str, token: str, tls: Tls | None = None) -> Gatew
 
 
 def return_connection(connection: GatewayConnection) -> None:
-    """Give a borrowed connection back; the last one closes it."""
+    """Return a borrowed connection; the last borrower closes it."""
     with _lock:
         connection.users -= 1
         last = connection.users == 0

@@ -18,7 +18,7 @@ from services.env_gateway.clients.connection import (
 )
 from services.env_gateway.ports import Media, Part, Text, Tool
 
-# A call's own deadline is enforced by the gateway; the connection gets a little more.
+# The gateway enforces a call's own deadline; the connection gets a little more.
 _SLACK_S = 1.0
 _FETCH_TIMEOUT_S = 30.0
 _TRANSCRIPT_CHUNK = 512 * 1024
@@ -28,8 +28,8 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """The answer to a tool call. `failure` is why the tool gave no result of its own; with
-    `is_error` it reported one."""
+    """The answer to a tool call. `failure` is the reason if the tool gave no result; with
+    `is_error` the tool reported an error."""
 
     parts: Sequence[Part] = ()
     is_error: bool = False
@@ -39,7 +39,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGrade:
-    """The grade of an episode. Without a reward, `no_grade` is the reason why it is not known."""
+    """The grade of an episode. Without a reward, `no_grade` is the reason why it is unknown."""
 
     reward: float | None
     partial_reward: float | None
@@ -48,7 +48,7 @@ class EpisodeGrade:
 
 
 class EpisodeClient:
-    """One open episode. Calls are made one after the other."""
+    """One open episode. Calls are sequential."""
 
     def __init__(
         self, connection: GatewayConnection, episode_id: str, ready: pb.EpisodeReady
@@ -62,13 +62,13 @@ class EpisodeClient:
         self._initial = list(ready.initial_observation)
 
     async def get_first_observation(self) -> list[Part]:
-        """Return what the environment shows at the start."""
+        """Return the environment's first observation."""
         return [await self._read_part(part) for part in self._initial]
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> ToolAnswer:
-        """Call a tool. Never raises for what a tool, an environment or the gateway does."""
+        """Call a tool. Never raises for the behaviour of a tool, an environment or the gateway."""
         try:
             request = self._build_request(name, arguments, timeout_s)
             self._next_call += 1
@@ -109,7 +109,7 @@ class EpisodeClient:
     ) -> pb.CallToolRequest:
         arguments_json = json.dumps(arguments)
         if len(arguments_json) > _ARGUMENTS_BYTES:
-            # Larger ones would not reach the gateway, and leave a gap in its count of calls.
+            # Larger ones would not reach the gateway, and would leave a gap in its call count.
             raise ValueError(f"its arguments exceed {_ARGUMENTS_BYTES} bytes of JSON")
         return pb.CallToolRequest(
             episode_id=self.episode_id,
@@ -135,8 +135,7 @@ class EpisodeClient:
 
 
 def _enum_name(enum: Any, value: int, prefix: str) -> str:
-    """Return the short name of an enum's value. A gateway newer than this may send one without a
-    name here."""
+    """Return the short name of an enum's value. A newer gateway may send an unknown one."""
     if value not in enum.values():
         return f"unknown {prefix.removesuffix('_').lower()} {value}"
     return enum.Name(value).removeprefix(prefix).lower()

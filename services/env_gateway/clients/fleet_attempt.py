@@ -32,8 +32,8 @@ class AttemptSettings:
 
 
 class FleetAttempt:
-    """One attempt at a task. To be used in the thread of the episode's connection, by one caller
-    at a time."""
+    """One attempt at a task. Use it in the thread of the episode's connection, by one caller at a
+    time."""
 
     def __init__(self, episode: EpisodeClient, settings: AttemptSettings) -> None:
         self.episode = episode
@@ -75,8 +75,8 @@ class FleetAttempt:
         return self._make_observation(result or {}), reward, self.done, info
 
     async def grade_episode(self, conversation: Sequence[Any] | None) -> float | None:
-        """Grade the episode; return None when the grade is not known. `verifier_error` then holds
-        the reason."""
+        """Grade the episode; return None if the grade is unknown. `verifier_error` then holds the
+        reason."""
         self.graded = True
         timeout_s = self._settings.grade_timeout_s
         try:
@@ -105,8 +105,8 @@ class FleetAttempt:
     async def _execute_action(
         self, action: Mapping[str, Any], info: dict[str, Any]
     ) -> tuple[Any, str | None]:
-        """Call the action's tool, and record in `info` what came of it. Returns the tool's result,
-        and why the episode is over if it is."""
+        """Call the action's tool, and record the outcome in `info`. Return the tool's result, and
+        the reason if the episode is over."""
         name, params = action.get("tool"), action.get("params") or {}
         if not name:
             return None, None
@@ -129,7 +129,7 @@ class FleetAttempt:
 
     def _end_reason(self, action: Mapping[str, Any], over: str | None) -> str | None:
         if action.get("done", False):
-            # An agent that says it is done has answered, if only with nothing.
+            # An agent that declares itself done has answered, if only with an empty answer.
             self._answer = self._answer or ""
             return "agent_done"
         return over or ("max_steps" if self._step_count >= self._settings.max_steps else None)

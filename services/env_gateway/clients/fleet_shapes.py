@@ -1,4 +1,4 @@
-"""Tools and tool results in the shapes that FleetTaskEnv gives them. Pure."""
+"""Tools and tool results in FleetTaskEnv's shapes. Pure."""
 
 import base64
 import json
@@ -13,8 +13,8 @@ _NO_SCREENSHOT = "Screenshot capture failed (null image)"
 
 
 def to_openai_tool(name: str, description: str, input_schema_json: str) -> dict[str, Any]:
-    """Convert an MCP tool to OpenAI's `tools` parameter. Definitions outside of the properties,
-    and references to them, are left out."""
+    """Convert an MCP tool to OpenAI's `tools` parameter. Definitions outside the properties, and
+    references to them, are dropped."""
     schema = json.loads(input_schema_json)
     properties = schema.get("properties") or {}
     return {
@@ -32,8 +32,8 @@ def to_openai_tool(name: str, description: str, input_schema_json: str) -> dict[
 
 
 def normalize_schema(schema: Any) -> Any:
-    """Return a JSON schema without titles, defaults and tuples; of alternatives, the first but
-    null."""
+    """Return a JSON schema without titles, defaults and tuples; alternatives are reduced to the
+    first that is not null."""
     if not isinstance(schema, dict):
         return schema
     fields = cast("dict[str, Any]", schema)
@@ -53,8 +53,8 @@ def normalize_schema(schema: Any) -> Any:
 
 
 def to_tool_result(parts: Sequence[Part], *, is_error: bool) -> Any:
-    """Convert what a tool returned: decoded JSON or text where it is one text, a list of texts, a
-    list of OpenAI content parts as soon as there is an image, or {"error": text}."""
+    """Convert a tool's result: a single text becomes decoded JSON or text; several become a list of
+    texts, or of OpenAI content parts if there is an image; an error becomes {"error": text}."""
     texts = [part.text for part in parts if isinstance(part, Text)]
     if is_error:
         return {"error": texts[0] if texts else "Tool execution failed"}
@@ -65,7 +65,7 @@ def to_tool_result(parts: Sequence[Part], *, is_error: bool) -> Any:
 
 
 def find_tool_error(result: Any) -> str | None:
-    """Find the message of a result that reports an error, in any of the ways that tools do it."""
+    """Find the error message of a result, in any of the forms that tools use."""
     if not isinstance(result, dict):
         return None
     fields = cast("Mapping[str, Any]", result)

@@ -6,9 +6,9 @@
         observation = env.reset()
         observation, reward, done, info = env.step({"tool": "search", "params": {"q": "x"}})
 
-Differences, all on purpose: a reset opens a new instance instead of going on with a used one; close
-always closes; a call that may have been executed is never sent twice; an unknown grade is None also
-where a task has no verifier; and the methods without `async` work inside a running event loop.
+Intentional differences: a reset opens a new instance instead of reusing one; close always closes; a
+call that may have been executed is never sent twice; an unknown grade is None, even if a task has
+no verifier; and the methods without `async` work inside a running event loop.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 
 class FleetTaskEnv:
-    """One task, tried once by each `reset`.
+    """One task; each `reset` starts a new attempt.
 
-    `api_key` is accepted and not used: the gateway has its own. `ttl_seconds` bounds an episode in
-    all (900, or 1800 where the task is done on a screen), `request_timeout_s` each tool call, and
-    `reset_timeout_s` the closing of the episode before. `tls_dir`, or FLOTILLA_TLS, is for a
-    gateway on another machine. `conversation_messages`, set by the caller, is for verifiers that
-    read the conversation.
+    `api_key` is accepted but not used: the gateway has its own. `ttl_seconds` bounds a whole
+    episode (900, or 1800 for tasks on a screen), `request_timeout_s` each tool call, and
+    `reset_timeout_s` the closing of the previous episode. `tls_dir`, or FLOTILLA_TLS, is for a
+    gateway on another machine. The caller sets `conversation_messages` for verifiers that read the
+    conversation.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FleetTaskEnv:
         self._tries = 0
         self._connection: GatewayConnection | None = None
         self._turn = asyncio.Lock()
-        # The last one is remembered after it was closed.
+        # The last episode is kept after its close.
         self._attempt: FleetAttempt | None = None
         self._open = False
 
@@ -102,17 +102,17 @@ class FleetTaskEnv:
 
     @property
     def final_reward(self) -> float | None:
-        """The grade of the last episode; None before there is one, and when it is not known."""
+        """The grade of the last episode; None before there is one, or if it is unknown."""
         return self._attempt.reward if self._attempt else None
 
     @property
     def verifier_stdout(self) -> str | None:
-        """The text that the verifier of the last episode printed."""
+        """The output of the last episode's verifier."""
         return self._attempt.verifier_stdout if self._attempt else None
 
     @property
     def verifier_error(self) -> str | None:
-        """The reason why the grade of the last episode is 0, or not known."""
+        """The reason why the grade of the last episode is 0, or unknown."""
         return self._attempt.verifier_error if self._attempt else None
 
     @property
@@ -120,8 +120,8 @@ class FleetTaskEnv:
         return list(self._attempt.tool_errors) if self._attempt else []
 
     def reset(self, seed: int | None = None) -> Observation:
-        """Open a new episode. Raises GatewayError when there is no environment to be had. `seed`
-        is not used: tasks name their data."""
+        """Open a new episode. Raises GatewayError if no environment is available. `seed` is not
+        used: tasks name their data."""
         return self._submit_work(self._open_attempt).result()
 
     async def reset_async(self, seed: int | None = None) -> Observation:
@@ -129,16 +129,16 @@ class FleetTaskEnv:
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
         """Execute `action`, which is {"tool", "params", "done"}, each optional. The reward is 0.0
-        before the end, and None at the end when the grade is not known."""
+        before the end, and None at the end if the grade is unknown."""
         return self._submit_work(lambda: self._step_attempt(action)).result()
 
     async def step_async(self, action: Mapping[str, Any]) -> StepResult:
-        # A call that is under way is seen through: whether it was executed must not be left open.
+        # A pending call is completed, so that its execution is never in doubt.
         work = self._submit_work(lambda: self._step_attempt(action))
         return await asyncio.shield(asyncio.wrap_future(work))
 
     def close(self) -> None:
-        """Grade an episode that did not come to its end, into `final_reward`, and close it."""
+        """Grade an unfinished episode into `final_reward`, and close it."""
         if self._connection is not None:
             try:
                 self._submit_work(self._close_attempt).result()
@@ -159,7 +159,7 @@ class FleetTaskEnv:
 
     @classmethod
     def from_json_file(cls, path: str | Path, task_key: str, **keywords: Any) -> Self:
-        """Make an environment of the task with that key in a file {"tasks": [...]}. Raises
+        """Create an environment for the task with that key in a file {"tasks": [...]}. Raises
         ValueError."""
         for task in _read_tasks(path):
             if task_key in (task.get("task_key"), task.get("key")):
@@ -171,7 +171,7 @@ class FleetTaskEnv:
         return [cls(task, **keywords) for task in _read_tasks(path)]
 
     def _submit_work(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Run `work` in the thread of the connection, made now if there is none."""
+        """Run `work` in the thread of the connection, creating the connection if necessary."""
         if self._connection is None:
             self._connection = borrow_connection(self._address, self._token, self._tls)
             self._turn = asyncio.Lock()
@@ -191,7 +191,7 @@ class FleetTaskEnv:
             episode = await open_episode(connection, request, self.ttl_seconds)
             self._attempt = FleetAttempt(episode, self._make_settings())
             self._open = True
-            # Should this object be dropped without a close, its episode is closed nevertheless.
+            # If this object is dropped without a close, its episode is closed anyway.
             self._dropped = weakref.finalize(self, connection.abandon_episode, episode.episode_id)
             return await self._attempt.get_first_observation()
 
@@ -210,8 +210,8 @@ class FleetTaskEnv:
                 await self._leave_episode(None)
 
     async def _leave_episode(self, timeout_s: float | None) -> None:
-        """Close the episode that is open. One whose close is not answered in time is replaced by
-        the next, or ends with its lease."""
+        """Close the open episode. If the close is not answered in time, the next episode replaces
+        it, or it ends with its lease."""
         if self._attempt is None or not self._open:
             return
         self._open = False
@@ -233,7 +233,7 @@ class FleetTaskEnv:
 
     def _build_request(self, worker_id: str) -> pb.OpenEpisodeRequest:
         self._tries += 1
-        # `try` is a word of Python's, so the field cannot be named as an argument.
+        # `try` is a Python keyword, so the field cannot be a keyword argument.
         fields: dict[str, Any] = {
             "request_id": uuid.uuid4().hex,
             "run_id": _RUN_ID,

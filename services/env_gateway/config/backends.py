@@ -24,13 +24,13 @@ def is_reference(value: str) -> bool:
 class ServerConfig(ConfigModel):
     """A server: one that runs at `url`, or a `command` to supervise.
 
-    A command is expected to print one JSON line {"url": ...} on stdout once it serves. Of the
-    gateway's environment it gets what any program needs, such as PATH, HOME, language, proxies and
-    certificates, and no secret; `env` adds to that. A value `$NAME` is that of the variable NAME.
+    A command must print one JSON line {"url": ...} on stdout once it serves. From the gateway's
+    environment it gets the variables that any program needs, such as PATH, HOME, language, proxies
+    and certificates, and no secret; `env` adds to that. A value `$NAME` is that of the variable
+    NAME.
 
-    An answer of more than `max_answer_bytes`, or that holds more than `max_answer_values` values
-    and keys, is refused before anything is built of it: 100,000 values take the gateway some 20 ms,
-    in which it answers nobody.
+    An answer of more than `max_answer_bytes`, or with more than `max_answer_values` values and
+    keys, is refused before it is parsed: 100,000 values block the gateway for some 20 ms.
     """
 
     url: str | None = None
@@ -80,10 +80,9 @@ class ServerConfig(ConfigModel):
 class ToolServerConfig(ServerConfig):
     """A server whose instances take any number of calls at once.
 
-    Calls of `read_only_tools` may be repeated, like those that the server's hints declare to read
-    only. `parallel_reads` says which of them an episode may have under way together, where they
-    follow one another: none ("off"), only the `read_only_tools` ("listed"), or the hinted ones,
-    too ("hinted").
+    Calls of `read_only_tools` may be repeated, like those that the server's hints declare
+    read-only. `parallel_reads` sets which consecutive ones an episode may run concurrently: none
+    ("off"), only the `read_only_tools` ("listed"), or also the hinted ones ("hinted").
     """
 
     read_only_tools: tuple[str, ...] = ()
@@ -99,8 +98,8 @@ class ToolServerConfig(ServerConfig):
 class McpConfig(ToolServerConfig):
     """An MCP server over streamable HTTP, or over stdio.
 
-    Over HTTP: with `instances` the server also speaks Fleet's instance wire, and each episode gets
-    an instance of its own; without, all episodes share the one server and there is no database to
+    Over HTTP: with `instances` the server also implements Fleet's instance wire, and each episode
+    gets its own instance; without, all episodes share the one server and there is no database to
     grade from. Over stdio `command` is started once per episode, with the task's data key in its
     environment (FLOTILLA_DATA_KEY).
     """
@@ -121,11 +120,11 @@ FLEET_URL = "https://orchestrator.fleetai.com"
 class FleetConfig(ToolServerConfig):
     """Fleet's control plane, FLEET_URL unless set; a `command` is an emulator to supervise instead.
 
-    An instance of which Fleet hears nothing for `heartbeat_interval_s` ends, so that a gateway
-    that is killed frees its places. Verifiers run at Fleet ("remote"), or in the gateway against
-    the instance's databases ("local"). `image_type` is the task's modality's unless set, and
-    `browser_url`, where browsers are leased, Fleet's or the emulator's. A browser may reach the
-    environment and `browser_hosts`.
+    An instance without a heartbeat for `heartbeat_interval_s` ends, so that a killed gateway frees
+    its places. Verifiers run at Fleet ("remote"), or in the gateway against the instance's
+    databases ("local"). The task's modality sets the default `image_type`. Browsers are leased at
+    `browser_url`, by default Fleet or the emulator, and may reach the environment and
+    `browser_hosts`.
     """
 
     url: str | None = FLEET_URL
@@ -159,15 +158,15 @@ _TASK_FIELDS = (
 class OpenEnvConfig(ServerConfig):
     """An OpenEnv server, by its WebSocket protocol; `{env_key}` in `url` and `path` is the task's.
 
-    `actions`: the environment is stepped by tool calls ("tools"), or by actions of a schema of its
-    own ("schema"), which is then offered as the one tool `step_tool`; "auto" asks its /schema.
-    `task_fields` says what `reset` is told, by a name of the environment's, and which field of the
-    task that is; `seed` is a number made of the task's key, and `env_variables.NAME` is possible.
+    `actions`: the environment takes tool calls ("tools"), or actions of its own schema ("schema"),
+    which is then offered as the one tool `step_tool`; "auto" decides by its /schema.
+    `task_fields` maps the environment's arguments of `reset` to fields of the task; `seed` is a
+    number derived from the task's key, and `env_variables.NAME` is possible.
     `reward`: the grade is the last reward given, or the sum of them, or the environment's rewards
     are only shown and the task's own verifier grades ("verifier"), without any database.
-    `submit_tool` ends and grades an episode: it is not offered to the policy, but called with the
-    final answer as `submit_argument` when the grade is asked for; "" if there is no such tool.
-    Of what `reset` shows, the policy sees the fields in `first_observation`, all unless set;
+    `submit_tool` ends and grades an episode: it is not offered to the policy, but called for the
+    grade with the final answer as `submit_argument`; "" if there is no such tool.
+    The policy sees the fields in `first_observation` of `reset`'s result, by default all;
     `image_fields` of any observation hold images in base64.
     """
 
@@ -209,8 +208,8 @@ class OpenEnvConfig(ServerConfig):
 class FleetOpenEnvConfig(ServerConfig):
     """FleetTaskEnv of Fleet's OpenEnv fork, one process each; the server is Fleet's control plane.
 
-    `path` is a checkout of the fork, OPENENV_FORK_PATH unless set, and `python` an interpreter that
-    has what the fork needs (such as mcp below 2), the gateway's own unless set.
+    `path` is a checkout of the fork, by default OPENENV_FORK_PATH, and `python` an interpreter with
+    the fork's dependencies (such as mcp below 2), by default the gateway's own.
     """
 
     url: str | None = FLEET_URL
@@ -224,7 +223,7 @@ class FleetOpenEnvConfig(ServerConfig):
 class EmbeddedConfig(ConfigModel):
     """The environments of this repository, in worker processes.
 
-    A worker that is busy with one request for `hang_s` is ended, with the instances on it.
+    A worker that is busy with one request for `hang_s` is killed, with its instances.
     """
 
     workers: Annotated[int, Field(ge=1, le=256)] = 2
@@ -232,7 +231,7 @@ class EmbeddedConfig(ConfigModel):
 
 
 class BackendsConfig(ConfigModel):
-    """Settings by backend; those that are not used may stay in the file."""
+    """Settings by backend; unused ones may stay in the file."""
 
     mcp: McpConfig | None = None
     fleet: FleetConfig | None = None

@@ -43,11 +43,11 @@ class LimitsConfig(ConfigModel):
     at `start_calls` and `start_creating`. They adapt to the observed capacity, up to
     `max_calls` and `max_creating`. Creations are further limited to `creates_per_s`, with
     bursts of `creates_burst`. Deletions are bounded by the same keys, apart from creations,
-    and grades likewise. Instances that are not ready yet are asked for their tools within
+    and grades likewise. Instances that are not ready yet are probed for their tools within
     half of `max_calls`.
 
     `max_waiting` bounds the episodes in the queue. `batch_wait_s` is how long a batch waits
-    there for members that have not asked, before it proceeds without them. Runs that
+    there for missing members before it proceeds without them. Runs that
     compete for the same places share them by weight: 1, or that of the first pattern of
     `run_weights`, such as "eval-*", that matches the run's id."""
 
@@ -74,7 +74,7 @@ class BreakerConfig(ConfigModel):
 
     If more than `error_rate` of its last `window` calls failed, no calls are made for
     `open_s`. After `instance_failures` consecutive failures to reach one instance, its
-    backend is asked whether the instance still runs. A timeout counts as a failure only if
+    backend is queried whether the instance still runs. A timeout counts as a failure only if
     the backend was given at least `patience_s` and four times its slowest recent answer."""
 
     window: Annotated[int, Field(ge=1, le=10_000)] = 20
@@ -95,17 +95,17 @@ class RetryConfig(ConfigModel):
 
 
 class VerifiersConfig(ConfigModel):
-    """Verifiers are Python from task files. Those listed by SHA-256 in `digests`, a file beside the
-    spec or by default that of this repository, run in plain processes, all others in a sandbox of
-    bubblewrap, one process each. Where there can be none they are refused, unless
+    """Verifiers, which are Python from task files. Those listed by SHA-256 in `digests`, a file
+    beside the spec or by default that of this repository, run in plain processes, all others in a
+    sandbox of bubblewrap, one process each. Without a sandbox they are refused, unless
     `unsafe_local_verifiers` lets them run with all rights of the gateway.
 
-    `timeout_s` bounds one run, and `memory_bytes` its address space. A run that fails is repeated,
-    up to `attempts` in all; what was refused before it ran is none, and is asked for again until
-    the grade's deadline.
+    `timeout_s` bounds one run, and `memory_bytes` its address space. A failed run is repeated, up
+    to `attempts` in all; runs refused before they began do not count, and are retried until the
+    grade's deadline.
 
-    `partial`: the share of checks that passed is told as "printed", or as "earned", without those
-    that pass before anything was done (which takes one more run for each task), or "off". With
+    `partial`: the share of passed checks is reported as "printed", or as "earned", without those
+    that pass on the untouched state (which takes one more run for each task), or "off". With
     `partial_is_reward` a failing attempt earns that share instead of 0."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
@@ -146,7 +146,7 @@ class EnvGatewayConfig(ConfigModel):
     close_timeout_s: Seconds = 30.0
     drain_s: Seconds = 30.0
     watch_age_s: Seconds = 60.0
-    # An opening, a call or a grade that takes longer is reported in the log, with all stacks.
+    # A longer opening, call or grade is logged with all stacks.
     stall_s: Seconds = 120.0
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class EnvGatewayConfig(ConfigModel):
 
     @property
     def backend_names(self) -> frozenset[BackendName]:
-        """The backends that are used."""
+        """The backends in use."""
         names: set[BackendName] = {self.backend}
         names.update(e.backend for e in self.environments.values() if e.backend)
         return frozenset(names)

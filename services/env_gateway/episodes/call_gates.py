@@ -1,4 +1,4 @@
-"""Gates for requests to instances: tool calls, and questions before an episode is READY."""
+"""Gates for requests to instances: tool calls, and probes before an episode is READY."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,9 +14,9 @@ from services.env_gateway.limits.circuit_breaker import CircuitBreaker
 class CallGates:
     """Gates for calls in flight: one for each environment, and one for all of them.
 
-    Instances that are not ready yet are asked through gates of their own, because their
-    missing answers say nothing about the others. These gates have half of the places, so
-    that calls continue."""
+    Probes of instances that are not ready yet pass separate gates, because their missing
+    answers are no evidence about the others. These gates have half of the places, so that
+    calls continue."""
 
     def __init__(self, config: EnvGatewayConfig) -> None:
         self._config = config
@@ -25,8 +25,8 @@ class CallGates:
         self.by_env: dict[str, Gate] = {}
 
     def call_gate(self, env_key: str, *, apart: bool = False) -> Gate:
-        """Return the environment's gate. `apart`: each instance is a machine or a process of
-        its own."""
+        """Return the environment's gate. `apart`: each instance is a separate machine or
+        process."""
         gate = self.by_env.get(env_key)
         if gate is None:
             config = self._config

@@ -1,4 +1,4 @@
-"""Tool calls of an episode, each run once: a repeated one gets the stored answer."""
+"""Tool calls of an episode, each run once: a repeat gets the stored answer."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from services.env_gateway.episodes.turn_line import TurnPlace
 
 
 class CallReplayer:
-    """Runs each call once, whoever asks for it how often. A call continues when its caller
+    """Runs each call once, however often it is requested. A call continues when its caller
     disconnects."""
 
     def __init__(self, caller: ToolCaller, counts: GatewayCounts, watchdog: Watchdog) -> None:
@@ -24,8 +24,8 @@ class CallReplayer:
     async def answer_call(
         self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
     ) -> tuple[CallAnswer, bool]:
-        """Return the call's answer, and True with it if it is a stored one. Raises CallSeqError
-        and EpisodeLostError."""
+        """Return (answer, True if it is a stored one). Raises CallSeqError and
+        EpisodeLostError."""
         episode = session.episode
         tool = session.tools.get(name)
         parallel = tool is not None and tool.parallel
@@ -34,7 +34,7 @@ class CallReplayer:
             place = session.join_line(call_seq, shared=parallel)
             work = self._execute_call(session, call_seq, name, arguments_json, timeout_s, place)
             task = session.answers[call_seq] = asyncio.create_task(work)
-            # Also of a call that never gets as far as its turn.
+            # Also for a call that never reaches its turn.
             task.add_done_callback(lambda _: session.line.leave_line(place))
             for old in episode.forget_old_calls():
                 session.answers.pop(old)

@@ -7,7 +7,7 @@ from services.common.domain.attempts import Grade, ToolOutcome
 from services.env_gateway.episodes.episode_session import CallAnswer
 from services.env_gateway.ports import Media
 
-# The environment is at fault, or the way there; not the policy.
+# The environment or the connection to it is at fault, not the policy.
 CALL_ERRORS = frozenset(
     {
         ToolOutcome.NOT_EXECUTED,

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from services.env_gateway.tasks.task_format import Task
 
-# A client has at most so many calls under way, and repeats only these; anything older is a bug
-# worth an error.
+# A client has at most so many pending calls, and repeats only these; an older one is a bug worth an
+# error.
 ANSWERS_KEPT = 16
 _FORGOTTEN_KEPT = 8192
 
@@ -33,11 +33,11 @@ _NEXT = {
 
 
 class EpisodeLostError(Exception):
-    """The episode is unknown, closed, expired or replaced; the message says which."""
+    """The episode is unknown, closed, expired or replaced, as the message states."""
 
 
 class CallSeqError(Exception):
-    """A `call_seq` that is neither due nor one whose answer is kept."""
+    """A `call_seq` that is neither the next one nor one with a kept answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Episode:
     lease_until: float = float("inf")
     tainted: bool = False
     lost: bool = False
-    # The first that has not come.
+    # The first missing call_seq.
     next_seq: int = 0
     seqs_kept: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
@@ -85,8 +85,8 @@ class Episode:
         self.detail = detail
 
     def register_call(self, call_seq: int, *, parallel: bool = False) -> bool:
-        """Register a call; a `parallel` one may come before those that it follows. Return True if
-        it is new, False if its answer is kept. Raises CallSeqError."""
+        """Register a call; a `parallel` one may arrive before its predecessors. Return True if it
+        is new, False if its answer is kept. Raises CallSeqError."""
         if call_seq in self.seqs_kept:
             return False
         last_due = self.next_seq + (ANSWERS_KEPT - 1 if parallel else 0)
@@ -122,7 +122,7 @@ class EpisodeBook:
         return iter(list(self._by_id.values()))
 
     def find_joinable(self, spec: EpisodeSpec) -> Episode | None:
-        """Return the open episode of the same request, or None if `spec` asks for a new one.
+        """Return the open episode of the same request, or None if `spec` requests a new one.
 
         Raises EpisodeLostError for a request that has ended, and for a try older than the
         open one."""

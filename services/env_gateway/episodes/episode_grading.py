@@ -1,4 +1,4 @@
-"""Grading of episodes: after the calls in flight, and only of a state that is known."""
+"""Grading of episodes: after the calls in flight, and only of a known state."""
 
 import asyncio
 
@@ -74,7 +74,7 @@ class EpisodeGrader:
                 NoGradeReason.TIMEOUT, f"{detail}; {job.refusal}" if job.refusal else detail
             )
         except Exception as error:  # noqa: BLE001
-            # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
+            # An answer that no adapter foresaw. The waiters get the reason, and may retry.
             _LOG.exception("grade_failed", episode_id=job.episode_id)
             return no_grade(NoGradeReason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
 

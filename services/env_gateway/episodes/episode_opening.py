@@ -32,7 +32,7 @@ _LOG = get_logger(__name__)
 _TTL_MARGIN_S = 120.0
 _BASE_S, _CAP_S = 0.1, 10.0
 _WARMING_CAP_S = 2.0
-# A READY message holds both, and the prompt, and is to be no larger than any other.
+# A READY message holds both and the prompt, and must not exceed the usual limit.
 _TOOLS_BYTES = 2**19
 _SHOWN_BYTES = 2**17
 
@@ -76,7 +76,7 @@ class EpisodeOpener:
         except BackendError as error:
             self._fail_opening(session, str(error))
         except Exception as error:  # noqa: BLE001
-            # A server may answer what no adapter foresaw: whoever waits must hear of it.
+            # A server may answer something that no adapter foresaw: the waiters get the reason.
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
             self._fail_opening(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
@@ -135,7 +135,7 @@ class EpisodeOpener:
         """Wait until the instance lists its tools, then get its first observation."""
         tools = await self._retry_until_open(
             session,
-            lambda time: self._ask_in_turn(
+            lambda time: self._send_in_turn(
                 session, "list_tools", lambda s: instance.list_tools(timeout_s=s), time
             ),
             cap_s=_WARMING_CAP_S,
@@ -144,7 +144,7 @@ class EpisodeOpener:
         self._offer_tools(session, tools)
         shown = await self._retry_until_open(
             session,
-            lambda time: self._ask_in_turn(
+            lambda time: self._send_in_turn(
                 session, "observe", lambda s: instance.get_first_observation(timeout_s=s), time
             ),
             cap_s=_WARMING_CAP_S,
@@ -156,11 +156,11 @@ class EpisodeOpener:
             tuple(shown), _SHOWN_BYTES
         )
 
-    async def _ask_in_turn(
+    async def _send_in_turn(
         self,
         session: Session,
         kind: str,
-        ask: Callable[[float], Awaitable[T]],
+        send: Callable[[float], Awaitable[T]],
         time: "_TimeToOpen",
     ) -> T:
         """Send a request to an instance that may not be ready yet, once there is a place for
@@ -168,7 +168,7 @@ class EpisodeOpener:
         waiting_since = _now()
         async with self._gates.hold_warming_place(session, kind, session.episode.ends_at):
             time.give_back(_now() - waiting_since)
-            return await ask(time.left_s())
+            return await send(time.left_s())
 
     def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
@@ -177,7 +177,7 @@ class EpisodeOpener:
             everything = select_of_modality(tools, task).values()
         except NothingToOfferError as error:
             raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
-        # A verifier reads by tools that the policy need not see.
+        # A verifier may read with tools that the policy does not see.
         session.readable = frozenset(tool.name for tool in everything if tool.read_only)
         config = self._config.screen_config_of(session.env_key)
         session.screen = make_screen(chosen, config, self._scale)

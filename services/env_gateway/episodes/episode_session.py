@@ -62,11 +62,11 @@ class MediaStore:
     async def store_large_parts(
         self, parts: tuple[Part, ...], inline_total: int = _INLINE_TOTAL_BYTES
     ) -> tuple[Part, ...]:
-        """Store what is too large to inline, and return the parts as they go on the wire.
+        """Store parts that are too large to inline, and return the parts for the wire.
 
         A large text becomes media of type text/plain, so that no answer outgrows a message.
         """
-        # Media have their hashes already.
+        # Media already have their hashes.
         size = sum(len(part.text) for part in parts if isinstance(part, Text))
         sent = await run_aside(size, lambda: _parted(parts, inline_total))
         return tuple(
@@ -86,13 +86,13 @@ class MediaStore:
 
 @dataclass(frozen=True, slots=True)
 class _Large:
-    """A part that is stored, and fetched by its hash."""
+    """A stored part, fetched by its hash."""
 
     media: Media
 
 
 def _parted(parts: Iterable[Part], inline_total: int) -> "list[Part | _Large]":
-    """Each part as it can be sent, or told apart as too large for that."""
+    """Return each part as it can be sent, or marked as too large."""
     inlined = 0
     result: list[Part | _Large] = []
     for part in map(_replace_surrogates, parts):
@@ -131,10 +131,10 @@ class Session:
         self.ticket = ticket
         self.instance: Instance | None = None
         self.journaled = False
-        # Whether a creation may have been executed, so that there is something to delete.
+        # True once a creation may have been executed, so that there may be an instance to delete.
         self.may_exist = False
         self.tools: Mapping[str, Tool] = {}
-        # Names of tools that only read, offered or not.
+        # Names of read-only tools, offered or not.
         self.readable: frozenset[str] = frozenset()
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
@@ -143,15 +143,15 @@ class Session:
         self.failure: str | None = None
         self.trouble = ""
         self.open_s = 0.0
-        # When the episode entered the state that it is in.
+        # When the episode entered its current state.
         self.state_since = episode.opened_at
         self.changed = ChangeSignal()
         self.opener: asyncio.Task[None] | None = None
         self.watchers = 0
         self.line = TurnLine()
-        # Of calls that came before those that they follow.
+        # Places of calls that arrived before their predecessors.
         self.early: dict[int, TurnPlace] = {}
-        # Failures in a row to reach the instance.
+        # Consecutive failures to reach the instance.
         self.unreachable = 0
         self.answers: dict[int, asyncio.Task[CallAnswer]] = {}
         self.media = MediaStore(media)
@@ -166,8 +166,8 @@ class Session:
         return self.episode.spec.run_id
 
     def join_line(self, call_seq: int, *, shared: bool) -> TurnPlace:
-        """Return a registered call's place. It is in line once all calls before it have come; with
-        it come those that waited for this one."""
+        """Return a registered call's place. It joins the line once all calls before it have
+        arrived, together with the calls that waited for this one."""
         place = self.early[call_seq] = TurnPlace(shared=shared)
         for seq in sorted(self.early):
             if seq < self.episode.next_seq:

@@ -106,7 +106,7 @@ class Gateway:
 
     def _start_episode(self, spec: EpisodeSpec, backend: Backend, name: str) -> Session:
         now = _now()
-        # Without the try: a re-leased group names attempts of which some have been tried before.
+        # Without the try: some attempts of a re-leased group may have been tried before.
         batch = f"{spec.group_id}/{spec.worker_id}"
         ticket, admitted = self.admission.request_place(
             spec.run_id, batch, spec.task.env_key, spec.opening, now
@@ -148,8 +148,8 @@ class Gateway:
     async def call_tool(
         self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
     ) -> tuple[CallAnswer, bool]:
-        """Call a tool; return the answer, and True with it if it is a stored one. The call
-        continues when its caller disconnects.
+        """Call a tool; return (answer, True if it is a stored one). The call continues when its
+        caller disconnects.
 
         Raises CallSeqError and EpisodeLostError."""
         episode = session.episode
@@ -181,14 +181,14 @@ class Gateway:
         if not self.book.close(session.episode, reason, forget_request=forget_request):
             return
         if session.opener is not None and not creating:
-            # A creation is waited for instead: cancelled, it might still make an instance.
+            # A creation is awaited instead: if cancelled, it might still create an instance.
             session.opener.cancel()
         del self._sessions[session.episode.episode_id]
         session.cancel_work()
         self.closer.delete_instance(session)
 
     def renew_leases(self, worker_id: str, episode_ids: list[str]) -> list[str]:
-        """Renew leases; return the episodes that the worker no longer has."""
+        """Renew leases; return the episodes that the worker no longer holds."""
         for episode_id in episode_ids:
             if (session := self._sessions.get(episode_id)) is not None:
                 self._note_instance_end(session)

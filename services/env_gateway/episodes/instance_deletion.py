@@ -20,7 +20,7 @@ from services.env_gateway.ports import Backend, BackendError, Orphan
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.5, 10.0
-# A server may ask for a pause of hours, in which the instance would run on.
+# A server may request a pause of hours, during which the instance would keep running.
 _LONGEST_S = 60.0
 
 
@@ -47,7 +47,7 @@ class InstanceDeleter:
         self._ending = asyncio.Event()
         # By backend.
         self.deletions: dict[str, PacedGate] = {}
-        # Read before anything is opened: what is open now is nobody's orphan.
+        # Read before anything is opened: an instance opened later is not an orphan.
         self._orphans = journal.list_orphans()
         self.closed = 0
         self.reclaimed = 0

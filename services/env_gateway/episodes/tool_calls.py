@@ -80,7 +80,7 @@ class ToolCaller:
         timeout_s: float,
         place: TurnPlace,
     ) -> CallAnswer:
-        """Run a call when it is its turn, by its place in the session's line."""
+        """Run a call in its turn, by its place in the session's line."""
         started = _now()
         tool = session.tools.get(name)
         if tool is None:
@@ -113,7 +113,7 @@ class ToolCaller:
         try:
             async with session.line.hold_turn(place, call.until):
                 answer = await self._run_attempts(call)
-                # A grade waits for its turn, and then knows what was shown.
+                # A grade waits for its turn, and then knows what the policy was shown.
                 await session.note_shown(answer.parts)
         except TimeoutError:
             return _deadline_answer(call)
@@ -163,8 +163,7 @@ class ToolCaller:
                 raise
             except Exception as error:
                 # An answer that no adapter foresaw, or an embedded environment's fault: the call
-                # may have been executed, and is not to be repeated by a worker that sees an
-                # internal error.
+                # may have been executed, and a worker would repeat it on an internal error.
                 _LOG.exception("call_failed", instance=instance.instance_id, tool=call.tool.name)
                 raise BackendError("internal", repr(error)[:500], delivered=None) from error
             event_metrics.upstream_attempts(call.session.env_key, "ok")()
@@ -173,8 +172,8 @@ class ToolCaller:
     async def _examine_instance(
         self, call: _PendingCall, instance: Instance, error: BackendError
     ) -> BackendError:
-        """Ask the backend whether the instance still runs, after several consecutive failures
-        to reach it: there is no point in waiting for one that does not. Return the failure,
+        """Query the backend, after several consecutive failures to reach the instance, whether
+        it still runs: there is no point in waiting for one that does not. Return the failure,
         as a lost instance if it is gone."""
         session = call.session
         session.unreachable = session.unreachable + 1 if error.unreachable else 0

@@ -1,5 +1,4 @@
-"""The line in which requests to one instance wait for their turns: shared ones together, all others
-alone."""
+"""Queue of requests to one instance: shared ones get their turns together, all others alone."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class TurnPlace:
-    """A place in line. Neighbours that are all `shared` have their turn together."""
+    """A place in line. Adjacent `shared` places have their turn together."""
 
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared
@@ -16,10 +15,10 @@ class TurnPlace:
 
 
 class TurnLine:
-    """First come, first served. A place may be given up at any time, even before it is in line."""
+    """First come, first served. A place may leave at any time, even before it is in line."""
 
     def __init__(self) -> None:
-        # In order; a dict, for places leave from its middle.
+        # In order; a dict, because places leave from its middle.
         self._places: dict[TurnPlace, None] = {}
 
     def enter_line(self, place: TurnPlace) -> TurnPlace:
@@ -39,7 +38,7 @@ class TurnLine:
         """Hold a place's turn, and leave the line with it; TimeoutError at `until`."""
         try:
             if not place.turn.is_set():
-                # A timer only where there is a wait.
+                # A timer only if there is a wait.
                 async with asyncio.timeout_at(until):
                     await place.turn.wait()
             yield
@@ -47,8 +46,8 @@ class TurnLine:
             self.leave_line(place)
 
     def _call_up(self) -> None:
-        """Give the first in line its turn, and with a shared one those behind it that are shared
-        too."""
+        """Give the first in line its turn; if it is shared, also the shared ones directly behind
+        it."""
         for index, place in enumerate(self._places):
             if index and not place.shared:
                 return

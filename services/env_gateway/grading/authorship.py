@@ -27,15 +27,15 @@ from services.env_gateway.grading.text_normalization import (
 from services.env_gateway.ports import Submission
 
 _NO_LETTERS = re.compile(r"[^a-z]+")
-# Pieces of words between which other words may stand, such as a tag's.
+# Pieces of words that other words, such as a tag's, may separate.
 _PIECE = re.compile(r"[a-z]{2,}")
 
 _ENDS_AS_A_RESULT = re.compile(r":\s*[01]$")
-# Between two texts of a list, as Python and JSON write it.
+# Separator of two texts of a list in Python and JSON.
 _PARTING = re.compile(r"""["']\s*,\s*["']""")
 _EDGE_CHARS = 20
 _PARTINGS_KEPT = 1000
-# Of a longer or deeper one, every word counts as the policy's.
+# In a longer or deeper one, every word counts as the policy's.
 _CONVERSATION = TextLimits(bytes=2**25, values=2**17)
 
 
@@ -51,7 +51,7 @@ class Authorship:
 
     @property
     def _all(self) -> bool:
-        """Whether so much was written, or so often encoded, that any words may come from there."""
+        """True if so much was written, or so deeply encoded, that any word may be the policy's."""
         return self._writings.too_many or not self._read[1]
 
     def explains_phrase(self, phrase: Phrase) -> bool:
@@ -73,7 +73,7 @@ class Authorship:
             return True
         if any(self._holds(one, value) for one in list_forms(f"app {name}: {value}")):
             return True
-        if self._says_app and any(piece.startswith(squeeze_words(name)) for piece in self._pieces):
+        if self._names_app and any(piece.startswith(squeeze_words(name)) for piece in self._pieces):
             return True
         lines = [normalize_spaces(one) for one in list_forms(line)]
         return any(
@@ -81,7 +81,7 @@ class Authorship:
         )
 
     def _holds(self, line: str, value: str) -> bool:
-        """Whether a line without its value, or without the word App, is in what was written."""
+        """Return True if the policy wrote a line without its value, or without the word App."""
         marked = mark_results(line).removeprefix("app:")
         name = marked.removesuffix(f":{value}:")
         return bool(name) and (f"app:{name}" in self._marked or f"{name}:{value}:" in self._marked)
@@ -126,7 +126,7 @@ class Authorship:
         texts: dict[str, None] = {}
         for written in self._writings.written.values():
             texts.update(dict.fromkeys(written))
-            # As it is typed bit by bit.
+            # As it is typed piece by piece.
             texts["".join(written)] = None
         found = [decode_readings(text) for text in texts]
         every = dict.fromkeys(reading for texts, _ in found for reading in texts)
@@ -172,13 +172,13 @@ class Authorship:
 
     @cached_property
     def _pieces(self) -> set[str]:
-        """Texts by themselves, of which a verifier may put a line together."""
+        """Separate texts, from which a verifier may assemble a line."""
         places = self._writings.written.items()
         texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
         return {squeezed for text in texts if (squeezed := squeeze_words(text))}
 
     @cached_property
-    def _says_app(self) -> bool:
+    def _names_app(self) -> bool:
         places = self._writings.written.items()
         texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
         return any(squeeze_words(text.rpartition("\n")[2]) == "app" for text in texts)
@@ -214,7 +214,7 @@ def authorship_of(writings: PolicyWritings, submission: Submission) -> Authorshi
     return Authorship(writings)
 
 
-NOBODY = Authorship(PolicyWritings())
+NO_AUTHORSHIP = Authorship(PolicyWritings())
 
 
 def _parse_messages(conversation: str | None) -> Iterable[object]:

@@ -10,7 +10,7 @@ from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.grading.authorship import NOBODY, Authorship, authorship_of
+from services.env_gateway.grading.authorship import NO_AUTHORSHIP, Authorship, authorship_of
 from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
@@ -36,7 +36,7 @@ from services.env_gateway.verify.verifier_source import VerifierError
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
 _MARGIN_S = 0.5
-# What a policy wrote is read in several ways.
+# A policy's writings are decoded in several ways.
 _READING_COSTS = 8
 
 
@@ -88,8 +88,8 @@ class VerifierRunner:
         self._rng = rng or random.Random()
 
     async def grade_final_state(self, job: GradingJob) -> Grade:
-        """Grade an episode whose state changes no more. Each run waits at the job's gate. Raises
-        nothing for the behaviour of a verifier."""
+        """Grade an episode in its final state. Each run waits at the job's gate. Raises nothing
+        for the behaviour of a verifier."""
         job.submission = submission = self._add_environment_verifier(job.submission)
         written_chars = len(submission.conversation or "") + len(submission.final_answer or "")
         authorship = await run_aside(written_chars, lambda: authorship_of(job.writings, submission))
@@ -110,7 +110,7 @@ class VerifierRunner:
         return await self._add_partial_reward(grade, job)
 
     def _add_environment_verifier(self, submission: Submission) -> Submission:
-        """Return the submission, with the environment's verifier for a task without one."""
+        """Return the submission, with the environment's verifier if its task has none."""
         task = submission.task
         verifier = task.verifier or self._by_env.get(task.env_key)
         return replace(submission, task=replace(task, verifier=verifier))
@@ -187,10 +187,11 @@ class VerifierRunner:
                 return await self._execute_here(untouched, job.until)
 
         async def grade_untouched(untouched: Verification) -> Grade:
-            # Nothing was written there yet.
-            return await self._run_until_settled(job, NOBODY, lambda: run_untouched(untouched))
+            # Nothing has been written there yet.
+            run = lambda: run_untouched(untouched)  # noqa: E731
+            return await self._run_until_settled(job, NO_AUTHORSHIP, run)
 
-        # The grade itself is known, and must not be lost for this.
+        # The grade itself is known, and must not be lost because of this.
         until = job.until - _MARGIN_S
         task = job.submission.task
         free = await self._untouched.find_passing_checks(

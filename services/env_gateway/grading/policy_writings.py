@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
-# Of the texts of an episode. Beyond it all that is printed may be the policy's.
+# Limit of an episode's texts. Beyond it, all printed text may be the policy's.
 _KEPT_CHARS = 2**19
 _LINES_KEPT = 1000
 _PLACE_CHARS = 200
-# As many as four encodings have in any order. A text with more is not read to its end.
+# As many as four encodings have in any order. A text with more is not decoded fully.
 _READINGS = 16
 _TAG = re.compile(r"<[^<>]*>")
 _REFERENCE = re.compile(r"&#0*([0-9]+)")
-# More than any character's number has; Python refuses to read thousands.
+# More digits than any character's number has; Python refuses to read thousands.
 _REFERENCE_DIGITS = 7
 _LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)")
 # Colors and titles, with the codes of 7 and of 8 bits.
@@ -39,11 +39,11 @@ _APP = re.compile(r"app ", re.IGNORECASE)
 _VALUE = re.compile(r": [01]\b")
 _NAME_CHARS = 500
 _LINE_START = re.compile(r"[\n\\]")
-# Of a conversation, those who are not the policy.
+# Roles in a conversation other than the policy's.
 _OTHERS = ("system", "developer", "user", "tool", "function")
 
 
-# Behind a place: the names of its fields, which a tool's schema gives and not a policy's wish.
+# Suffix of a place for the names of its fields, which a tool's schema sets, not the policy.
 KEYS = " (keys)"
 
 
@@ -156,8 +156,8 @@ def decode_readings(text: str) -> tuple[list[str], bool]:
 
 
 def app_spans(text: str, app: re.Pattern[str], value: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Where each app's result begins and ends. In one pass: one pattern for the whole would look
-    for a value behind each beginning."""
+    """Yield the start and end of each app's result. It takes one pass: a pattern for the whole
+    would search for a value after each start."""
     at = 0
     while (start := app.search(text, at)) and (end := value.search(text, start.end())):
         at = end.start() - _NAME_CHARS
@@ -179,7 +179,7 @@ def _escape_to_character(escape: re.Match[str]) -> str:
 
 
 def _strip_markup(text: str) -> str:
-    """Without the tags and references of HTML and the links of Markdown."""
+    """Remove the tags and references of HTML and the links of Markdown."""
     if "](" in text:
         text = _LINK.sub(r"\1", text)
     if "<" in text or "&" in text:
@@ -192,7 +192,7 @@ def _reference(found: re.Match[str]) -> str:
 
 
 def _without_terminal(text: str) -> str:
-    """Without what makes a terminal change colors and titles."""
+    """Remove a terminal's codes for colors and titles."""
     return _TERMINAL.sub("", text) if "\x1b" in text or "\x9b" in text or "\x9d" in text else text
 
 

@@ -15,14 +15,14 @@ from services.env_gateway.grading.policy_writings import Phrase, app_spans
 from services.env_gateway.verify.check_report import CHECK_CHARS, CHECKS_KEPT, bounded_checks
 
 _OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
-# Of a longer output only this much, its end, is searched for checks.
+# Only this much, from the end of the output, is searched for checks.
 _SEARCHED_CHARS = 2**19
-# A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
+# A longer list of checks is read line by line: Python takes milliseconds for each KiB.
 _LIST_LIMITS = TextLimits(bytes=2**15, values=4096)
 _APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
 _APP_START, _APP_VALUE = re.compile(r"App (?=\S)"), re.compile(r": [01]")
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
-# More results than any task has apps, each of which is looked for in all that a policy wrote.
+# More than any task has apps; each result is searched for in all of the policy's writings.
 _APPS_JUDGED = 100
 _DOUBTS_KEPT = 5
 _DOUBT_CHARS = 200
@@ -137,7 +137,7 @@ def _parse_checks(body: str) -> tuple[tuple[str, ...], bool]:
             return bounded_checks(cast("Sequence[object]", value)), True
         return bounded_checks([value]), False
     except ValueError:
-        # No literal, or one with an integer that Python does not write out.
+        # Not a literal, or one with an integer that Python does not write out.
         return bounded_checks(body.splitlines()), False
 
 

@@ -1,4 +1,4 @@
-"""Forms of a text in which its words are compared: folded, without signs, without spaces. Pure."""
+"""Normal forms of a text for comparing words: folded, without signs, without spaces. Pure."""
 
 import re
 import unicodedata
@@ -6,7 +6,7 @@ import unicodedata
 _WORD = re.compile(r"[^\W_]+")
 _GAPS = re.compile(r"[\W_]+([01])(?![^\W_])|[\W_]+")
 _SIGNS = re.compile(r"[^\w\s]+|_+")
-# Python does one of them at a time, and other threads wait.
+# Python runs each such operation to its end, and other threads wait.
 _SLICE_CHARS = 2**14
 # A few characters stand for whole sentences.
 _LETTERS_OF_ONE = 4
@@ -15,7 +15,7 @@ _LETTERS_OF_ONE = 4
 def normalize_words(text: str) -> str:
     """Reduce a text to its words, case-folded and separated by single spaces, with a space at
     either end."""
-    # One by one, since a search for all of them at once holds the event loop up from any thread.
+    # One by one, because a search for all of them at once blocks the event loop from any thread.
     return f" {' '.join(found[0] for found in _WORD.finditer(fold_text(text)))} "
 
 
@@ -35,8 +35,8 @@ def _plain_character(char: str) -> str:
 
 
 def list_forms(text: str) -> list[str]:
-    """Return the text folded, and as it is left where all but ASCII is dropped: of accented letters
-    the accent alone, or the whole letter."""
+    """Return the text folded, and reduced to ASCII in both ways: dropping only the accents, or the
+    accented letters."""
     forms = (fold_text(text), _ascii(fold_text(text)), _ascii(text).casefold())
     return list(dict.fromkeys(forms))
 
@@ -52,7 +52,7 @@ def strip_signs(text: str) -> str:
 
 
 def mark_results(text: str) -> str:
-    """Return a folded text without what is between its words, of which a colon is left behind App
+    """Return a folded text without the characters between its words, except for a colon after App
     and before a single 0 or 1."""
     return _GAPS.sub(_mark, f"\n{text}\n")
 

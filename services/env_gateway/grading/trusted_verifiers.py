@@ -1,4 +1,4 @@
-"""Trusted verifiers: those whose source has a digest that the operator or this repository lists."""
+"""Trusted verifiers: the operator or this repository lists the digests of their sources."""
 
 import hashlib
 import re
@@ -26,12 +26,12 @@ def load_digests(path: Path | None) -> frozenset[str]:
         lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{_DIGESTS}: {path}: {error}; it is looked for beside the spec, then in {Path.cwd()}."
-            " Write the SHA-256 of each verifier's source there, one a line, or take the key out"
+            f"{_DIGESTS}: {path}: {error}; it is searched beside the spec, then in {Path.cwd()}."
+            " Write the SHA-256 of each verifier's source there, one per line, or remove the key"
         ) from error
     digests = [line.split()[0].lower() for line in lines if line.strip()]
     if wrong := next((word for word in digests if not _SHA256.fullmatch(word)), None):
         raise ConfigError(
-            f"{_DIGESTS}: {path}: {wrong!r} is no SHA-256; write it as sha256sum does"
+            f"{_DIGESTS}: {path}: {wrong!r} is not a SHA-256; write it as sha256sum does"
         )
     return frozenset(digests)

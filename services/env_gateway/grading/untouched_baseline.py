@@ -63,9 +63,9 @@ async def _grade_seed(verification: Verification, run: RunVerifier) -> frozenset
             verification,
             query=lambda db, sql, args: verification.query("seed", sql, args),
             snapshot=lambda db: verification.snapshot("seed"),
-            # Tools show the state as it is now.
+            # Tools show the current state.
             call=None,
-            # An answer that was given may pass a check by itself.
+            # The policy's answer may pass a check on its own.
             arguments=dict.fromkeys(verification.arguments, ""),
         )
     )

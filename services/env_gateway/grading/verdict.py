@@ -6,11 +6,11 @@ been right."""
 from collections.abc import Collection
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.grading.authorship import NOBODY, Authorship
+from services.env_gateway.grading.authorship import NO_AUTHORSHIP, Authorship
 from services.env_gateway.grading.printed_results import PrintedResults, read_printed
 from services.env_gateway.ports import Execution
 
-# Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.
+# Largest absolute reward: learners refuse larger ones, which could overflow a mean or a variance.
 MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
 
@@ -20,7 +20,7 @@ def no_grade(reason: NoGradeReason, detail: str, *, attempts: int = 0) -> Grade:
 
 
 def judge_execution(
-    execution: Execution, *, attempts: int, authorship: Authorship = NOBODY
+    execution: Execution, *, attempts: int, authorship: Authorship = NO_AUTHORSHIP
 ) -> Grade:
     """Turn a verifier's run into a grade. A result of None is no grade, never a pass.
 
@@ -92,7 +92,7 @@ def _failure_reason(
 
 
 def _is_reward(result: object) -> bool:
-    # An int may be one that no float can hold; NaN is within no bounds.
+    # An int may exceed any float; NaN is within no bounds.
     return isinstance(result, bool | int | float) and -MAX_REWARD <= result <= MAX_REWARD
 
 

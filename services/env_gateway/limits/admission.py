@@ -3,7 +3,7 @@ argument.
 
 Runs get fair shares by weight, as everywhere in the gateway; within a run and an
 environment the order is first come, first served. A batch holds nothing until all of its
-members have asked. A batch that does not fit then takes freed places one by one on its
+members have arrived. A batch that does not fit then takes freed places one by one on its
 run's turn, while others proceed in the remaining places. So a large batch neither delays
 small ones nor is starved by them."""
 
@@ -55,7 +55,7 @@ class _Batch:
 
 class Admission:
     """Queue of episodes for places. `max_waiting` bounds the episodes in it; `batch_wait_s` is
-    how long a batch waits for members that have not asked, before it proceeds without them."""
+    how long a batch waits for missing members before it proceeds without them."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Admission:
         # Complete batches, by run and environment.
         self._queues: dict[str, dict[str, deque[_Batch]]] = {}
         self._batches = 0
-        # Places that others got since the oldest batch that reserves got its last: it gets as many
-        # next, or whoever holds less than its run could keep it from its last ones for ever.
+        # Places that others got since the oldest reserving batch got its last one: it gets as many
+        # next, or runs that hold less could keep it from its last ones for ever.
         self._owed = 0
 
     @property
@@ -139,7 +139,7 @@ class Admission:
         return self._grant_places()
 
     def expire_batches(self, now: float) -> list[Ticket]:
-        """Stop waiting for members that never asked; return the newly admitted tickets."""
+        """Stop waiting for members that never arrived; return the newly admitted tickets."""
         for batch in [b for b in self._filling.values() if now >= b.expires_at]:
             self._enqueue_batch(batch)
         return self._grant_places()

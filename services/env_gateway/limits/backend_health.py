@@ -11,7 +11,7 @@ from services.env_gateway.config.gateway import BreakerConfig
 from services.env_gateway.ports import BackendError
 
 _WINDOW = 32
-# A tool's time varies with its arguments: a multiple of the slowest answer is no coincidence.
+# A tool's time varies with its arguments; a multiple of the slowest answer is significant.
 _MARGIN = 4.0
 _KINDS_KEPT = 1024
 _FAILING_KEPT = 4096
@@ -60,8 +60,8 @@ class UsualTime:
 class RequestObserver:
     """Judge of the requests at one gate, by `kind`, such as the tool, and by instance.
 
-    `apart`: each instance is a machine or a process of its own. Silence is then evidence
-    about that instance alone, and a failing instance counts once, until it answers again."""
+    `apart`: each instance is a separate machine or process. Silence is then evidence about
+    that instance alone, and a failing instance counts once, until it answers again."""
 
     def __init__(self, usual: UsualTime, *, apart: bool = False) -> None:
         self._usual = usual

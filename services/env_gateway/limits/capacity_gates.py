@@ -26,12 +26,12 @@ class _Place:
 
 
 class NoPlaceError(TimeoutError):
-    """The wait for a place was over before there was one."""
+    """The wait for a place ended before one was free."""
 
 
 @dataclass(slots=True)
 class Passage:
-    """A place at a gate while it is held, for one request of a `kind` to an instance."""
+    """A held place at a gate, for one request of a `kind` to an instance."""
 
     kind: str
     instance_id: str
@@ -40,7 +40,7 @@ class Passage:
     evidence: HealthEvidence = HealthEvidence.NOTHING
 
     def mark_sent(self) -> None:
-        """Mark the request as sent: time it spent waiting before is not the backend's fault."""
+        """Mark the request as sent: its waiting time before is not the backend's fault."""
         self.sent_at = _now()
 
     def mark_answered(self) -> None:
@@ -105,8 +105,8 @@ class Gate:
     async def hold_place(
         self, run_id: str, until: float, *, kind: str = "", instance_id: str = ""
     ) -> AsyncGenerator[Passage]:
-        """Wait for a place and hold it; NoPlaceError at `until`. Raises BackendError at once when
-        the breaker is open for longer than that."""
+        """Wait for a place and hold it; NoPlaceError at `until`. Raises BackendError at once if
+        the breaker stays open for longer than that."""
         place = await self._enter_queue(run_id, until)
         passage = Passage(kind, instance_id, self._observer)
         try:
@@ -124,7 +124,7 @@ class Gate:
     async def _enter_queue(self, run_id: str, until: float) -> _Place:
         now = _now()
         if now >= until:
-            # Nobody's fault here, and no evidence against the environment.
+            # Not a fault, and no evidence against the environment.
             raise NoPlaceError
         if self._breaker is not None and now + self._breaker.blocked_s(now) > until:
             _raise_unavailable(self._breaker.blocked_s(now))
@@ -168,7 +168,7 @@ class Gate:
         while self._queue and self._has_room(now):
             run_id, waiter = self._queue.pop()
             if waiter.done():
-                # Cancelled, and not yet back to leave the queue by itself.
+                # Cancelled, but it has not left the queue yet.
                 self._queue.give_back(run_id)
             else:
                 waiter.set_result(self._begin_request(run_id, now))

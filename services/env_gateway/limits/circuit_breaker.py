@@ -21,7 +21,7 @@ class CircuitBreaker:
         self._open_s = open_s
         self._open_until: float | None = None
         self._probing = False
-        # Grows with each opening: what began before it says nothing about the time after it.
+        # Grows with each opening: requests begun before it are no evidence about the time after.
         self._generation = 0
 
     def state_at(self, now: float) -> BreakerState:

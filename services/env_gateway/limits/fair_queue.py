@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self, weight_of: WeightOf = equal_weight) -> None:
         self.shares = FairShares(weight_of)
-        # Dictionaries for their order: whoever gives up leaves from anywhere.
+        # Ordered dictionaries, because a waiter may leave from any position.
         self._waiting: dict[str, dict[T, None]] = {}
 
     def __len__(self) -> int:

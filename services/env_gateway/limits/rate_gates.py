@@ -10,13 +10,13 @@ from services.env_gateway.limits.backend_health import RequestObserver, UsualTim
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.token_bucket import TokenBucket
 
-# Where refusals come by chance, and not from too much at once, a lower limit helps nobody.
+# A floor: against refusals at random, rather than by overload, a lower limit does not help.
 _LEAST_GRADING = 4
 
 
 class PacedGate:
     """Gate for requests to one backend, with two waits: for a place among those in flight,
-    which adapt to the backend's capacity, and for the rate at which it may be asked."""
+    which adapt to the backend's capacity, and for its request rate."""
 
     def __init__(self, gate: Gate, rate: TokenBucket) -> None:
         self.gate = gate
@@ -49,7 +49,7 @@ def _instance_gate(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
     limits = config.limits
     gate = Gate(
         AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating),
-        # That a machine is not there yet is the control plane's affair.
+        # A machine that is not there yet is the control plane's concern.
         observer=RequestObserver(UsualTime.within_timeout(config.breaker, timeout_s)),
         weight_of=config.weight_of,
     )

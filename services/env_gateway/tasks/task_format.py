@@ -20,24 +20,24 @@ SINGLE_TURN = "single_turn"
 MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
-# What workers are told of a task travels in one message, with the environment's tools.
+# Fields of a task for workers travel in one message, with the environment's tools.
 _SENT_FIELDS = ("prompt", "env_variables")
 _MAX_SENT_BYTES = 2**18
-# Of a verifier. Detecting it takes some hundred times as many bytes.
+# Limit of a verifier's source. Detecting the function takes some hundred times as many bytes.
 MAX_SOURCE_BYTES = 2**18
-# A message carries no more bytes anyway; tens of milliseconds of parsing.
+# A message cannot be larger anyway; this takes tens of milliseconds to parse.
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
 class TaskError(ValueError):
-    """The JSON is no task; the message names the field and what it should be."""
+    """The JSON is not a task; the message names the field and the expected value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One task. `verifier` is Python source. `current_date` is empty if the environment has no
-    clock. A `single_turn` task has no tools: the policy's answer to its prompt is graded. Without
-    `offered_tools` all tools of its modality are offered."""
+    clock. A `single_turn` task has no tools: the policy's answer to the prompt is graded. Without
+    `offered_tools`, all tools of the modality are offered."""
 
     key: str
     prompt: str

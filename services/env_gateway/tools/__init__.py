@@ -1,2 +1,2 @@
-"""The tools that a policy is offered: their selection, the `computer` tool, and when a failed call
-is repeated (`call_retries.py`). Pure."""
+"""The tools offered to a policy: their selection, the `computer` tool, and retries of failed calls
+(`call_retries.py`). Pure."""

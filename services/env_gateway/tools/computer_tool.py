@@ -26,16 +26,16 @@ _SIZE = re.compile(r"\b([1-9]\d{2,4})\s?[x×]\s?([1-9]\d{2,4})\b")  # noqa: RUF0
 _POSITION = re.compile(r"\bX=(\d{1,9}),\s?Y=(\d{1,9})\b")
 _DATA_URL = re.compile(r"data:(?P<mime>[\w.+-]+/[\w.+-]+);base64,")
 _LOOKS = ("screenshot", "cursor_position")
-# A picture in JSON text, with little around it.
+# A picture in JSON text, with little else.
 _ANSWER = TextLimits(bytes=2**28, values=2**10)
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class UnreadableImageError(Exception):
-    """The bytes are no picture that can be scaled."""
+    """The bytes are not a picture that can be scaled."""
 
 
-# A picture with neither side longer than so many pixels. Raises UnreadableImageError.
+# Scales a picture so that no side exceeds so many pixels. Raises UnreadableImageError.
 ScaleImage = Callable[[Media, int], Awaitable[Media]]
 
 
@@ -147,7 +147,7 @@ def is_look_only(name: str, arguments: Mapping[str, Any]) -> bool:
 def make_screen(
     tools: Mapping[str, Tool], config: ScreenConfig, scale: ScaleImage
 ) -> Screen | None:
-    """Make the screen behind the tool `computer`, if that is offered."""
+    """Create the screen behind the tool `computer`, if it is offered."""
     tool = tools.get(COMPUTER)
     return None if tool is None else Screen(config, tool, scale)
 
@@ -162,7 +162,7 @@ def find_screen_size(tool: Tool) -> ScreenSize:
 
 
 async def decoded_aside(part: Part) -> Part:
-    """Return what `decoded` does, off the event loop for a part that takes long."""
+    """Call `decode_embedded_image`, off the event loop for a large part."""
     return await run_aside(part_size(part), lambda: decode_embedded_image(part))
 
 

@@ -21,18 +21,18 @@ SUBMIT_FINAL_ANSWER = Tool(
     ),
 )
 _KEYS = ("type", "properties", "required")
-# Names that an error lists.
+# Number of names in an error.
 _SHOWN = 40
 _SCREEN_ONLY = ("computer_use", "browser_use")
 
 
 class NothingToOfferError(Exception):
-    """The task's modality leaves none of the environment's tools, or not those that it names."""
+    """The task's modality excludes all of the environment's tools, or those that the task names."""
 
 
 def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     """Select the tools of the task's modality, or those of them that it names, and add
-    `submit_final_answer` for a tool_use task whose prompt asks for it. Raises
+    `submit_final_answer` for a tool_use task whose prompt mentions it. Raises
     NothingToOfferError."""
     chosen = select_of_modality(tools, task)
     if not task.offered_tools or task.modality in _SCREEN_ONLY:
@@ -60,8 +60,8 @@ def select_of_modality(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
         chosen.setdefault(SUBMIT_FINAL_ANSWER.name, SUBMIT_FINAL_ANSWER)
     if not chosen:
         raise NothingToOfferError(
-            "the environment lists no tool that the policy could call; a task that needs none says "
-            'so by "task_modality": "single_turn"'
+            "the environment lists no tool that the policy could call; for a task that needs none, "
+            'set "task_modality": "single_turn"'
         )
     return chosen
 

@@ -1,8 +1,8 @@
 """The system calls that a verifier may make. Pure data.
 
-Each touches nothing but the process itself, its pipes, and files that it only reads. Calls that act
-on a file's inode beyond its content (locks, leases, watches, page cache) are not among them: the
-libraries are the same inodes in all sandboxes, and so those would be channels between them.
+Each affects only the process itself, its pipes, and files that it only reads. Calls that act on a
+file's inode beyond its content (locks, leases, watches, page cache) are excluded: the libraries are
+the same inodes in all sandboxes, so such calls would be channels between them.
 """
 
 import errno
@@ -12,9 +12,9 @@ X86_64, AARCH64 = "x86_64", "aarch64"
 # Machine to its AUDIT_ARCH constant.
 ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 
-# Name to the numbers on x86-64 and on aarch64; None where there is no such call.
+# Name to the numbers on x86-64 and on aarch64; None if there is no such call.
 _PLAIN: dict[str, tuple[int | None, int | None]] = {
-    # Pipes, and files that are read.
+    # Pipes, and reading files.
     "read": (0, 63),
     "write": (1, 64),
     "close": (3, 57),
@@ -55,7 +55,7 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
     "clock_nanosleep": (230, 115),
     "pause": (34, None),
     "restart_syscall": (219, 128),
-    # Memory of its own.
+    # Its own memory.
     "munmap": (11, 215),
     "mprotect": (10, 226),
     "mremap": (25, 216),
@@ -72,7 +72,7 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
     "alarm": (37, None),
     "getitimer": (36, 102),
     "setitimer": (38, 103),
-    # Time, chance and names.
+    # Time, randomness and names.
     "clock_gettime": (228, 113),
     "clock_getres": (229, 114),
     "gettimeofday": (96, 169),
@@ -96,7 +96,7 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
     "getsid": (124, 156),
     "sched_getaffinity": (204, 123),
     "sched_yield": (24, 124),
-    # The beginning and the end of a program. The first process of the sandbox waits for the others.
+    # Start and end of a program. The first process of the sandbox waits for the others.
     "set_tid_address": (218, 96),
     "set_robust_list": (273, 99),
     "rseq": (334, 293),
@@ -110,9 +110,8 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheckedCall:
-    """A call that is allowed by one of its arguments: if, of the bits in `mask`, exactly those
-    of one of `values` are set. Otherwise it fails with `error`, as on a kernel that does
-    not know the value."""
+    """A call that is allowed by one of its arguments: if its bits within `mask` equal one of
+    `values`. Otherwise it fails with `error`, as on a kernel that does not know the value."""
 
     numbers: tuple[int | None, int | None]
     argument: int
@@ -137,11 +136,11 @@ _IS_TERMINAL, _TO_READ, _BLOCKING, _INHERITED, _NOT_INHERITED = (
 _NOT_NEEDED, _FREE, _HUGE, _NOT_HUGE = 4, 8, 14, 15
 
 _CHECKED = (
-    # The pool of huge pages is the machine's.
+    # Huge pages are a pool of the whole machine.
     ArgumentCheckedCall(
         numbers=(9, 222), argument=3, mask=_HUGE_PAGES, values=(0,), error=errno.ENOMEM
     ),
-    # Not those by which pages are merged with equal ones of other processes.
+    # Except advice that merges pages with equal ones of other processes.
     ArgumentCheckedCall(
         numbers=(28, 233), argument=2, values=(_NOT_NEEDED, _FREE, _HUGE, _NOT_HUGE)
     ),
@@ -168,25 +167,25 @@ _CHECKED = (
         values=(_IS_TERMINAL, _TO_READ, _BLOCKING, _INHERITED, _NOT_INHERITED),
         error=errno.ENOTTY,
     ),
-    # Not those through which the kernel tells of events.
+    # Except the kernel's event notifications.
     ArgumentCheckedCall(
         numbers=(293, 59),
         argument=1,
         mask=0xFFFFFFFF & ~(_CLOSE_ON_EXEC | _NON_BLOCKING),
         values=(0,),
     ),
-    # Limits of its own.
+    # Its own limits.
     ArgumentCheckedCall(numbers=(302, 261), argument=0, values=(0,), error=errno.EPERM),
-    # Where a thread's variables are.
+    # Address of thread-local variables.
     ArgumentCheckedCall(numbers=(158, None), argument=0, values=(_SET_FS,)),
 )
-# From this number on, the same on every machine, calls are younger than the C libraries' ways to do
-# without them: to be told that there is none, they try an older one.
+# From this number on, the same on every machine, C libraries have fallbacks for missing calls: on
+# ENOSYS they try an older one.
 FIRST_YOUNGER_CALL = 424
 
 
 def plain_calls(machine: str) -> list[int]:
-    """Return the numbers of the calls that are allowed whatever their arguments."""
+    """Return the numbers of the calls that are allowed with any arguments."""
     return sorted(
         number
         for numbers in _PLAIN.values()

@@ -1,6 +1,6 @@
-"""Control groups for sandboxes, where the kernel lets this process make them (version 2 only).
+"""Control groups for sandboxes, if the kernel lets this process create them (version 2 only).
 
-A process's own limits know nothing of what the kernel keeps for it. A group counts that too, for
+A process's own limits do not cover kernel memory used on its behalf. A group counts that too, for
 all processes of a sandbox together.
 """
 
@@ -19,7 +19,7 @@ _LOG = get_logger(__name__)
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _NAME = "flotilla-verifier"
-# What bubblewrap and the kernel need beside the verifier.
+# Memory for bubblewrap and the kernel besides the verifier.
 _MARGIN_BYTES = 64 * 2**20
 # Bubblewrap and the verifier, each of them with a process that waits for it.
 _PROCESSES = 16
@@ -30,7 +30,7 @@ _REMOVE_TRIES, _AGAIN_S = 100, 0.02
 
 
 class ControlGroups:
-    """Makes a group for each sandbox in `parent`. `limits` is what each file of it is set to."""
+    """Factory of groups in `parent`, one per sandbox. `limits` gives the content of each file."""
 
     def __init__(self, parent: Path, limits: dict[str, str]) -> None:
         self._parent = parent
@@ -89,7 +89,7 @@ class ControlGroups:
 
 
 def command_within(group: Path, command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that enters `group` first, so that all it starts is in it."""
+    """Return a command that enters `group` first, so that its children are in it too."""
     return ("/bin/sh", "-c", _JOIN, str(group), *command)
 
 
@@ -135,7 +135,7 @@ def _enabled_controllers(parent: Path, wanted: Sequence[str]) -> list[str]:
     control = parent / "cgroup.subtree_control"
     if _owner(parent) == os.geteuid() != 0:
         for name in set(wanted) & set((parent / "cgroup.controllers").read_text().split()):
-            # Not in a group that has processes itself.
+            # Impossible in a group that has processes itself.
             with suppress(OSError):
                 control.write_text(f"+{name}")
     enabled = control.read_text().split()

@@ -29,8 +29,8 @@ class IgnoreConfig:
 
 @dataclass(frozen=True)
 class Change:
-    """One changed row. `values` are those that a specification is checked against: all of an
-    inserted or deleted row, only the changed ones of a modified row."""
+    """One changed row. `values` are compared with specifications: all values of an inserted or
+    deleted row, only the changed ones of a modified row."""
 
     kind: str
     table: str
@@ -65,7 +65,7 @@ def row_problem(change: Change, specs: Sequence[Spec], ignore: IgnoreConfig) -> 
     strict = _read_strictness(whole) if change.kind == "modify" else change.kind == "insert"
     if change.kind == "delete" and (missing := _parse_fields(fields).keys() - change.values.keys()):
         return change.describe(f"it had no field {min(missing)!r}")
-    # Which fields of a deleted row count is for the specification alone to say.
+    # Only the specification decides which fields of a deleted row count.
     ignored = ignore if change.kind != "delete" else IgnoreConfig()
     problem = next(_find_mismatches(change, fields, ignored, strict=strict), None)
     return change.describe(problem) if problem else None

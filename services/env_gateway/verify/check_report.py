@@ -6,7 +6,7 @@ from typing import cast
 from services.env_gateway.ports import CheckReport
 
 CHECKS_KEPT = 200
-# 200 passed and 200 failed checks fit into one message, whatever their characters.
+# 200 passed and 200 failed checks of any characters fit into one message.
 CHECK_CHARS = 500
 
 

@@ -10,9 +10,9 @@ from services.common.parsing import ParseError, TextLimits, TooLargeError, parse
 from services.env_gateway.ports import SqlValue
 
 LINE_BYTES = 4 * 2**20
-# A query has at most 32,766 arguments, which is the most that one line has reason to hold.
+# A query has at most 32,766 arguments, so a line needs no more values.
 _LIMITS = TextLimits(bytes=LINE_BYTES, values=2**16)
-# What one verifier may write in all, and how often it may ask.
+# Total bytes that one verifier may write, and its number of requests.
 _TOTAL_BYTES = 16 * 2**20
 _MESSAGES = 20_000
 _RESULT_CHARS = 200
@@ -20,7 +20,7 @@ _DATABASES = ("seed", "current")
 
 
 class ProtocolError(Exception):
-    """A line that is not of the protocol, or more of them than a verifier has reason to write."""
+    """A line that violates the protocol, or more output than a verifier may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +143,4 @@ class MessageBudget:
         if self._bytes > _TOTAL_BYTES:
             raise ProtocolError(f"the verifier wrote more than {_TOTAL_BYTES} bytes")
         if self._messages > _MESSAGES:
-            raise ProtocolError(f"the verifier asked more than {_MESSAGES} times")
+            raise ProtocolError(f"the verifier sent more than {_MESSAGES} requests")

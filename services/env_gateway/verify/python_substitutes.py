@@ -1,4 +1,4 @@
-"""Ways for Python to do in the sandbox what it usually does by files and sockets."""
+"""Replacements in the sandbox for Python's usual files and sockets."""
 
 import os
 import sqlite3
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _PipeEnd:
-    """One end of a pipe, as an event loop uses a socket to wake itself."""
+    """One end of a pipe, in place of the socket that wakes an event loop."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -26,8 +26,8 @@ class _PipeEnd:
 
 
 def sort_in_memory() -> None:
-    """Have databases sort in memory: SQLite would write what is large to files, of which there are
-    none."""
+    """Make databases sort in memory: SQLite would write large sorts to files, which the sandbox
+    forbids."""
     connect = sqlite3.connect
 
     def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
@@ -39,9 +39,9 @@ def sort_in_memory() -> None:
 
 
 def wake_loops_by_pipes() -> None:
-    """Event loops wake themselves by a pair of sockets, which hold more of the kernel's memory than
-    a verifier may have."""
-    # Only here, since to import it takes as long as to start.
+    """Make event loops wake themselves by pipes: the usual pair of sockets takes more kernel memory
+    than a verifier may use."""
+    # Imported only here, because the import takes as long as the start.
     from asyncio.selector_events import BaseSelectorEventLoop
 
     loops: Any = BaseSelectorEventLoop

@@ -37,9 +37,9 @@ _FORBIDDING = {
     "kernel.apparmor_restrict_unprivileged_userns": "1",
     "user.max_user_namespaces": "0",
 }
-_NOBODY = "65534"
-# Users of the sandboxes of a gateway that is root: no accounts have these numbers, and they exist
-# also in a container whose numbers end at 65535.
+_UNPRIVILEGED = "65534"
+# Users of the sandboxes of a gateway that is root: no account has these numbers, and they exist
+# even in a container whose numbers end at 65535.
 _USERS = range(64_000, 65_000)
 _NEXT_USER: Iterator[int] = itertools.cycle(_USERS)
 
@@ -84,7 +84,7 @@ class Sandbox:
         inner = (
             *(self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "verifier"),
-            *("--uid", _NOBODY, "--gid", _NOBODY),
+            *("--uid", _UNPRIVILEGED, "--gid", _UNPRIVILEGED),
             *_file_system(python, code_at=f"{_INSIDE}/{_MODULES}"),
             *("--chdir", "/", "--remount-ro", "/"),
             *("--seccomp", FILTER, "--", python, *_PYTHON, _INSIDE, *self._limits),
@@ -103,10 +103,10 @@ class Sandbox:
         return ProcessCommand(cgroup.command_within(group, argv), program, group)
 
     def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
-        """Root's processes are exempt from limits on their number, and own files; so the sandbox
-        belongs to a user without any. Python may lie where only root can reach it (/root), hence
-        another file system around the sandbox that has the same files in reach. And a namespace for
-        its processes: a signal at the parent's death does not pass from root to another user."""
+        """Wrap the sandbox so that it runs as another user. Root's processes are exempt from
+        process limits, and own files, so that user owns nothing. Only root may reach Python (below
+        /root), so an outer file system exposes the same files. A process namespace replaces the
+        signal at the parent's death, which does not pass from root to another user."""
         user = str(next(_NEXT_USER))
         setpriv = shutil.which("setpriv") or "setpriv"
         return (
@@ -121,8 +121,7 @@ class Sandbox:
 
 
 def kernel_settings_hint() -> str:
-    """Return a hint at the kernel's settings that keep unprivileged users from sandboxes, if
-    any do."""
+    """Return a hint at kernel settings that deny sandboxes to unprivileged users, if any do."""
     found = [
         f"{name} is {value}" for name, value in _FORBIDDING.items() if _read_setting(name) == value
     ]
@@ -135,12 +134,12 @@ def _read_setting(name: str) -> str:
 
 
 def _file_system(python: str, *, code_at: str, tools: Sequence[str] = ()) -> tuple[str, ...]:
-    """Arguments for bubblewrap: Python, the libraries it loads, and the worker's own code."""
+    """Return bubblewrap's arguments: Python, the libraries it loads, and the worker's own code."""
     folders = [str(path) for path in (*_library_folders(), *_python_folders(), *_DATA)]
-    # Packages that were installed beside Python are no part of it.
+    # Packages installed beside Python are not part of it.
     hidden = [str(path) for path in _package_folders() if path.is_dir()]
     files = [python, *tools]
-    # Bubblewrap by itself makes them for its own user alone.
+    # By default bubblewrap creates them for its own user only.
     parents = dict.fromkeys(
         str(parent)
         for path in (*folders, *files, code_at)
@@ -165,7 +164,7 @@ def _library_folders() -> list[Path]:
 
 
 def _python_folders() -> list[Path]:
-    """Return the base installation's folders; a virtual environment has none of its own."""
+    """Return the base installation's folders; a virtual environment has no own libraries."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     named = [Path(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")]
     prefix = Path(sys.base_prefix)

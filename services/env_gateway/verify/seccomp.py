@@ -11,17 +11,17 @@ from services.env_gateway.verify.allowed_syscalls import ArgumentCheckedCall
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _ERRNO = 0x00050000
-# Offsets in struct seccomp_data; of an argument the lower half, which is all that counts of an int.
+# Offsets in struct seccomp_data; of an argument only the lower half, which holds an int.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS, _ARGUMENT_BYTES = 0, 4, 16, 8
-# From here on numbers are those of the x32 ABI, which would get around the list.
+# Numbers from here on belong to the x32 ABI, which would bypass the list.
 _X32 = 0x40000000
 
 
 def build_program(machine: str | None = None) -> bytes | None:
     """Build the filter as an array of struct sock_filter; None for an unknown machine.
 
-    A forbidden call fails with EPERM, or with ENOSYS where the C library then tries an
-    older call: clone3, after which it tries clone, which fails."""
+    A forbidden call fails with EPERM, or with ENOSYS if the C library then tries an older
+    call: clone3, after which it tries clone, which fails."""
     machine = machine or platform.machine()
     architecture = allowed_syscalls.ARCHITECTURES.get(machine)
     if architecture is None:

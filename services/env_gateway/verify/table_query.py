@@ -154,13 +154,13 @@ class Query:
 def quoted(name: str) -> str:
     """Quote a plain identifier; an expression such as `COUNT(*) AS n` stays as it is.
 
-    Brackets, because SQLite takes an unknown name in double quotes for a string.
+    It uses brackets, because SQLite takes an unknown name in double quotes for a string.
     """
     return f"[{name}]" if name.isidentifier() else name
 
 
 def exactly(name: str) -> str:
-    """Quote a name of a database, whatever is in it; also an unknown one is no string."""
+    """Quote any name of a database; SQLite never takes an unknown one for a string."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -21,7 +21,7 @@ _BOOT = (
     "from services.env_gateway.verify.verifier_source import main; main()"
 )
 _COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _ROOT)
-# Python's parser takes up to 3 ms for each KiB, and holds the whole process meanwhile.
+# Python's parser takes up to 3 ms per KiB, and blocks the whole process meanwhile.
 _HERE_BYTES = 2**12
 _KEPT = 4096
 _PROCESSES = 2

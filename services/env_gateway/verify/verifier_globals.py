@@ -30,11 +30,11 @@ _DECORATOR = re.compile(r"^@verifier\b(\([^)]*\))?[ \t]*\n", re.MULTILINE)
 
 
 class ToolError(Exception):
-    """A tool refused, failed, or may not be called by a verifier."""
+    """A tool refused or failed, or a verifier may not call it."""
 
 
 class StatementError(sqlite3.OperationalError):
-    """A database that was asked refused the statement."""
+    """A queried database refused the statement."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ def _as_text(content: Any) -> str:
 
 
 def without_fleet(source: str) -> str:
-    """A verifier's source without imports of the SDK and its decorator, which are not here."""
+    """Return a verifier's source without imports of the SDK and its decorator, which are absent."""
     return _FLEET_IMPORT.sub("", _DECORATOR.sub("", source))
 
 
 def verifier_globals() -> dict[str, Any]:
-    """The names that verifiers use without importing them."""
+    """Return the names that verifiers use without importing them."""
     return {
         "__name__": "verifier",
         "TASK_SUCCESSFUL_SCORE": TASK_SUCCESSFUL_SCORE,

@@ -23,9 +23,9 @@ from services.env_gateway.verify.verifier_process import (
 )
 
 _LOG = get_logger(__name__)
-# A process that has run so many trusted verifiers is replaced, whatever they left behind in it.
+# A process is replaced after so many trusted verifiers, because they may leave something behind.
 _JOBS_PER_WORKER = 500
-# Beyond the time that a verifier may take by the clock.
+# CPU seconds beyond a verifier's time limit.
 _CPU_MARGIN_S = 2
 _REFUSED = (
     "a verifier that is not listed by its SHA-256 runs only in a sandbox, and {why}. Install "
@@ -36,7 +36,7 @@ _REFUSED = (
 
 
 class SpareProcesses:
-    """Fresh processes; `count` of them are started in advance once the first was taken."""
+    """Fresh processes; `count` of them are started in advance once the first is taken."""
 
     def __init__(
         self, start: Callable[[], Coroutine[Any, Any, VerifierProcess]], count: int
@@ -83,10 +83,10 @@ class SpareProcesses:
 
 
 class VerifierPool:
-    """A Grader over `size` processes at once, of which runs get fair shares by weight.
+    """A Grader with up to `size` processes, shared fairly between runs by weight.
 
-    Trusted verifiers share plain processes. Each other one gets a process in a sandbox for itself,
-    which ends with it; with `unsafe`, a plain process where there can be no sandbox.
+    Trusted verifiers share plain processes. Each other one gets its own sandboxed process, which
+    ends with it; with `unsafe`, a plain process if there can be no sandbox.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class VerifierPool:
 
     @property
     def sandbox_limits(self) -> list[str]:
-        """A verifier's bounds in the sandbox, for people; none where there is no sandbox."""
+        """Limits of a verifier in the sandbox, as text; empty without a sandbox."""
         return self._sandbox.limits if self._sandbox else []
 
     async def start_workers(self) -> None:

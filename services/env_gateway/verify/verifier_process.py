@@ -1,4 +1,4 @@
-"""One process that runs verifiers, as the gateway sees it: start, questions, answers, kill."""
+"""The gateway's side of a process that runs verifiers: start, requests, answers, kill."""
 
 import asyncio
 import json
@@ -32,8 +32,7 @@ _STDERR_BYTES = 4096
 
 
 class StartError(Exception):
-    """Failure of the process to become ready; the message has the reason, as far as it is
-    known."""
+    """Failure of the process to become ready; the message has the reason, if known."""
 
 
 class WorkerDiedError(Exception):
@@ -71,12 +70,13 @@ class VerifierProcess:
         self._stdout = process.stdout
         self.inside: int | None = None
         self.jobs = 0
-        # From the start of a verifier until it is done; not usable again if that never comes.
+        # Set from the start of a verifier until it is done; if that never comes, the process cannot
+        # be reused.
         self.busy = False
 
     @classmethod
     async def start_process(cls, command: ProcessCommand) -> "VerifierProcess":
-        """Start the process; return once it can take a job. Raises StartError."""
+        """Start the process; return once it is ready for a job. Raises StartError."""
         reader, writer = os.pipe()
         try:
             process = await _spawn_process(command, writer)
@@ -113,7 +113,7 @@ class VerifierProcess:
         return self._process.returncode is None
 
     async def run_verification(self, verification: Verification) -> VerifierDone:
-        """Answer one verifier's questions until it is done. Raises WorkerDiedError and
+        """Answer one verifier's requests until it is done. Raises WorkerDiedError and
         ProtocolError, and BackendError if the environment fails to answer, which is not the
         verifier's fault."""
         self.jobs += 1
@@ -145,7 +145,7 @@ class VerifierProcess:
         self._stdin.close()
         try:
             async with asyncio.timeout(_END_S):
-                # Read to the end: what is left unread would hide that the end has come.
+                # Read to the end: unread data would hide the end of the stream.
                 while await self._stdout.read(LINE_BYTES):
                     continue
                 await self._process.wait()

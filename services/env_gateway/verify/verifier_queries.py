@@ -1,4 +1,4 @@
-"""Answers to the requests of a running verifier: databases, rows, tool calls that only read."""
+"""Answers to the requests of a running verifier: databases, rows, read-only tool calls."""
 
 import base64
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class RequestAnswerer:
             case ToolCallRequest(name, arguments):
                 return await self._call_tool(name, arguments)
             case _:
-                raise ProtocolError("the verifier's process asked what it had no reason to")
+                raise ProtocolError("the verifier's process sent an unexpected request")
 
     async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         if self._verification.call is None:

@@ -1,5 +1,5 @@
-"""Detection of the verifier among the functions of its source, without running it. For a
-stranger's long source this runs in a process of its own."""
+"""Detection of the verifier among the functions of its source, without running it. For a long
+untrusted source this runs in a separate process."""
 
 import ast
 import resource
@@ -50,7 +50,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Its length is checked by whoever sends it.
+    # The sender checks its length.
     source = sys.stdin.buffer.read().decode("utf-8", "replace")
     try:
         answer = asdict(find_verifier(source))
@@ -62,7 +62,7 @@ def main() -> None:
 def _parse_functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     try:
         with warnings.catch_warnings():
-            # They would be printed, a line of the source each.
+            # They would be printed, each with a line of the source.
             warnings.simplefilter("ignore")
             body = ast.parse(source).body
     except SyntaxError as error:

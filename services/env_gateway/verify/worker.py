@@ -1,8 +1,8 @@
 """A process that runs verifiers, one at a time, for the gateway.
 
 It reads jobs from standard input and writes their results to standard output, JSON by
-lines. While a verifier runs, its questions to the databases take the same path; the process
-needs no network and no files. The gateway kills it if a verifier takes too long. It imports
+lines. While a verifier runs, its database queries take the same path; the process needs no
+network and no files. The gateway kills it if a verifier takes too long. It imports
 only the standard library and its neighbours: the same code runs inside a sandbox."""
 
 import base64
@@ -29,7 +29,7 @@ from services.env_gateway.verify.verifier_globals import (
 
 _STDOUT_CHARS = 2**18
 _END_CHARS = _STDOUT_CHARS // 2
-# As much as the gateway keeps to be shown.
+# As much as the gateway keeps for display.
 _SHOWN_CHARS = 2**16
 _RESULT_CHARS = 200
 _INT_BITS = 1024
@@ -39,7 +39,7 @@ _CHECK_CHARS = 500
 _COMPILED_KEPT = 256
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 
-Ask = Callable[[Mapping[str, Any]], Any]
+SendRequest = Callable[[Mapping[str, Any]], Any]
 
 
 class Bounded(io.StringIO):
@@ -75,21 +75,21 @@ class Bounded(io.StringIO):
 
 
 class Databases:
-    """The databases of one job: copies in memory where the gateway sends them, else questions."""
+    """The databases of one job: copies in memory if the gateway sends them, else queries to it."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, send_request: SendRequest) -> None:
+        self._send_request = send_request
         self._copies: dict[str, sqlite3.Connection | None] = {}
 
     def run(
         self, db: str, sql: str, args: Sequence[Any]
     ) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         if db not in self._copies:
-            content = self._ask({"snapshot": db})
+            content = self._send_request({"snapshot": db})
             self._copies[db] = _open_copy(base64.b64decode(content)) if content else None
         copy = self._copies[db]
         if copy is None:
-            answer = self._ask({"query": sql, "db": db, "args": list(args)})
+            answer = self._send_request({"query": sql, "db": db, "args": list(args)})
             if "error" in answer:
                 raise StatementError(answer["error"])
             return answer["columns"], answer["rows"]
@@ -105,7 +105,7 @@ class Databases:
 def _open_copy(content: bytes) -> sqlite3.Connection:
     database = sqlite3.connect(":memory:")
     database.deserialize(content)
-    # A policy that may run SQL can store what is no text, and no grade must fail for it.
+    # A policy that may run SQL can store invalid text, and no grade must fail because of it.
     database.text_factory = lambda stored: stored.decode("utf-8", "surrogateescape")
     database.execute("PRAGMA query_only = 1")
     database.set_authorizer(
@@ -128,7 +128,7 @@ class Worker:
 
     def _run_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
         printed = Bounded()
-        databases = Databases(self._ask_gateway)
+        databases = Databases(self._request_gateway)
         try:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 names = verifier_globals()
@@ -156,12 +156,12 @@ class Worker:
         return code
 
     def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        answer = self._ask_gateway({"call": name, "arguments": dict(arguments)})
+        answer = self._request_gateway({"call": name, "arguments": dict(arguments)})
         if "error" in answer:
             raise ToolError(answer["error"])
         return answer["text"]
 
-    def _ask_gateway(self, question: Mapping[str, Any]) -> Any:
+    def _request_gateway(self, question: Mapping[str, Any]) -> Any:
         self._write(question)
         line = self._reader.readline()
         if not line:
@@ -174,8 +174,8 @@ class Worker:
 
 
 def _done(value: Any, printed: Bounded) -> dict[str, Any]:
-    """Checks and all that was printed would be too much for one message; beside checks, the gateway
-    reads nothing of it."""
+    """Build the final message. Checks and the whole output would be too much for one message; with
+    checks, the gateway reads nothing of the output."""
     result, stdout = _to_result(value), printed.getvalue()
     shown = stdout[:_SHOWN_CHARS] if type(result) is dict else stdout
     return {"result": result, "stdout": shown, "cut": printed.cut}
@@ -184,7 +184,7 @@ def _done(value: Any, printed: Bounded) -> dict[str, Any]:
 def _to_result(value: Any) -> Any:
     """Convert a verifier's value to a plain value, or to a score with its checks."""
     if type(value) is not dict or not {"score", "passed", "failed"} <= value.keys():
-        # Fleet takes a score alone in this way, too.
+        # Fleet accepts a score alone in this form, too.
         alone = type(value) is dict and "score" in value
         return _to_plain_value(value["score"] if alone else value)
     checks = {name: _to_checks(value[name]) for name in ("passed", "failed")}

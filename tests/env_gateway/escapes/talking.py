@@ -78,7 +78,7 @@ def questions_without_reading_answers(at):
 def copies_again_and_again(at):
     """Each costs the gateway as much as the database is large, and the environment too."""
     worker = next(one for one in gc.get_objects() if type(one).__name__ == "Worker")
-    return all(worker._ask_gateway({"snapshot": "current"}) for _ in range(3))
+    return all(worker._request_gateway({"snapshot": "current"}) for _ in range(3))
 
 
 def unknown_database(at):

@@ -29,7 +29,7 @@ def test_a_list_that_is_missing_is_refused_with_where_it_is_looked_for(tmp_path:
 def test_a_list_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "verifiers.sha256"
     path.write_text(f"{'0' * 64}  lend\ndef lent(env):\n")
-    with pytest.raises(ConfigError, match="'def' is no SHA-256"):
+    with pytest.raises(ConfigError, match="'def' is not a SHA-256"):
         load_digests(path)
     path.write_text(f"{'A' * 64}  lend\n\n")
     assert load_digests(path) == {"a" * 64}

@@ -361,6 +361,6 @@ def test_a_sandbox_says_only_so_much_and_asks_only_so_often() -> None:
         for _ in range(5):
             budget.count_line(b"x" * 2**22)
     budget = MessageBudget()
-    with pytest.raises(ProtocolError, match="asked more than 20000 times"):
+    with pytest.raises(ProtocolError, match="sent more than 20000 requests"):
         for _ in range(20_001):
             budget.count_line(b"x")

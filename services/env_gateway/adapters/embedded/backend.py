@@ -25,7 +25,7 @@ from services.env_gateway.ports import (
 
 
 class EmbeddedInstance:
-    """One app in a worker process; it is lost with its worker."""
+    """One app in a worker process, lost with its worker."""
 
     env_version = "v1"
 
@@ -99,7 +99,7 @@ class EmbeddedBackend:
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.pool = WorkerPool(size=config.workers, hang_s=config.hang_s)
-        # By episode, from before its instance is asked for.
+        # By episode, set before its instance is requested.
         self._placed: dict[str, EnvironmentWorker] = {}
 
     def serves_environment(self, env_key: str) -> bool:
@@ -122,7 +122,7 @@ class EmbeddedBackend:
             answer = await worker.send_request(message, timeout_s=timeout_s)
         except BackendError as error:
             if error.lost:
-                # Nothing is lost with an instance that is only being made.
+                # An instance that is still being created loses nothing.
                 raise BackendError("worker_ended", str(error), delivered=None) from error
             raise
         if (refusal := answer.get("refused")) is not None:
@@ -131,7 +131,7 @@ class EmbeddedBackend:
         return EmbeddedInstance(self, worker, request.episode_id, data_version)
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Delete the episode's instance. An instance of a process that has ended has ended too."""
+        """Delete the episode's instance. Instances of an ended process have ended too."""
         worker = self._placed.get(orphan.episode_id)
         if worker is None:
             return
@@ -148,7 +148,7 @@ class EmbeddedBackend:
         await self.pool.close()
 
     async def _place_episode(self, episode_id: str, timeout_s: float) -> EnvironmentWorker:
-        """Return the worker on which the episode is placed, or place it on the one with the most
+        """Return the worker of the episode; place a new episode on the worker with the most
         room."""
         placed = self._placed.get(episode_id)
         if placed is not None and not placed.ended:

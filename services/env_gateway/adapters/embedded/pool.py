@@ -1,4 +1,4 @@
-"""Worker processes for embedded environments, started ahead and again when one ends."""
+"""Worker processes for embedded environments, started in advance and restarted when one ends."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ _BASE_S, _CAP_S = 0.1, 10.0
 # A worker that ran this long was healthy: its next end is not a crash loop.
 _HEALTHY_S = 60.0
 _START_S = 60.0
-# As of other servers. What a policy wrote may come back in it.
+# Limits of an answer, as for other servers: it may repeat what a policy wrote.
 _ANSWERS = TextLimits(bytes=embedded_worker.MAX_ANSWER_BYTES, values=2**18)
 
 
@@ -37,11 +37,11 @@ class _Request:
 
 
 class EnvironmentWorker:
-    """One worker process. It works on one request at a time, so that it is always known which may
-    have been executed; the others wait here. A worker that takes `hang_s` for a request is
+    """One worker process. It handles one request at a time, so that the one that may have been
+    executed is always known; the others wait here. A worker that takes `hang_s` for a request is
     killed.
 
-    `instances` counts those that were placed on it."""
+    `instances` counts the instances placed on it."""
 
     def __init__(self, process: asyncio.subprocess.Process, hang_s: float) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -61,8 +61,8 @@ class EnvironmentWorker:
         return self._process.pid
 
     async def send_request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send a request and return its answer. Raises BackendError; `lost` when the worker ends,
-        and with it what it hosts."""
+        """Send a request and return its answer. Raises BackendError; `lost` if the worker ends with
+        its instances."""
         loop = asyncio.get_running_loop()
         request = _Request(await _encode_request(message), loop.create_future())
         if self.ended:
@@ -85,7 +85,7 @@ class EnvironmentWorker:
         return answer
 
     async def wait_until_ready(self) -> None:
-        """Wait until it has loaded the environments. Raises OSError when it does not."""
+        """Wait until the worker has loaded the environments. Raises OSError if it fails to."""
         try:
             async with asyncio.timeout(_START_S):
                 line = await self._stdout.readline()
@@ -95,7 +95,7 @@ class EnvironmentWorker:
             raise OSError("a worker for embedded environments did not start")
 
     async def read_answers(self) -> None:
-        """Take in answers until the process ends."""
+        """Read answers until the process ends."""
         try:
             while line := await self._stdout.readline():
                 self._take_answer(await _understood(line))
@@ -112,14 +112,13 @@ class EnvironmentWorker:
     def _take_answer(self, answer: dict[str, Any]) -> None:
         request, self._running = self._running, None
         if request is None:
-            raise ValueError("an answer that nothing was asked for")
+            raise ValueError("an answer without a request")
         if not request.answer.done():
             request.answer.set_result(answer)
         self._send_next()
 
     def _send_next(self) -> None:
-        """Send the next request. Those whose callers have given up are dropped: they have not been
-        executed."""
+        """Send the next request. Requests whose callers have given up are dropped unexecuted."""
         while self._running is None and self._waiting and not self.ended:
             request = self._waiting.popleft()
             if request.answer.done():
@@ -132,7 +131,7 @@ class EnvironmentWorker:
             self._stdin.write(request.line)
 
     def _check_hang(self) -> None:
-        """End a worker that hangs. One timer serves all requests: each only notes when it began."""
+        """Kill a worker that hangs. One timer serves all requests: each only notes its start."""
         loop = asyncio.get_running_loop()
         self._watch = None
         if self._running is None:
@@ -163,8 +162,8 @@ class EnvironmentWorker:
 
 
 class WorkerPool:
-    """A pool of `size` workers, each kept running. It belongs to the event loop in which it is
-    made."""
+    """A pool of `size` workers, each kept running. It belongs to the event loop that creates
+    it."""
 
     def __init__(self, *, size: int, hang_s: float) -> None:
         self._hang_s = hang_s
@@ -174,18 +173,18 @@ class WorkerPool:
 
     @property
     def workers(self) -> Sequence[EnvironmentWorker]:
-        """The workers that run now."""
+        """The currently running workers."""
         return [worker for worker in self._workers.values() if not worker.ended]
 
     async def pick_worker(self, timeout_s: float) -> EnvironmentWorker:
-        """Pick the worker with the fewest instances. Raises BackendError when none runs in time."""
+        """Pick the worker with the fewest instances. Raises BackendError if none runs in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not (workers := self.workers):
                     self._started.clear()
                     await self._started.wait()
         except TimeoutError:
-            message = "no worker for embedded environments runs; the log says why"
+            message = "no worker for embedded environments runs; see the log"
             raise BackendError("starting", message, delivered=False) from None
         return min(workers, key=lambda worker: worker.instances)
 
@@ -218,8 +217,8 @@ class WorkerPool:
 
 
 async def _start_process() -> asyncio.subprocess.Process:
-    """Start a worker process. It ends with this process, however that ends: its input closes, and
-    it is killed besides."""
+    """Start a worker process. It ends with this process in any case: its input closes, and it is
+    killed as well."""
     return await asyncio.create_subprocess_exec(
         *tied_command(signal.SIGKILL, *python_command("-m", embedded_worker.__name__)),
         stdin=asyncio.subprocess.PIPE,
@@ -232,8 +231,8 @@ async def _start_process() -> asyncio.subprocess.Process:
 
 
 async def _understood(line: bytes) -> dict[str, Any]:
-    """Return an answer, or one that says that it is too large. Raises ValueError or TypeError for
-    what is none."""
+    """Parse an answer; report one that is too large as an error. Raises ValueError or TypeError if
+    the line is not an answer."""
     try:
         answer = await parse_json_aside(line, _ANSWERS)
     except TooLargeError as error:

@@ -1,9 +1,8 @@
-"""Worker process of embedded environments: one JSON request per line, one answer each, and one
-line before all others, when it is ready.
+"""Worker process of embedded environments: one JSON request per line, one answer each, preceded by
+one line when it is ready.
 
-It is started with its standard input and output as pipes, and ends when the input does. An app
-runs to its end before the next request is read, so that a process hosts many instances without
-a lock."""
+Its standard input and output are pipes, and it ends with the input. An app finishes a request
+before the next one is read, so a process hosts many instances without a lock."""
 
 import base64
 import json
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 from environments import api
 from services.common.printable_text import say
 
-# With the answer's line feed, what the gateway reads of one answer at most.
+# With the line feed, this is the most that the gateway reads of one answer.
 MAX_ANSWER_BYTES = 64 * 2**20
 
 Message = dict[str, Any]
@@ -43,7 +42,7 @@ class InstanceHost:
             request = json.loads(line)
             return self._operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001
-            # An app's own fault. It is told, and the other instances go on.
+            # A fault of the app. It is reported, and the other instances continue.
             say(traceback.format_exc(), end="", file=sys.stderr)
             return {"fault": repr(error)[:500]}
 
@@ -100,12 +99,12 @@ class InstanceHost:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Encode a message as a line; bytes in it become objects that `decode_value` takes back."""
+    """Encode a message as a line; bytes in it become objects that `decode_value` reverses."""
     return json.dumps(message, default=_encode_bytes, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_value(value: Any) -> Any:
-    """Decode a value of a database. Databases hold no objects, so that one can only mean bytes."""
+    """Decode a value of a database. Databases hold no objects, so an object always means bytes."""
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else value
 
 
@@ -116,7 +115,7 @@ def _encode_bytes(value: object) -> dict[str, str]:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Take standard input and output away from apps: what one prints goes to standard error."""
+    """Take standard input and output away from apps, whose prints go to standard error."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

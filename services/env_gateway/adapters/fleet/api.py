@@ -1,7 +1,7 @@
 """Fleet's control plane and instance runners over plain HTTP.
 
-The SDK hides status codes, Retry-After and the structure of errors, which decide what happens
-next; and it retries by itself, below the layer that counts attempts."""
+The SDK hides status codes, Retry-After and the structure of errors, which decide the next step;
+and it retries internally, below the layer that counts attempts."""
 
 import asyncio
 import random
@@ -22,13 +22,13 @@ from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError, ProvisionRequest
 
-# The client whose wire this is: what Fleet answers may depend on it.
+# The client whose wire this imitates: Fleet's answers may depend on it.
 _SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "0.2.133"}
 _RUNNER_SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "1.0.0"}
 _JSON = {"content-type": "application/json"}
 _POLL_BASE_S, _POLL_CAP_S = 0.1, 2.0
 _MAX_WAIT_S = 3600
-# Fleet answers a creation that it could not finish rather than let the request time out.
+# Fleet answers an unfinished creation instead of letting the request time out.
 _WAIT_SHARE = 0.9
 _ENDED = ("stopped", "error")
 
@@ -51,7 +51,7 @@ class FleetApi:
         self._config = config
         self._address = address
         self._token = RunnerToken(self._fetch_runner_token)
-        # A creation that failed at Fleet is asked for anew under another request id.
+        # A creation that failed at Fleet is requested again under another id.
         self._tries: dict[str, int] = {}
 
     async def call_control_plane(
@@ -108,7 +108,7 @@ class FleetApi:
                     headers={**headers, **gate},
                 )
             except HttpError as error:
-                # A gated router says 404 to whoever brings no token, or one of yesterday.
+                # A gated router answers 404 to a missing or outdated token.
                 gated = error.status == 404 and not attempt
                 if not gated or not await self._token.renew_token(token, _seconds_left(until)):
                     raise classify_error(error) from error
@@ -119,8 +119,8 @@ class FleetApi:
     async def create_instance(
         self, request: ProvisionRequest, *, image_type: str | None, timeout_s: float
     ) -> dict[str, Any]:
-        """Create an instance and return its description once it runs. When repeated, it finds the
-        instance of the first time."""
+        """Create an instance and return its description once it runs. A repeat finds the first
+        instance."""
         until = _now() + timeout_s
         config = self._config
         optional = {"region": config.region, "image_type": config.image_type or image_type}
@@ -143,7 +143,7 @@ class FleetApi:
         return running
 
     async def find_end_reason(self, instance_id: str, timeout_s: float) -> str | None:
-        """Return why an instance is gone, or None while it runs. Raises BackendError when that is
+        """Return why an instance is gone, or None while it runs. Raises BackendError if that is
         unknown."""
         try:
             body = await self._get_instance(instance_id, timeout_s)
@@ -212,7 +212,7 @@ class FleetApi:
     async def _wait_until_running(
         self, body: dict[str, Any], until: float
     ) -> dict[str, Any] | None:
-        """Wait until the instance runs; None when it has ended instead."""
+        """Wait until the instance runs; return None if it has ended instead."""
         backoff = Backoff(base_s=_POLL_BASE_S, cap_s=_POLL_CAP_S, rng=random.Random())
         instance_id = body["instance_id"]
         while body.get("status") != "running" or not body.get("urls"):

@@ -14,8 +14,8 @@ from services.env_gateway.ports import Orphan, ProvisionRequest
 def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
     """Build Fleet's backend. Raises ConfigError when the API key is not in the environment."""
     address, headers = connect_server(config, where="env_gateway.backends.fleet")
-    # Creations take minutes, and each holds a connection: besides calls, they must not keep the
-    # heartbeats waiting for one. How many there are, the gateway's limits say.
+    # Creations take minutes, and each holds a connection: neither they nor calls may keep
+    # heartbeats waiting for one. The gateway's limits bound their number.
     http = open_http_session(max_connections=0, headers={})
     return FleetBackend(FleetConnection(config, address, http, headers))
 

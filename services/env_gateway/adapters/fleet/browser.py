@@ -1,4 +1,4 @@
-"""Browsers that Fleet lends, for tasks whose policy sees an environment's web pages."""
+"""Browsers leased from Fleet, for tasks whose policy sees an environment's web pages."""
 
 import reprlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from services.env_gateway.ports import BackendError
 
 _FLEET_BROWSER_URL = "https://api.internal.fleet-platform.fleetai.com"
 _PATH = "/v1/browser"
-# Between an instance's id and its browser's, where the gateway keeps both as one.
+# Separates an instance's id from its browser's in the joined id that the gateway keeps.
 _SEPARATOR = "~"
 
 
@@ -27,14 +27,14 @@ class BrowserClient:
     def __init__(self, api: FleetApi, config: FleetConfig) -> None:
         self._api = api
         self._hosts = config.browser_hosts
-        # An emulator lends browsers at its own address.
+        # An emulator leases browsers at its own address.
         of_fleet = _FLEET_BROWSER_URL if config.fixed_url == FLEET_URL else None
         self._base = config.browser_url.rstrip("/") if config.browser_url else of_fleet
 
     async def lease_browser(
         self, episode_id: str, page_url: str, *, ttl_s: float, timeout_s: float
     ) -> BrowserLease:
-        """Lease a browser that may reach the environment. It ends by itself after `ttl_s`."""
+        """Lease a browser that may reach the environment. The lease ends after `ttl_s`."""
         hosts = sorted({urlsplit(page_url).hostname or "", *self._hosts} - {""})
         answer = await self._api.call_control_plane(
             "POST",
@@ -60,7 +60,7 @@ class BrowserClient:
                 raise
 
     async def find_end_reason(self, lease_id: str, timeout_s: float) -> str | None:
-        """Return why a browser is gone, or None while it runs. Raises BackendError when that is
+        """Return why a browser is gone, or None while it runs. Raises BackendError if that is
         unknown."""
         path = f"{_PATH}/{quote(lease_id, safe='')}"
         try:
@@ -73,7 +73,7 @@ class BrowserClient:
 
 
 def join_id(instance_id: str, lease: BrowserLease | None) -> str:
-    """Join what is to be deleted in the end into one id for the gateway's journal."""
+    """Join the ids of an instance and its browser into one for the gateway's journal."""
     return instance_id if lease is None else f"{instance_id}{_SEPARATOR}{lease.lease_id}"
 
 

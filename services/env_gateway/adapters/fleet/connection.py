@@ -1,4 +1,4 @@
-"""What all instances at Fleet share: the control plane, heartbeats, browsers, caches."""
+"""Connection that all instances at Fleet share: control plane, heartbeats, browsers, caches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from services.env_gateway.ports import ProvisionRequest
 
 
 class FleetConnection:
-    """Access to Fleet for a backend and its instances. `address` is where the control plane is
-    now; `headers` carry the API key."""
+    """Access to Fleet for a backend and its instances. `address` is the current one of the control
+    plane; `headers` carry the API key."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FleetConnection:
         self._mark_tool = partial(mark_read_only, config=config)
 
     async def delete_instance(self, joined: str, timeout_s: float) -> None:
-        """Delete an instance and the browser that was leased for it."""
+        """Delete an instance and its leased browser."""
         until = _now() + timeout_s
         instance_id, *leases = split_id(joined)
         await self.api.delete_instance(instance_id, timeout_s=timeout_s)
@@ -50,8 +50,8 @@ class FleetConnection:
             await self.browsers.release_browser(lease_id, timeout_s=_seconds_left(until))
 
     async def find_end_reason(self, joined: str, timeout_s: float) -> str | None:
-        """Return why an instance, or its browser, is gone; None while both run. Raises
-        BackendError when that is unknown."""
+        """Return why an instance or its browser is gone; None while both run. Raises BackendError
+        if that is unknown."""
         until = _now() + timeout_s
         instance_id, *leases = split_id(joined)
         why = await self.api.find_end_reason(instance_id, timeout_s)

@@ -8,12 +8,12 @@ from services.common.parsing import ParseError, parse_json
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.ports import BackendError
 
-# Refusals that the same request meets again, unless the body says otherwise.
+# Refusals that a repeated request meets again, unless the body indicates otherwise.
 _INVALID = {400, 401, 402, 403, 405, 410, 413, 422}
 _PLACEMENT_FAILED = "seed_placement_failed"
 _BUSY = ("too many in-flight", "rate limit")
 _NESTING = 6
-# For a body that is cut off, or no JSON as a whole.
+# For a body that is truncated or otherwise not JSON.
 _RETRYABLE = re.compile(r'\\*"retryable\\*"\s*:\s*(true|false)')
 
 
@@ -55,8 +55,8 @@ def classify_error(error: HttpError) -> FleetError:
 
 
 def _find_objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield every JSON object in a body, also those in strings: Fleet wraps errors of its parts
-    so."""
+    """Yield every JSON object in a body, including those in strings: Fleet nests its components'
+    errors that way."""
     start, end = text.find("{"), text.rfind("}")
     if depth > _NESTING or start < 0 or end < start:
         return
@@ -83,7 +83,7 @@ def _walk_value(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _find_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
-    """Find out whether the body allows a retry; None when it does not mention any."""
+    """Return whether the body allows a retry; None if it does not mention retries."""
     for fields in details:
         if isinstance(is_retryable := fields.get("retryable"), bool):
             return is_retryable

@@ -1,5 +1,4 @@
-"""The order in which instances get heartbeats, so that none ends. No I/O; the clock is an
-argument."""
+"""Order of heartbeats that keeps all instances alive. No I/O; the clock is an argument."""
 
 import heapq
 import math
@@ -9,25 +8,25 @@ from dataclasses import dataclass
 # A beat is due when a third of an instance's time has passed, and late after two thirds.
 _DUE = 1 / 3
 _LATE = 2 / 3
-# Beats in flight: twice what their number, their latency and their period ask for.
+# Beats in flight: twice the number that follows from their count, latency and period.
 _HEADROOM = 2.0
 _FEWEST, _MOST = 16, 1024
-# How fast the estimate of the latency follows: the weight of the newest beat.
+# Weight of the newest beat in the estimate of the latency.
 _NEWEST = 1 / 8
-# A beat is given this many times the usual latency, within shares of the instance's time.
+# A beat may take this many times the usual latency, within shares of the instance's time.
 _PATIENCE = 4.0
 _LEAST_PATIENCE, _MOST_PATIENCE = 1 / 4, 1 / 2
-# After a failure: a share of what is left, so that the tries come faster as the time runs out.
+# Wait after a failure, as a share of the time left, so that retries speed up as it runs out.
 _AGAIN = 1 / 16
 _AGAIN_S = (0.05, 5.0)
 
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """The times of one instance. `heard_from` is when the last beat that was confirmed had been
-    sent, and `heard_at` when its answer came: the instance's time runs from somewhere in
-    between. `due_at` is when the next beat is due, unless it is under way, and `ends_at` when
-    to check whether the time has passed."""
+    """Times of one instance. `heard_from` is when the last confirmed beat was sent, and `heard_at`
+    when its answer came: the instance's time runs from a moment in between. `due_at` is when the
+    next beat is due, unless it is in flight, and `ends_at` when to check whether the time has
+    passed."""
 
     instance_id: str
     heard_from: float
@@ -38,8 +37,8 @@ class _Watch:
 
 
 class HeartbeatSchedule:
-    """The schedule of heartbeats for instances that end `ttl_s` after their last one: earliest
-    deadline first, as many beats at once as their latency makes necessary (Little's law).
+    """Schedule of heartbeats for instances that end `ttl_s` after their last one: earliest deadline
+    first, with as many beats at once as their latency requires (Little's law).
 
     Each beat that begins ends in `confirm_beat` or `record_failure`, or with `forget_instance`."""
 
@@ -48,7 +47,7 @@ class HeartbeatSchedule:
         self._rng = rng or random.Random()
         self._watches: dict[str, _Watch] = {}
         self._in_flight: dict[str, _Watch] = {}
-        # Entries of an instance that has been forgotten, or has other times now, are passed over.
+        # Entries of an instance that has been forgotten, or has new times, are skipped.
         self._coming: list[tuple[float, str]] = []
         self._due: list[tuple[float, str]] = []
         self._ends: list[tuple[float, str]] = []
@@ -63,21 +62,21 @@ class HeartbeatSchedule:
 
     @property
     def timeout_s(self) -> float:
-        """The time to wait for a beat: a slow one is no failure where all are slow."""
+        """The time to wait for a beat: a slow one is not a failure if all are slow."""
         least_s, most_s = self._ttl_s * _LEAST_PATIENCE, self._ttl_s * _MOST_PATIENCE
         return min(most_s, max(least_s, _PATIENCE * self._latency_s))
 
     def max_in_flight(self, now: float) -> int:
         """Return how many beats may be in flight."""
         oldest = next(iter(self._in_flight.values()), None)
-        # What has not been answered yet says it before the answers do.
+        # Unanswered beats show a rising latency before their answers do.
         waiting_s = now - oldest.sent_at if oldest and oldest.sent_at is not None else 0.0
         latency_s = max(self._latency_s, waiting_s)
         needed = _HEADROOM * len(self._watches) * latency_s / (self._ttl_s * _DUE)
         return max(_FEWEST, min(_MOST, math.ceil(needed)))
 
     def count_late(self, now: float) -> int:
-        """Count instances without a confirmed heartbeat for most of their time."""
+        """Count instances without a confirmed heartbeat for two thirds of their time."""
         limit = now - self._ttl_s * _LATE
         return sum(watch.heard_at < limit for watch in self._watches.values())
 
@@ -119,8 +118,8 @@ class HeartbeatSchedule:
     def record_failure(
         self, instance_id: str, now: float, retry_after_s: float | None = None
     ) -> None:
-        """Plan the next beat after a failure. A pause that the server requests is kept as far as
-        the instance survives it."""
+        """Plan the next beat after a failure. A pause that the server requests is honoured as far
+        as the instance survives it."""
         watch = self._finish_beat(instance_id, now)
         if watch is None:
             return
@@ -146,7 +145,7 @@ class HeartbeatSchedule:
         return lost
 
     def next_event_at(self) -> float | None:
-        """Return when there is something to do, unless a beat ends before."""
+        """Return when the next action is due, unless a beat ends before."""
         return min((heap[0][0] for heap in (self._coming, self._ends) if heap), default=None)
 
     def _plan_beat(self, watch: _Watch, at: float) -> None:

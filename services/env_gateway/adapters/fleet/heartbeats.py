@@ -12,9 +12,9 @@ from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSche
 from services.env_gateway.ports import BackendError
 
 _LOG = get_logger(__name__)
-# Failures come by the hundred when a server is down; they are told together.
+# Failures come by the hundred when a server is down, so they are logged together.
 _LOG_INTERVAL_S = 10.0
-# "ok", the kind of error, or "lost" for an instance that ended unheard.
+# "ok", the kind of error, or "lost" for an instance that ended unconfirmed.
 _heartbeat_results = metrics.event_counter(
     "flotilla_heartbeats", "Heartbeats of instances to their backend", "result"
 )
@@ -22,16 +22,16 @@ _heartbeat_results = metrics.event_counter(
 
 class HeartbeatTarget(Protocol):
     async def send_heartbeat(self, timeout_s: float) -> None:
-        """Send a heartbeat. Raises BackendError when it fails, `lost` when the instance is gone."""
+        """Send a heartbeat. Raises BackendError if it fails, `lost` if the instance is gone."""
         ...
 
     def mark_ended(self, why: str) -> None:
-        """Mark the instance as ended, since no heartbeat was confirmed in time."""
+        """Mark the instance as ended, because no heartbeat was confirmed in time."""
         ...
 
 
 class Heartbeats:
-    """Heartbeats for each watched instance until it is forgotten or is gone. An instance without a
+    """Heartbeats for each watched instance until it is forgotten or gone. An instance without a
     confirmed heartbeat for `ttl_s` is marked as ended."""
 
     def __init__(self, *, ttl_s: float) -> None:
@@ -46,7 +46,7 @@ class Heartbeats:
         self._logged_at = -math.inf
 
     def __len__(self) -> int:
-        """The number of instances that are kept."""
+        """The number of watched instances."""
         return len(self._schedule)
 
     @property
@@ -97,7 +97,7 @@ class Heartbeats:
         except BackendError as error:
             self._note_failure(instance_id, error)
         except Exception as error:  # noqa: BLE001
-            # The loop must go on, or all other instances would end.
+            # The loop must continue, or all other instances would end.
             _LOG.exception("heartbeat_failed", instance=instance_id)
             self._note_failure(instance_id, BackendError("internal", repr(error), delivered=None))
         else:
@@ -119,10 +119,10 @@ class Heartbeats:
         late = self._schedule.count_late(now)
         if not late and not self._failures:
             return
-        tell, event = (
+        log, event = (
             (_LOG.error, "heartbeats_late") if late else (_LOG.warning, "heartbeats_failed")
         )
-        tell(
+        log(
             event,
             late=late,
             instances=len(self._schedule),

@@ -1,4 +1,4 @@
-"""One of Fleet's instances: kept alive, called and graded while it runs."""
+"""An instance at Fleet: kept alive, called and graded while it runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -35,17 +35,17 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tools.tool_selection import COMPUTER
 
-# What a proxy answers for an instance that has ended, or that only warms up.
+# A proxy's answers for an instance that has ended, or is still warming up.
 _MAYBE_ENDED = (404, 502, 503, 504)
-# What every instance has: a 404 for one of them is a fault, and not the statement's.
+# Databases of every instance: a 404 for one of them is not the statement's fault.
 _DATABASES = ("seed", "current")
 _CHECK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _UnconfirmedRun:
-    """A verifier's run that counts once it is known that the instance ran. While that is unknown,
-    it is kept, so that it need not be run again."""
+    """A verifier's run that counts once the instance is known to have been running. Until then it
+    is kept, so that it need not be repeated."""
 
     submission: Submission | None = None
     execution: Execution | None = None
@@ -55,8 +55,7 @@ class _UnconfirmedRun:
 
 
 class FleetInstance:
-    """One instance at Fleet. `instance_id` names the browser besides the instance, where there is
-    one."""
+    """One instance at Fleet. `instance_id` also names its browser, if there is one."""
 
     def __init__(
         self,
@@ -118,8 +117,8 @@ class FleetInstance:
             execution = await self._run_verifier(verifier, submission, until)
         if execution.error is None and execution.result:
             return execution
-        # A verifier may also take what an instance that has gone does not answer for a failed
-        # task: its zero is one only of an instance that is known to run.
+        # A verifier may take the silence of an ended instance for a failed task: a zero counts
+        # only if the instance is known to run.
         self._unconfirmed = _UnconfirmedRun(submission, execution)
         await self._update_end_reason(until)
         self._unconfirmed = _UnconfirmedRun()
@@ -144,8 +143,8 @@ class FleetInstance:
         return fleet_wire.parse_rows(answer)
 
     async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        ask = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
-        return await self._connection.snapshots.get_snapshot(db, self._state, ask)
+        query = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
+        return await self._connection.snapshots.get_snapshot(db, self._state, query)
 
     async def close(self, *, timeout_s: float) -> None:
         self._connection.heartbeats.forget_instance(self.instance_id)
@@ -157,12 +156,12 @@ class FleetInstance:
         return self._ended
 
     async def send_heartbeat(self, timeout_s: float) -> None:
-        """Send a heartbeat for the instance. Raises BackendError, `lost` when it has ended."""
+        """Send a heartbeat for the instance. Raises BackendError, `lost` if it has ended."""
         self._require_running()
         try:
             await self._connection.api.send_heartbeat(self._id, self._region, timeout_s=timeout_s)
         except FleetError as error:
-            # What is no fault of the server's, and no matter of too many requests.
+            # Neither a fault of the server nor a rate limit.
             refused = error.status < 500 and error.kind != "throttled"
             if refused and await self._is_known_ended(_now() + _CHECK_S):
                 self._require_running()
@@ -178,7 +177,7 @@ class FleetInstance:
 
     @asynccontextmanager
     async def _translating_failures(self, timeout_s: float) -> AsyncGenerator[None]:
-        """Distinguish an instance that has ended from one that only fails."""
+        """Distinguish an ended instance from one that only fails."""
         self._require_running()
         until = _now() + timeout_s
         try:
@@ -190,7 +189,7 @@ class FleetInstance:
                 raise classify_error(error) from error
             if not error.lost:
                 raise
-            # A session says so of a 404, which a proxy gives for a server that is down.
+            # A session reports a 404 as lost, but a proxy also answers 404 for a stopped server.
             raise BackendError("not_found", str(error), delivered=False) from error
 
     async def _run_verifier(
@@ -210,7 +209,7 @@ class FleetInstance:
         return self._ended is not None
 
     async def _update_end_reason(self, until: float) -> None:
-        """Find out whether the instance has ended. Raises BackendError when that is unknown."""
+        """Check whether the instance has ended. Raises BackendError if that is unknown."""
         if self._ended is None:
             left_s = min(_CHECK_S, until - _now())
             self._ended = await self._connection.find_end_reason(
@@ -218,10 +217,10 @@ class FleetInstance:
             )
 
     def _require_running(self) -> None:
-        """Raise BackendError if the instance has ended. It is not delivered: what a call may have
-        done has gone with the rest."""
+        """Raise BackendError if the instance has ended, as not delivered: any effect of a call is
+        gone with the instance."""
         if self._generation != self._connection.address.generation:
-            self._ended = "the emulator was started anew, without this instance"
+            self._ended = "the emulator was restarted, without this instance"
         if self._ended is not None:
             raise BackendError("lost", self._ended, delivered=False, lost=True)
 

@@ -11,8 +11,8 @@ _TOKEN_AGE_S = 1.0
 
 
 class RunnerToken:
-    """The token for instance runners that are gated. It is resolved on first use, and again when a
-    runner refuses it; the absence of a gate (404) is remembered as well."""
+    """The token for gated instance runners. It is fetched on first use, and again when a runner
+    refuses it; the absence of a gate (404) is cached too."""
 
     def __init__(self, fetch: Callable[[float], Awaitable[Any]]) -> None:
         self._fetch_answer = fetch
@@ -27,8 +27,8 @@ class RunnerToken:
             return self._token
 
     async def renew_token(self, refused: str | None, timeout_s: float) -> bool:
-        """Renew the token; return True if it now differs from the `refused` one. Fleet is queried
-        at most once in a while: a runner also answers 404 for an instance that is gone."""
+        """Renew the token; return True if it now differs from the `refused` one. Queries to Fleet
+        are rate-limited: a runner also answers 404 for an instance that is gone."""
         async with self._resolving:
             at = self._resolved_at
             if self._token == refused and (at is None or _now() - at > _TOKEN_AGE_S):

@@ -1,5 +1,4 @@
-"""Screens of the modalities: which ones have one, where its tool is, and whether it shows
-anything. Pure."""
+"""Screens of modalities: their tools' endpoints, and checks that they show anything. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from services.env_gateway.tools.computer_tool import decoded_aside
 
 SCREENSHOT = {"action": "screenshot"}
 SCREEN_MODALITIES = ("computer_use", "browser_use")
-# A browser that has not drawn its page yet answers with less than this, as one colour compresses.
+# A browser that has not drawn its page answers with less than this: one colour compresses well.
 _DRAWN_BYTES = 6144
 # The container whose MCP server has the screen.
 _SCREEN_IMAGE = "mcp"
@@ -22,8 +21,7 @@ def image_type(modality: str) -> str | None:
 
 
 def tool_endpoints(root: str, modality: str, lease: BrowserLease | None) -> Sequence[str]:
-    """List the endpoints that may serve tools, those of the environment before those of its
-    screen."""
+    """List the endpoints that may serve tools, the environment's before its screen's."""
     if lease is not None:
         return [lease.mcp_url]
     aggregator = f"{root}api/v1/mcp"
@@ -48,7 +46,7 @@ def check_page_opened(url: str, result: CallResult) -> None:
 
 
 async def parse_first_screenshot(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
-    """Return the parts of a first screenshot. Raises BackendError when it shows nothing (yet)."""
+    """Return the parts of a first screenshot. Raises BackendError if it shows nothing (yet)."""
     parts = [await decoded_aside(part) for part in result.parts]
     sizes = [len(p.data) for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
     if result.is_error or not any(sizes):

@@ -1,8 +1,8 @@
-"""The tools of an instance, at whichever of its MCP endpoints serve them.
+"""The tools of an instance, from those of its MCP endpoints that serve any.
 
-An image serves tools at `{root}mcp`, at the aggregator `{root}api/v1/mcp`, or at both; a proxy
-in front answers for what does not run (yet) with 404, 502 or 503. The endpoint of each tool is
-found once for an environment's version, and remembered."""
+An image serves tools at `{root}mcp`, at the aggregator `{root}api/v1/mcp`, or at both; a proxy in
+front answers 404, 502 or 503 for an endpoint that does not run (yet). The endpoint of each tool is
+found once per version of an environment, and cached."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.ports import BackendError, CallResult, Tool
 from services.env_gateway.tools.tool_selection import COMPUTER
 
-# How long an endpoint that fails, but does not say 404, is waited for when the other serves.
+# How long to wait for an endpoint that fails otherwise than by 404 while the other serves.
 _GRACE_S = 10.0
 _PROBE_S = 15.0
 _ABSENT = (404, 405)
@@ -22,19 +22,19 @@ _ABSENT = (404, 405)
 
 @dataclass(frozen=True, slots=True)
 class ToolRoutes:
-    """Tools, and the endpoint of each. `final` unless an endpoint failed when they were found."""
+    """Tools and their endpoints. `final` unless an endpoint failed during discovery."""
 
     tools: tuple[Tool, ...]
     owners: Mapping[str, int]
     final: bool
 
 
-# By environment, its version, and the task's modality.
+# Key: environment, its version, and the task's modality.
 RouteCache = dict[tuple[str, str, str], ToolRoutes]
 
 
 class FleetTools:
-    """One instance's endpoints, those whose tools come first in front."""
+    """Endpoints of one instance, in the precedence of their tools."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class FleetTools:
         self._served_at: float | None = None
 
     async def list_tools(self, timeout_s: float) -> Sequence[Tool]:
-        """List the tools of all endpoints. Raises BackendError while these are not ready."""
+        """List the tools of all endpoints. Raises BackendError while they are not ready."""
         known = self._memory.get(self._key)
         if known is None or not known.final:
             self._memory[self._key] = self._routes = await self._find_routes(known, timeout_s)
             return self._routes.tools
         try:
-            # All but the screen's: it has an endpoint of its own at times, and comes when needed.
+            # Except the screen's, which sometimes has its own endpoint, opened when needed.
             used = {i for name, i in known.owners.items() if name != COMPUTER} or {0}
             opened = (
                 self._sessions[i].open_session(min(_PROBE_S, timeout_s)) for i in sorted(used)
@@ -91,8 +91,8 @@ class FleetTools:
         return routes
 
     def _tolerates_failure(self, known: ToolRoutes | None) -> bool:
-        """Return True if one endpoint has served for so long that the other is not waited for, or
-        did so with an instance before this one."""
+        """Return True if one endpoint, here or in an earlier instance, has served for so long that
+        the other need not be awaited."""
         now = asyncio.get_running_loop().time()
         self._served_at = self._served_at or now
         return known is not None or now - self._served_at >= _GRACE_S
@@ -117,8 +117,7 @@ async def _probe_endpoint(session: McpSession, timeout_s: float) -> "Sequence[To
 
 
 def _is_absent(error: BackendError) -> bool:
-    """Return True if the instance has no such endpoint; a session reports a repeated 404 as
-    lost."""
+    """Return True if the instance lacks the endpoint; a session reports a repeated 404 as lost."""
     return error.lost or (isinstance(error, HttpError) and error.status in _ABSENT)
 
 

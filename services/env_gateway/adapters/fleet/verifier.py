@@ -1,4 +1,4 @@
-"""Runs of a task's verifier at Fleet, where the instance lives."""
+"""Remote runs of a task's verifier at Fleet, beside the instance."""
 
 import asyncio
 import base64
@@ -22,11 +22,11 @@ from services.env_gateway.verify.verifier_source import VerifierError, VerifierF
 _DEFAULT_REGION = "us-west-1"
 _KNOWN_KEPT = 4096
 _MAX_TIMEOUT_S = 300
-# Fleet ends the verifier itself, and says so, before the request's own time is over.
+# Fleet ends the verifier itself, and reports it, before the request times out.
 _TIMEOUT_SHARE = 0.9
-# ZIP's first day: equal sources make equal bundles, so that Fleet needs each only once.
+# ZIP's earliest date: equal sources make equal bundles, so Fleet needs each only once.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-# The SDK pickles with cloudpickle, at this protocol; plain values are the same bytes either way.
+# The SDK pickles with cloudpickle at this protocol; plain values give the same bytes either way.
 _PICKLE_PROTOCOL = 5
 
 
@@ -38,7 +38,7 @@ class VerifierBundle:
 
 @lru_cache(maxsize=256)
 def make_bundle(source: str) -> VerifierBundle:
-    """Make the ZIP file from which Fleet runs a verifier."""
+    """Build the ZIP file from which Fleet runs a verifier."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in (("requirements.txt", "fleet-python"), ("verifier.py", source)):
@@ -51,8 +51,7 @@ def make_bundle(source: str) -> VerifierBundle:
 
 
 def encode_arguments(instance_id: str, keywords: Mapping[str, str | None]) -> str:
-    """Encode the call's arguments as Fleet unpickles them: a place for `env`, then which one it
-    is."""
+    """Pickle the call's arguments as Fleet expects them: a placeholder for `env`, then its id."""
     arguments = {"args": (None, {"env": instance_id}), "kwargs": dict(keywords)}
     return base64.b64encode(pickle.dumps(arguments, protocol=_PICKLE_PROTOCOL)).decode()
 
@@ -67,8 +66,8 @@ class FleetVerifier:
     async def run_verifier(
         self, instance_id: str, submission: Submission, timeout_s: float
     ) -> Execution:
-        """Run a task's verifier. Raises BackendError when Fleet refuses, or does not report how
-        the run ended."""
+        """Run a task's verifier. Raises BackendError if Fleet refuses, or does not report the
+        outcome."""
         source = submission.task.verifier
         assert source is not None, "a task without a verifier is not sent to Fleet"
         try:
@@ -87,7 +86,7 @@ class FleetVerifier:
             try:
                 return await self._post_request(request, until)
             except FleetError as error:
-                # Fleet has dropped the bundle since.
+                # Fleet has dropped the bundle meanwhile.
                 if error.status != 404:
                     raise
                 self._uploaded.pop(bundle.sha256, None)
@@ -125,7 +124,7 @@ class FleetVerifier:
 
 
 def parse_execution(answer: Any) -> Execution:
-    """Parse Fleet's report of a verifier's run. One that did not succeed may do so another time."""
+    """Parse Fleet's report of a verifier's run. A run that failed may succeed another time."""
     if not isinstance(answer, dict):
         return Execution(error="Fleet described a verifier's run by no object", retryable=True)
     fields = cast("dict[str, Any]", answer)

@@ -24,7 +24,7 @@ _VERSION_CHARS = 200
 
 P = ParamSpec("P")
 T = TypeVar("T")
-AskDatabase = Callable[[str, str], Awaitable[Rows]]
+QueryDatabase = Callable[[str, str], Awaitable[Rows]]
 
 
 def instance_path(instance_id: str) -> str:
@@ -36,7 +36,7 @@ def run_query(run_id: str) -> str:
 
 
 def creation_body(request: ProvisionRequest) -> dict[str, Any]:
-    """Build the body of POST /v1/env/instances; what is not known is left out."""
+    """Build the body of POST /v1/env/instances; unknown fields are left out."""
     task = request.task
     data_key, data_version = _split_data_key(task)
     wanted = {
@@ -53,8 +53,7 @@ def creation_body(request: ProvisionRequest) -> dict[str, Any]:
 
 
 def find_duplicate_id(body: str) -> str | None:
-    """Find the instance that an earlier attempt of the same request has created, in a 409's
-    body."""
+    """Find in a 409's body the instance that an earlier attempt of the same request created."""
     try:
         return str(parse_json(body, DEFAULT_LIMITS)["detail"]["instance_id"])
     except (ValueError, KeyError, TypeError):
@@ -70,7 +69,7 @@ def query_body(sql: str, args: "list[SqlValue]") -> dict[str, Any]:
 
 
 def parse_rows(answer: Any) -> Rows:
-    """Parse the rows that a query returned. Raises QueryError when the statement is at fault."""
+    """Parse the rows that a query returned. Raises QueryError if the statement is at fault."""
     if not isinstance(answer, dict):
         raise BackendError("protocol", "a query was answered by no object", delivered=None)
     fields = cast("dict[str, Any]", answer)
@@ -83,8 +82,7 @@ def parse_rows(answer: Any) -> Rows:
 
 
 def _are_rows(value: Any) -> bool:
-    """Return True if the value is a list of rows. Raises QueryError for more of them than are
-    read."""
+    """Return True if the value is a list of rows. Raises QueryError for too many of them."""
     if isinstance(value, list) and len(cast("list[object]", value)) > _MAX_QUERY_ROWS:
         raise QueryError(f"more than {_MAX_QUERY_ROWS} rows: add a limit")
     return isinstance(value, list) and all(
@@ -94,7 +92,7 @@ def _are_rows(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """The data from which an instance started; `seed` is equal for equal seed databases."""
+    """Initial data of an instance; `seed` is equal for equal seed databases."""
 
     env: tuple[str, str]
     data_version: str
@@ -109,16 +107,16 @@ def parse_initial_state(body: Mapping[str, Any], task: Task) -> InitialState:
 
 
 def _read_text(body: Mapping[str, Any], name: str) -> str:
-    """Read a text field of an instance's description; "" where there is none."""
+    """Read a text field of an instance's description; "" if it is missing."""
     value = body.get(name)
     return value[:_VERSION_CHARS] if isinstance(value, str) else ""
 
 
 class SnapshotCache:
-    """Whole databases, rebuilt from the answer to one query. The seed is the same for all attempts
-    at a task, and fetched once; a schema for all instances of an environment's version.
+    """Whole databases, rebuilt from the answer to one query. The seed is fetched once for all
+    attempts at a task, the schema once for all instances of a version of an environment.
 
-    Answers are decoded in threads, at most two, and not where calls are served."""
+    Answers are decoded in at most two threads, off the event loop."""
 
     def __init__(self) -> None:
         self._schemas: OrderedDict[tuple[str, str], dump.Schema] = OrderedDict()
@@ -130,16 +128,18 @@ class SnapshotCache:
     def kept_schemas(self) -> int:
         return len(self._schemas)
 
-    async def get_snapshot(self, db: str, state: InitialState, ask: AskDatabase) -> bytes | None:
-        """Return a whole database; None where queries of the verifier's own serve better. `ask(db,
-        sql)` queries the instance."""
+    async def get_snapshot(
+        self, db: str, state: InitialState, query: QueryDatabase
+    ) -> bytes | None:
+        """Return a whole database; None if the verifier's own queries are cheaper. `query(db, sql)`
+        queries the instance."""
         if db == "seed" and (seed := self._seeds.get(state.seed)) is not None:
             self._seeds.move_to_end(state.seed)
             return seed
         try:
-            content = await self._fetch_database(db, state.env, ask)
+            content = await self._fetch_database(db, state.env, query)
         except (QueryError, dump.DumpRefusedError) as error:
-            # The server refuses such statements, or its database is no plain one; the verifier's
+            # The server refuses such statements, or its database is not a plain one; the verifier's
             # own statements may still pass.
             _LOG.debug("database_not_copied", env=state.env[0], why=str(error))
             return None
@@ -148,25 +148,25 @@ class SnapshotCache:
         return content
 
     def _keep_seed(self, seed: tuple[str, ...], content: bytes) -> None:
-        # Two attempts at a task may have fetched it at once.
+        # Two attempts at a task may have fetched it concurrently.
         self.kept_bytes += len(content) - len(self._seeds.pop(seed, b""))
         self._seeds[seed] = content
         while self.kept_bytes > _SEED_BYTES_KEPT or len(self._seeds) > _KEPT:
             self.kept_bytes -= len(self._seeds.popitem(last=False)[1])
 
     async def _fetch_database(
-        self, db: str, env: tuple[str, str], ask: AskDatabase
+        self, db: str, env: tuple[str, str], query: QueryDatabase
     ) -> bytes | None:
         """Fetch and rebuild a database. Raises QueryError and DumpRefusedError."""
         for _ in range(2):
             schema = self._schemas.get(env)
             if schema is None:
-                rows = (await ask(db, dump.SCHEMA_SQL)).rows
+                rows = (await query(db, dump.SCHEMA_SQL)).rows
                 schema = await self._run_in_thread(dump.parse_schema, rows)
             self._schemas[env] = schema
             if len(self._schemas) > _KEPT:
                 self._schemas.popitem(last=False)
-            dumped = await ask(db, await self._run_in_thread(dump.build_dump_sql, schema))
+            dumped = await query(db, await self._run_in_thread(dump.build_dump_sql, schema))
             content = await self._run_in_thread(dump.rebuild_database, schema, dumped.rows)
             if content is not None:
                 return content
@@ -179,14 +179,14 @@ class SnapshotCache:
 
 
 def _normalize_version(version: str) -> str:
-    """Prefix a version with the "v" of Fleet's versions, which task files leave out at times."""
+    """Prefix a version with Fleet's "v", which some task files leave out."""
     if version == "None":
         return ""
     return f"v{version}" if version[:1].isdigit() else version
 
 
 def _split_data_key(task: Task) -> tuple[str, str]:
-    """Split data key and version, which a task file may also hold as one "KEY:VERSION"."""
+    """Return data key and version, which a task file may also hold as one "KEY:VERSION"."""
     key, version = task.data_key, task.data_version
     if ":" in key and not version:
         key, version = key.split(":", 1)

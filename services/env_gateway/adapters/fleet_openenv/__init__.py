@@ -1,1 +1,1 @@
-"""FleetTaskEnv of Fleet's OpenEnv fork, each in a process of its own."""
+"""FleetTaskEnv of Fleet's OpenEnv fork, each in its own process."""

@@ -1,8 +1,8 @@
 """FleetTaskEnv itself, of Fleet's fork of OpenEnv, each in a worker process.
 
-It is here for comparison: it retries calls that may have been executed, takes a verifier
-without a result for a pass, and waits eight seconds before its first request. This backend does
-what it forgets: it tags its instances and deletes them."""
+It serves comparison: FleetTaskEnv retries calls that may have been executed, takes a verifier
+without a result for a pass, and waits eight seconds before its first request. This backend adds
+what it lacks: it tags instances and deletes them."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ _PACKAGE = Path("envs") / "fleet_env"
 def build_fleet_openenv_backend(
     config: FleetOpenEnvConfig, *, max_calls: int
 ) -> "FleetOpenEnvBackend":
-    """Build the backend of the fork. Raises ConfigError where the fork is not found."""
+    """Build the backend of the fork. Raises ConfigError if the fork is not found."""
     folder = find_fork_folder(config)
     address, headers = connect_server(config, where=_WHERE)
     http = open_http_session(max_connections=max_calls, headers={})
@@ -82,7 +82,7 @@ class FleetOpenEnvBackend:
         try:
             created = check_answer(await worker.send_request(message, timeout_s=until - _now()))
         except BaseException:
-            # Also when cancelled: a process that nobody knows of would go on creating.
+            # Also if cancelled: an untracked process would continue to create instances.
             await worker.kill()
             raise
         return FleetOpenEnvInstance(self._api, worker, created, request)
@@ -96,10 +96,10 @@ class FleetOpenEnvBackend:
         await self._address.close()
 
     async def _worker_environment(self, timeout_s: float) -> dict[str, str]:
-        """Build the worker's environment: FleetTaskEnv reads URL and key from nowhere else."""
+        """Build the worker's environment, the only place where FleetTaskEnv reads URL and key."""
         url = await self._address.wait_for_url(timeout_s)
         key = self._api.headers.get("authorization", "").removeprefix("Bearer ")
-        # It refuses to start without a key, where the control plane asks for none.
+        # It refuses to start without a key, even if the control plane requires none.
         own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
         return {**configured_environment(self._config, where=_WHERE), **own}
 

@@ -13,7 +13,7 @@ from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER
 
 
 def to_task_config(task: Task) -> dict[str, Any]:
-    """Translate a task into the one vocabulary that FleetTaskEnv knows."""
+    """Translate a task into FleetTaskEnv's vocabulary."""
     return {
         "task_key": task.key,
         "prompt": task.prompt,
@@ -29,7 +29,7 @@ def to_task_config(task: Task) -> dict[str, Any]:
 
 def parse_tools(observation: Mapping[str, Any]) -> Sequence[Tool]:
     """Parse the tools of an observation, without the one for the final answer, which the gateway
-    has itself."""
+    provides itself."""
     functions = [tool["function"] for tool in observation["tools"]]
     return [
         Tool(
@@ -43,8 +43,7 @@ def parse_tools(observation: Mapping[str, Any]) -> Sequence[Tool]:
 
 
 def parse_parts(result: Any) -> tuple[Part, ...]:
-    """Parse a tool's result, decoded JSON or OpenAI's content parts, into the parts it was made
-    of."""
+    """Parse a tool's result, decoded JSON or OpenAI's content parts, into its original parts."""
     if isinstance(result, str):
         return (Text(result),)
     if isinstance(result, dict) and result.keys() == {"error"}:
@@ -55,8 +54,8 @@ def parse_parts(result: Any) -> tuple[Part, ...]:
 
 
 def _is_content(result: Any) -> bool:
-    """Return True for content parts. Text only is never shown as such, so that there is an image
-    among them."""
+    """Return True for content parts. A result of text only never has this shape, so there must be
+    an image among them."""
     if not isinstance(result, list):
         return False
     items = cast("list[Any]", result)

@@ -24,7 +24,7 @@ from services.env_gateway.verify.check_report import split_report
 
 _CLOSE_S = 5.0
 _CHECK_S = 5.0
-# What Fleet's SDK raises for a request that can never succeed.
+# Errors of Fleet's SDK for requests that can never succeed.
 _INVALID = (
     "FleetAuthenticationError",
     "FleetBadRequestError",
@@ -36,14 +36,13 @@ _INVALID = (
     "ImportError",
     "ModuleNotFoundError",
 )
-# A transcript as a worker may send it by default, and a part more.
+# The default limit of a transcript, and some slack.
 _CONVERSATION = TextLimits(bytes=2**25, values=2**18)
 _NO_SUCH_TOOL = "not found on any active MCP endpoint"
 
 
 class FleetOpenEnvInstance:
-    """An instance of FleetTaskEnv. It is lost as soon as its process is, which alone has the
-    state."""
+    """An instance of FleetTaskEnv, lost with its process, which alone holds the state."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class FleetOpenEnvInstance:
         try:
             return await self._step_tool(name, arguments, timeout_s)
         except BackendError as error:
-            # FleetTaskEnv does not tell an instance that has ended from one that only fails.
+            # FleetTaskEnv does not distinguish an ended instance from one that only fails.
             if error.delivered is None and (why := await self._find_end_reason()):
                 raise BackendError("lost", why, delivered=False, lost=True) from error
             raise
@@ -107,7 +106,7 @@ class FleetOpenEnvInstance:
             return Execution(result=answer["reward"], report=report, stdout=stdout)
         why = await self._find_end_reason()
         if why is None and score is not None:
-            # It gave no reward for what was printed; here it is known who may have written that.
+            # FleetTaskEnv gave no reward for printed results; the gateway knows their authorship.
             return Execution(result=score, report=report, stdout=stdout)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)
@@ -121,8 +120,8 @@ class FleetOpenEnvInstance:
         return None
 
     async def close(self, *, timeout_s: float) -> None:
-        """Delete all instances with the tag: FleetTaskEnv repeats a creation whose outcome it does
-        not know."""
+        """Delete all instances with the tag: FleetTaskEnv repeats a creation with an unknown
+        outcome."""
         if self._leases_browser and self._first is not None:
             await self._release_browser()
         await self._worker.kill()
@@ -145,7 +144,7 @@ class FleetOpenEnvInstance:
         )
 
     async def _find_end_reason(self) -> str | None:
-        """Return why the instance is certainly gone; None when it runs, or that is unknown."""
+        """Return why the instance is certainly gone; None if it runs, or that is unknown."""
         try:
             return await self._api.find_end_reason(self.instance_id, _CHECK_S)
         except BackendError:
@@ -155,7 +154,7 @@ class FleetOpenEnvInstance:
         try:
             await self._worker.send_request({"op": "close"}, timeout_s=_CLOSE_S)
         except BackendError:
-            # The lease ends by itself; the instance must not wait for it.
+            # The lease expires anyway; the instance must not wait for it.
             return
 
     async def _read_first_observation(self, timeout_s: float) -> Mapping[str, Any]:
@@ -166,7 +165,7 @@ class FleetOpenEnvInstance:
 
 
 def check_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """Raise BackendError for what FleetTaskEnv raised. The process continues."""
+    """Raise BackendError for an error of FleetTaskEnv. The process continues."""
     if "kind" not in answer:
         return answer
     message = f"{answer['kind']}: {answer['error']}"

@@ -2,10 +2,9 @@
 
     worker.py FOLDER     (with `envs.fleet_env` in it)
 
-It is started by path, with the interpreter of the fork: this file imports nothing of this
-repository. It tags what it creates with the episode's id as Fleet's run id, and reports that
-before anything can fail, so that every instance can be found again. What FleetTaskEnv prints
-goes to standard error."""
+It is started by path, with the fork's interpreter: this file imports nothing from this repository.
+It tags instances with the episode's id as Fleet's run id, and reports that before anything can
+fail, so that every instance can be found again. FleetTaskEnv's prints go to standard error."""
 
 import asyncio
 import json
@@ -20,8 +19,8 @@ Message = dict[str, Any]
 
 
 class FleetTaskEnvWorker:
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Message], None]) -> None:
+        self._report = report
         self._env: Any = None
         self._graded: Message | None = None
         self._returned: Any = None
@@ -36,14 +35,14 @@ class FleetTaskEnvWorker:
         try:
             return await operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001
-            # Whatever the fork raises is for the gateway to judge, by its name.
+            # The gateway judges errors of the fork, by their names.
             traceback.print_exc()
             return {"error": str(error)[:2000], "kind": type(error).__name__}
 
     async def _open_env(self, request: Message) -> Message:
         self._tag_instances(request["tag"])
         self._note_results()
-        # The gateway ends episodes, so that there is no last step here.
+        # The gateway ends episodes, so there is no last step here.
         self._env = import_module("envs.fleet_env").FleetTaskEnv(
             request["task"], ttl_seconds=request["ttl_s"], max_steps=sys.maxsize
         )
@@ -55,7 +54,7 @@ class FleetTaskEnvWorker:
         return {"info": info, "done": done}
 
     async def _grade_env(self, request: Message) -> Message:
-        """Grade once: FleetTaskEnv repeats a verifier that failed by itself."""
+        """Grade once, because FleetTaskEnv reruns a failed verifier."""
         if self._graded is None:
             answer = request["answer"]
             self._env.conversation_messages = request["conversation"]
@@ -82,7 +81,7 @@ class FleetTaskEnvWorker:
         async def make_tagged(fleet: Any, *arguments: Any, **keywords: Any) -> Any:
             keywords["run_id"] = tag
             instance: Any = await make(fleet, *arguments, **keywords)
-            self._tell(
+            self._report(
                 {
                     "instance_id": instance.instance_id,
                     "env_version": getattr(instance, "version", None) or "",
@@ -94,8 +93,8 @@ class FleetTaskEnvWorker:
         fleets.make = make_tagged
 
     def _note_results(self) -> None:
-        """Keep what a verifier returned last: FleetTaskEnv does not report it when it gives no
-        reward for what was printed, and fails at a score that was returned with its checks."""
+        """Record the last value that a verifier returned: FleetTaskEnv does not report it if it
+        gives no reward for printed results, and fails on a score returned with its checks."""
         tasks: Any = import_module("fleet._async.tasks").Task
         verify = tasks.verify_detailed_async
 
@@ -110,7 +109,7 @@ class FleetTaskEnvWorker:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Take standard input and output away from whatever else reads or prints here."""
+    """Take standard input and output away from all other code in this process."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -120,7 +119,7 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def main() -> None:
-    # In place of this file's own folder, whose modules would hide packages of the same names.
+    # Replaces this file's own folder, whose modules would hide packages of the same names.
     sys.path[0] = sys.argv[1]
     requests, answers = _own_pipes()
 

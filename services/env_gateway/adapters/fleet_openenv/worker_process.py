@@ -1,4 +1,4 @@
-"""The worker process of one FleetTaskEnv, which a deadline kills: it swallows cancellation."""
+"""The worker process of one FleetTaskEnv. A deadline kills it, because it swallows cancellation."""
 
 import asyncio
 import os
@@ -14,8 +14,8 @@ from services.env_gateway.ports import BackendError
 
 
 class FleetTaskEnvProcess:
-    """The process that runs FleetTaskEnv, with one request at a time. After anything but an answer
-    the process is gone."""
+    """The process that runs FleetTaskEnv, with one request at a time. Any outcome but an answer
+    ends the process."""
 
     def __init__(self, process: asyncio.subprocess.Process, limits: TextLimits) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -42,8 +42,8 @@ class FleetTaskEnvProcess:
         return self._process.pid
 
     async def send_request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send a request and return its answer. Raises BackendError; no request is possible after
-        that."""
+        """Send a request and return its answer. Raises BackendError, after which no request is
+        possible."""
         await self._write_request(message)
         return await self.read_answer(timeout_s=timeout_s)
 
@@ -65,12 +65,12 @@ class FleetTaskEnvProcess:
             message = f"FleetTaskEnv's answer cannot be read: {error}"
             raise _lost_error("protocol", message[:500]) from error
         except asyncio.CancelledError:
-            # Its answer would be taken for that of the next request.
+            # Otherwise its answer would be taken for that of the next request.
             self._kill_group()
             raise
 
     async def kill(self) -> None:
-        """Kill the process and whatever it started. Repeatable."""
+        """Kill the process and its children. Idempotent."""
         self._kill_group()
         await self._process.wait()
         await self._words.close()

@@ -1,4 +1,4 @@
-"""MCP servers as environments, with Fleet's instance wire or as one server that all share."""
+"""MCP servers as environments, with Fleet's instance wire or as one shared server."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ _DATABASES = ("seed", "current")
 
 
 def build_mcp_backend(config: McpConfig, *, max_calls: int) -> "McpBackend":
-    """Build the backend of an MCP server. Raises ConfigError when the API key is not in the
+    """Build the backend of an MCP server. Raises ConfigError if the API key is not in the
     environment."""
     address, headers = connect_server(config, where="env_gateway.backends.mcp")
     return McpBackend(
@@ -41,7 +41,7 @@ def build_mcp_backend(config: McpConfig, *, max_calls: int) -> "McpBackend":
 
 
 class McpInstance:
-    """Tools of one MCP server; what needs the instance wire is refused."""
+    """Tools of one MCP server; operations that need the instance wire are refused."""
 
     data_version = ""
 
@@ -93,7 +93,7 @@ class McpInstance:
 
 
 class FleetWireInstance(McpInstance):
-    """An instance of its own, with its databases."""
+    """A separate instance with its own databases."""
 
     def __init__(self, backend: "McpBackend", body: Mapping[str, Any], task: Task, generation: int):
         root = body["urls"]["root"]
@@ -122,8 +122,8 @@ class FleetWireInstance(McpInstance):
         return fleet_wire.parse_rows(answer)
 
     async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        ask = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
-        return await self._backend.snapshots.get_snapshot(db, self._state, ask)
+        query = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
+        return await self._backend.snapshots.get_snapshot(db, self._state, query)
 
     async def is_alive(self, *, timeout_s: float) -> bool:
         return self._backend.is_current(self._generation) and await self._backend.is_running(
@@ -136,8 +136,8 @@ class FleetWireInstance(McpInstance):
 
 
 class McpBackend:
-    """MCP servers as a backend. `address` is where the server is now. Its generation grows when a
-    supervised server is restarted, which ends all instances of the one before."""
+    """MCP servers as a backend. `address` is the server's current one. Its generation grows when a
+    supervised server restarts, which ends all instances of the previous one."""
 
     isolates_instances = False
 
@@ -186,7 +186,7 @@ class McpBackend:
                 raise
 
     async def is_running(self, instance_id: str, timeout_s: float) -> bool:
-        """Query the control plane, which may answer where the instance does not."""
+        """Query the control plane, which may answer even if the instance does not."""
         url = await self._address.wait_for_url(timeout_s)
         path = fleet_wire.instance_path(instance_id)
         try:
@@ -228,8 +228,8 @@ class McpBackend:
     async def list_tools(
         self, env: tuple[str, str], session: McpSession, timeout_s: float
     ) -> Sequence[Tool]:
-        """List the tools. One version of an environment has one set of tools, listed once. A
-        server that all episodes share may become another at any time: it is queried every time."""
+        """List the tools. A version of an environment has one set of tools, listed once. A shared
+        server may be replaced at any time, so it is queried every time."""
         known = self._tools.get(env) if self._config.instances and env[1] else None
         if known is None:
             tools = await session.list_tools(timeout_s)
@@ -244,7 +244,7 @@ class McpBackend:
 
     def require_current(self, generation: int) -> None:
         if not self.is_current(generation):
-            message = "the environment server was started anew, without this instance"
+            message = "the environment server was restarted, without this instance"
             raise BackendError("lost", message, delivered=False, lost=True)
 
     async def _create_instance(
@@ -260,7 +260,7 @@ class McpBackend:
         except HttpError as error:
             known = fleet_wire.find_duplicate_id(error.body) if error.status == 409 else None
             if error.status == 403:
-                # As many instances as may be: a queue, and no matter of rights.
+                # The maximum number of instances: a queue, not a matter of permissions.
                 raise classify_error(error) from error
             if known is None:
                 raise

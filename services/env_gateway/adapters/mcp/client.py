@@ -1,7 +1,7 @@
 """A thin MCP client over streamable HTTP: pooled connections, one session per environment.
 
 An SDK session per call costs a hundred times the CPU and hides HTTP status and Retry-After, which
-the retry rule needs; so this speaks the wire itself, both JSON and SSE answers.
+the retry rule needs; so this implements the wire protocol, with JSON and SSE answers.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _HEADERS = {
 
 
 class McpSession:
-    """One session with an MCP server. It is usable concurrently, opened on first use, and opened
-    again when the server has forgotten it."""
+    """One session with an MCP server. It allows concurrent use, opens on first use, and reopens
+    when the server has forgotten it."""
 
     def __init__(
         self,
@@ -42,8 +42,7 @@ class McpSession:
         headers: Mapping[str, str] | None = None,
         limits: TextLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Make a session that is not open yet; `headers` go with every request, besides the pool's
-        own."""
+        """Create an unopened session; `headers` go with every request, besides the pool's own."""
         self.url = url
         self._http = http
         self._limits = limits
@@ -55,7 +54,7 @@ class McpSession:
         self._opening = asyncio.Lock()
 
     async def open_session(self, timeout_s: float) -> None:
-        """Open the session, which shows that the server is ready. Raises BackendError."""
+        """Open the session, which proves that the server is ready. Raises BackendError."""
         until = _now() + timeout_s
         async with self._opening:
             if self._open:
@@ -67,7 +66,7 @@ class McpSession:
             self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
             if session_id := headers.get("mcp-session-id"):
                 self._headers["mcp-session-id"] = session_id
-                # A server that gave no session id keeps nothing that this could change.
+                # A server without session ids keeps no state that this could change.
                 await self._send_message(INITIALIZED, _seconds_left(until))
             self._openings += 1
             self._open = True
@@ -94,7 +93,7 @@ class McpSession:
         return await run_aside_for(result, lambda: parse_call_result(result))
 
     async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
-        """Send a request and return its result. Raises BackendError; `lost` when the server knows
+        """Send a request and return its result. Raises BackendError; `lost` if the server accepts
         neither the session nor a new one."""
         until = _now() + timeout_s
         for attempt in range(2):
@@ -110,12 +109,12 @@ class McpSession:
                 if attempt or opening is None:
                     message = f"the environment is gone: {error}"
                     raise BackendError("lost", message, delivered=False, lost=True) from error
-                # Not where another request that was refused has opened it anew meanwhile.
+                # Unless another refused request has reopened it meanwhile.
                 self._open = self._open and opening != self._openings
         raise AssertionError("the second attempt returns or raises")
 
     async def close(self, timeout_s: float) -> None:
-        """Let the server forget the session, if it gave one. Raises BackendError."""
+        """End the session at the server, if it has an id. Raises BackendError."""
         self._open = False
         if "mcp-session-id" in self._headers:
             headers, self._headers = self._headers, dict(self._base_headers)
@@ -134,8 +133,7 @@ class McpSession:
                     raise
 
     async def _ensure_open(self, timeout_s: float) -> None:
-        """Open the session before a request. Whatever fails here, that request has not been
-        sent."""
+        """Open the session before a request. On any failure here, the request has not been sent."""
         try:
             await self.open_session(timeout_s)
         except BackendError as error:

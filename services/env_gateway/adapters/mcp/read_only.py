@@ -1,4 +1,4 @@
-"""Tools that only read, as far as the settings trust whoever says so."""
+"""Read-only tools, by the settings and, if these trust them, by the server's hints."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from services.env_gateway.tools.tool_selection import COMPUTER
 
 
 def mark_read_only(tool: Tool, config: ToolServerConfig) -> Tool:
-    """Return a tool with what the settings say of it, besides the server's own hints."""
+    """Return a tool marked by the settings in addition to the server's hints."""
     listed = tool.name in config.read_only_tools
-    # One call of the screen's may only look and the next one click.
+    # One call of the screen's tool may only look, and the next one click.
     trusted = (
         tool.name != COMPUTER
         and {

@@ -1,4 +1,4 @@
-"""MCP servers that speak over their standard input and output: one process per episode."""
+"""MCP servers over standard input and output: one process per episode."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ from services.env_gateway.tasks.task_format import Task
 
 
 class StdioInstance:
-    """A server process of one episode."""
+    """The server process of one episode."""
 
     data_version = ""
 
@@ -100,8 +100,8 @@ class StdioInstance:
 
 
 class McpStdioBackend:
-    """Backend that starts `command` once per episode; the processes end with the gateway, however
-    it ends."""
+    """Backend that starts `command` once per episode; the processes end with the gateway in any
+    case."""
 
     isolates_instances = True
 
@@ -133,7 +133,7 @@ class McpStdioBackend:
         return instance
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Do nothing: a process of a gateway that has ended has ended too."""
+        """Do nothing: processes end with their gateway."""
 
     async def close(self) -> None:
         instances = list(self._running.values())
@@ -147,7 +147,7 @@ class McpStdioBackend:
 
 
 def _episode_environment(task: Task) -> dict[str, str]:
-    """Build the environment variables by which a server knows its episode."""
+    """Build the environment variables that identify a server's episode."""
     return {
         "FLOTILLA_TASK_KEY": task.key,
         "FLOTILLA_DATA_KEY": task.data_key,

@@ -1,4 +1,4 @@
-"""One MCP server that speaks over its standard input and output, with the requests to it."""
+"""One MCP server over standard input and output, with its pending requests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _ENDED_S = 2.0
 
 
 class StdioServer:
-    """One server process and its pending requests. Answers are matched by their ids."""
+    """One server process and its pending requests. Answers are matched by id."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, limits: TextLimits = DEFAULT_LIMITS
@@ -33,8 +33,8 @@ class StdioServer:
         self._reading = asyncio.create_task(self._read_messages())
 
     async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
-        """Send a request and return its result. Raises BackendError; the server is notified when
-        an answer is no longer awaited."""
+        """Send a request and return its result. Raises BackendError; the server is notified if the
+        answer is no longer awaited."""
         self._require_running()
         self._next_id += 1
         number = self._next_id
@@ -57,7 +57,7 @@ class StdioServer:
 
     async def close(self) -> None:
         self._reading.cancel()
-        # Whatever it ended with, the process must end too.
+        # The process must end in any case.
         await asyncio.wait({self._reading})
         await end_process_group(self.process)
         await self._words.close()
@@ -71,13 +71,13 @@ class StdioServer:
             self._stdin.write(await dump_line_aside(message))
             await self._stdin.drain()
         except ConnectionError as error:
-            # Who reads its output knows how it ended, in a moment.
+            # The reader of its output will know in a moment how it ended.
             await asyncio.wait({self._reading}, timeout=_ENDED_S)
             raise _lost_error(self.ended or str(error), delivered=None) from error
 
     async def _cancel_request(self, number: int) -> None:
         params = {"requestId": number, "reason": "timeout"}
-        # A server that does not even read is not waited for.
+        # A server that does not even read is not awaited.
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(0.1):
                 await self._write_message(
@@ -101,8 +101,8 @@ class StdioServer:
                     answer.set_exception(_lost_error(why, delivered=None))
 
     async def _deliver_response(self, line: bytes) -> None:
-        """Deliver a response to its request; all other messages of the server are passed over.
-        Raises TooLargeError, for it is unknown whose answer that was."""
+        """Deliver a response to its request; other messages of the server are ignored. Raises
+        TooLargeError, because the request of such an answer is unknown."""
         try:
             message = await parse_json_aside(line, self._limits)
         except TooLargeError:

@@ -1,4 +1,4 @@
-"""MCP's messages in the gateway's terms, whatever carries them."""
+"""MCP's messages in the gateway's terms, for any transport."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ _INVALID_PARAMS = -32602
 
 
 def parse_result(message: Any, method: str) -> dict[str, Any]:
-    """Parse the result of a message. Raises BackendError for an error, or no message at all."""
+    """Parse the result of a message. Raises BackendError for an error or a malformed message."""
     fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
     if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
         raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
@@ -40,8 +40,8 @@ def parse_result(message: Any, method: str) -> dict[str, Any]:
 
 
 def parse_call_result(result: Mapping[str, Any]) -> CallResult:
-    """Parse the result of a tool call. Raises BackendError, as all functions here do, for an
-    answer that is not as MCP has it."""
+    """Parse the result of a tool call. Raises BackendError, as all functions here do, for an answer
+    that violates MCP."""
     parts = _parse_answer("tools/call", lambda: parse_parts(result))
     return CallResult(parts, is_error=bool(result.get("isError")))
 
@@ -72,7 +72,7 @@ def _parse_tool(item: Mapping[str, Any]) -> Tool:
 
 
 def parse_parts(result: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Parse the content of a tool's result; structured content only where there is no other."""
+    """Parse the content of a tool's result; structured content only if there is no other."""
     content = result.get("content") or []
     if not content and result.get("structuredContent") is not None:
         return (Text(json.dumps(result["structuredContent"])),)

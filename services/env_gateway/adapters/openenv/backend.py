@@ -1,6 +1,6 @@
 """OpenEnv servers as environments: an instance is one session, over one WebSocket.
 
-The package itself is not imported: its client alone brings 160 MB and three seconds.
+The package itself is not imported: its client alone costs 160 MB and three seconds.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ _FAILURES_KEPT = 1024
 
 
 def build_openenv_backend(config: OpenEnvConfig, *, max_calls: int) -> "OpenEnvBackend":
-    """Build the backend of an OpenEnv server. Raises ConfigError when the API key is not in the
+    """Build the backend of an OpenEnv server. Raises ConfigError if the API key is not in the
     environment."""
     address, headers = connect_server(config, where="env_gateway.backends.openenv")
-    # Every episode holds a connection, whether or not it calls: `max_calls` does not bound them.
+    # Every episode holds a connection, even without calls: `max_calls` does not bound them.
     http = open_http_session(max_connections=0, headers=headers)
     return OpenEnvBackend(config, address, http)
 
 
 class OpenEnvBackend:
-    """OpenEnv servers as a backend. Sessions end with their sockets, so that a restart finds none
-    to reclaim; a server frees those of a host that vanished by its own `session_timeout`."""
+    """OpenEnv servers as a backend. Sessions end with their sockets, so a restart finds none to
+    reclaim; a server frees those of a vanished host after its own `session_timeout`."""
 
     isolates_instances = False
 
@@ -77,7 +77,7 @@ class OpenEnvBackend:
         )
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Do nothing: a session of a process that has ended has ended too."""
+        """Do nothing: sessions end with their gateway."""
 
     def forget_channel(self, instance_id: str, channel: OpenEnvChannel) -> None:
         if self.channels.get(instance_id) is channel:
@@ -96,7 +96,7 @@ class OpenEnvBackend:
         self.channels[instance_id] = channel
 
     async def _action_schema(self, url: str, timeout_s: float) -> Mapping[str, Any]:
-        """Return the schema of an action, fetched once for each start of a server."""
+        """Return the schema of an action, fetched once per start of a server."""
         if self._config.actions == "tools":
             return {}
         generation = self._address.generation
@@ -110,7 +110,7 @@ class OpenEnvBackend:
                 limits=self._config.answer_limits,
             )
             if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
-                message = f"{url}/schema does not say what an action is"
+                message = f"{url}/schema does not describe an action"
                 raise BackendError("protocol", message, delivered=False)
             known = self._actions[url] = (generation, schema["action"])
         return known[1]
@@ -128,7 +128,7 @@ class OpenEnvBackend:
             start = await channel.send_request("reset", data, timeout_s=timeout_s)
         except OpenEnvError as refusal:
             if refusal.code == "EXECUTION_ERROR":
-                # The same words twice: what it refuses is the task, and not a passing trouble.
+                # The same error twice: the task is refused, this is not a transient fault.
                 refusal.invalid = self._failures.get(episode_id) == refusal.message
                 self._failures[episode_id] = refusal.message
                 if len(self._failures) > _FAILURES_KEPT:
@@ -144,7 +144,7 @@ def _read_field(request: ProvisionRequest, field: str) -> Any:
     if name == "env_variables":
         return task.raw_variables.get(variable) if variable else dict(task.raw_variables)
     if name == "seed":
-        # The same for all attempts at a task, which are to start alike.
+        # The same for all attempts at a task, so that they start alike.
         return int.from_bytes(hashlib.sha256(task.key.encode()).digest()[:4]) >> 1
     return request.episode_id if name == "episode_id" else getattr(task, name)
 

@@ -16,13 +16,13 @@ from services.env_gateway.verify.check_report import split_report
 _TOOL_ACTIONS = ("call_tool", "list_tools")
 _DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")
 _IMAGE_TYPES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"))
-# The server gave up on a tool that may go on: nobody knows what it has done.
+# The server gave up on a tool that may still be running: its effect is unknown.
 _UNKNOWN_OUTCOMES = ("timeout", "transport_error")
 
 
 def takes_tool_calls(action: Mapping[str, Any]) -> bool:
-    """Return True if actions of this schema are tool calls. An action with no fields of its own is
-    the base class, by which servers take the tool calls of MCP environments."""
+    """Return True if actions of this schema are tool calls. An action without its own fields is the
+    base class, through which servers accept the tool calls of MCP environments."""
     properties = _get_properties(action)
     kind = _as_object(properties.get("type"))
     kinds = [kind.get("const"), kind.get("default"), *_as_list(kind.get("enum"))]
@@ -30,14 +30,13 @@ def takes_tool_calls(action: Mapping[str, Any]) -> bool:
 
 
 def make_step_tool(name: str, action: Mapping[str, Any]) -> Tool:
-    """Make the tool whose arguments are the action itself."""
+    """Build the tool whose arguments are the action itself."""
     schema = {**action, "type": "object", "properties": _get_properties(action)}
     return Tool(name, str(action.get("description") or "Act."), json.dumps(schema))
 
 
 def parse_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Tool]:
-    """Parse the list of tools. Raises BackendError when it is empty, with the server's
-    explanation."""
+    """Parse the list of tools. Raises BackendError if it is empty, with the server's reason."""
     items = [_as_object(item) for item in _as_list(_get_observation(data).get("tools"))]
     metadata = _get_metadata(data)
     if not items:
@@ -48,8 +47,8 @@ def parse_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Too
 
 
 def parse_call_result(data: Mapping[str, Any], image_fields: Collection[str]) -> CallResult:
-    """Parse the result of a call. Raises BackendError when the server does not know whether the
-    call was executed."""
+    """Parse the result of a call. Raises BackendError if the server does not know whether the call
+    was executed."""
     observation = _get_observation(data)
     reward, done = parse_reward(data), data.get("done") is True
     if reward is not None and not math.isfinite(reward):
@@ -67,7 +66,7 @@ def parse_call_result(data: Mapping[str, Any], image_fields: Collection[str]) ->
 def parse_observation(
     data: Mapping[str, Any], fields: Collection[str] | None, image_fields: Collection[str]
 ) -> tuple[Part, ...]:
-    """Parse an observation, or those of its `fields`, as JSON text followed by its images."""
+    """Parse an observation, or its `fields`, as JSON text followed by its images."""
     observation = _get_observation(data)
     chosen = {
         name: value
@@ -83,8 +82,8 @@ def parse_observation(
 
 
 def parse_reward(data: Mapping[str, Any]) -> float | None:
-    """Parse the reward: None where none is given, and NaN for what is no number, so that an
-    earlier one does not stand in."""
+    """Parse the reward: None if there is none, and NaN if it is not a number, so that an earlier
+    reward is not used instead."""
     value = data.get("reward")
     if value is None:
         return None
@@ -95,12 +94,12 @@ def parse_reward(data: Mapping[str, Any]) -> float | None:
 
 
 def parse_stdout(data: Mapping[str, Any]) -> str:
-    """Return what a verifier behind the reward printed, where the environment passes that on."""
+    """Return the output of a verifier behind the reward, if the environment passes it on."""
     return str(_get_metadata(data).get("stdout") or "")
 
 
 def parse_report(data: Mapping[str, Any]) -> CheckReport | None:
-    """Return the checks of a verifier behind the reward, where the environment passes these on."""
+    """Return the checks of a verifier behind the reward, if the environment passes them on."""
     return split_report({"score": None, **_get_metadata(data)})[1]
 
 
@@ -118,7 +117,7 @@ def _get_metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _parse_outcome(
     observation: Mapping[str, Any], image_fields: Collection[str]
 ) -> tuple[tuple[Part, ...], bool]:
-    """Return (the parts that are shown, True if they are an error)."""
+    """Return (the parts to show, True if they are an error)."""
     if "tool_name" not in observation or "result" not in observation:
         return parse_observation({"observation": observation}, None, image_fields), False
     result = observation["result"]
@@ -132,8 +131,7 @@ def _parse_outcome(
 
 
 def _to_mcp_spelling(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Restore the protocol's spelling: servers on mcp 2.x write `mime_type` where it has
-    `mimeType`."""
+    """Restore the protocol's spelling: servers on mcp 2.x write `mime_type` for `mimeType`."""
     resource = _as_object(item.get("resource"))
     if "mime_type" in resource:
         resource = {**resource, "mimeType": resource["mime_type"]}
@@ -160,7 +158,7 @@ def _parse_tool(
 
 def _get_properties(action: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties of an action without `metadata`, which every action has and no policy
-    is to write."""
+    should write."""
     properties = _as_object(action.get("properties"))
     return {name: schema for name, schema in properties.items() if name != "metadata"}
 

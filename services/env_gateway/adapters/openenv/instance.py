@@ -25,7 +25,7 @@ from services.env_gateway.tasks.task_format import Task
 
 
 class OpenEnvInstance:
-    """A session that was reset to its task."""
+    """A session that has been reset to its task."""
 
     env_version = ""
 
@@ -59,12 +59,12 @@ class OpenEnvInstance:
     @property
     def end_reason(self) -> str | None:
         """The reason why the session ended before its episode. An environment that is done may
-        well close the session: its rewards are known."""
+        close the session, because its rewards are known."""
         over = self._done or self._channel.is_open
         return None if over else "the session ended before its episode"
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        """List the tools but the one that ends the episode, which grading calls."""
+        """List the tools except the one that ends the episode, which grading calls."""
         if self._tools:
             return self._tools
         if not self._calls_tools:
@@ -155,7 +155,7 @@ class OpenEnvInstance:
 
     def _handle_refusal(self, refusal: OpenEnvError) -> CallResult:
         if refusal.code == "EXECUTION_ERROR" or (
-            # A tool call is well formed: what failed to validate is something of the tool's own.
+            # A tool call is well formed: the failed validation is the tool's own.
             refusal.code == "VALIDATION_ERROR" and self._calls_tools
         ):
             return CallResult((Text(refusal.message),), is_error=True)

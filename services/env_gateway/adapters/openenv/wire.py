@@ -1,8 +1,8 @@
 """OpenEnv's WebSocket protocol, versions 0.3 to 0.10: one socket is one session of an environment,
 and carries one request at a time.
 
-Answers bear no number. After a request that was not answered in time the next message on its
-socket could answer either: the socket is dropped, and the session with it."""
+Answers have no number. After a request that timed out, the next message on its socket could answer
+either request: the socket is dropped, and the session with it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _WAIT_FOR_CAPACITY_S = 0.5
 
 
 class OpenEnvError(BackendError):
-    """An error message of the server, with OpenEnv's code for it."""
+    """An error message of the server, with OpenEnv's code."""
 
     def __init__(self, code: str, message: str) -> None:
         kinds = {"CAPACITY_REACHED": "throttled", "VALIDATION_ERROR": "bad_request"}
@@ -43,8 +43,8 @@ _NOT_EXECUTED = frozenset(
 
 
 class OpenEnvChannel:
-    """One open socket. Messages are taken in as they come, so that the server's pings are answered
-    and the end of the session is known before the next request."""
+    """One open socket. Messages are read as they come, so that the server's pings are answered and
+    the end of the session is noticed before the next request."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, limits: TextLimits) -> None:
         self.socket = socket
@@ -59,7 +59,7 @@ class OpenEnvChannel:
         return self._ended is None
 
     async def send_request(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
-        """Send a request and return the data of its answer. Raises OpenEnvError where that is an
+        """Send a request and return the data of its answer. Raises OpenEnvError if the answer is an
         error, and BackendError."""
         if self._answer is not None:
             raise BackendError("busy", "a request is in flight already", delivered=False)
@@ -108,7 +108,7 @@ class OpenEnvChannel:
             text = await dump_json_aside(message)
             await self.socket.send_frame(text, aiohttp.WSMsgType.TEXT)
         except ConnectionError:
-            # What the server said before it closed the socket is still to be read.
+            # Messages sent before the server closed the socket are still to be read.
             await asyncio.wait({self._reader})
             if self._answer is not None and self._answer.done():
                 self._answer.exception()
@@ -142,12 +142,12 @@ class OpenEnvChannel:
         if kind == "error":
             refusal = OpenEnvError(str(data.get("code") or ""), _error_text(data))
             if waiting is None or waiting.done():
-                # Such as CAPACITY_REACHED, which comes before anything was asked.
+                # Such as CAPACITY_REACHED, which comes before any request.
                 self._ended = self._ended or refusal
             else:
                 waiting.set_exception(refusal)
         elif waiting is None or waiting.done():
-            raise ValueError(f"{kind!r} answers nothing that was asked")
+            raise ValueError(f"{kind!r} does not answer a request")
         else:
             waiting.set_result(data)
 
@@ -179,7 +179,7 @@ async def open_channel(
                 f"{url}/ws",
                 heartbeat=ping_interval_s,
                 max_msg_size=limits.bytes,
-                # A dataclass by a decorator of aiohttp's own, which the type checker cannot follow.
+                # A dataclass by aiohttp's own decorator, which the type checker cannot follow.
                 timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),  # pyright: ignore[reportCallIssue]
             )
     except TimeoutError:
@@ -207,8 +207,7 @@ def _parse_message(message: object) -> tuple[str, dict[str, Any]]:
 
 
 def _error_text(data: Mapping[str, Any]) -> str:
-    """Format the server's message; pydantic's problems in short, which are what a policy can
-    mend."""
+    """Format the server's message; pydantic's errors in short form, which a policy can act on."""
     problems = data.get("errors")
     if not isinstance(problems, list):
         return str(data.get("message") or "no message")

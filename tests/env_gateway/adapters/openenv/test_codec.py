@@ -176,7 +176,7 @@ async def test_an_answer_to_nothing_ends_the_session() -> None:
         await channel.send_request("step", {}, timeout_s=5.0)
         await asyncio.sleep(0.05)
         error = await failure(channel)
-        assert error.lost and "answers nothing that was asked" in str(error)
+        assert error.lost and "does not answer a request" in str(error)
 
 
 async def test_a_request_that_is_not_answered_costs_its_time_and_the_session() -> None:
