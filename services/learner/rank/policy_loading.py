@@ -101,7 +101,7 @@ def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
 
 
 def _compile_blocks(policy: Policy, rank: RankConfig) -> Policy:
-    """Have the blocks compiled from now on, if configured: the checks were of the model's own."""
+    """Have the blocks compiled, if configured; the earlier checks ran them uncompiled."""
     if not rank.compile:
         return policy
     compiled = CompiledBlocks(policy.device)

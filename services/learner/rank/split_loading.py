@@ -28,7 +28,7 @@ def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedMod
     own = {name: value for name, value in options.items() if name != "revision"}
     with no_init_weights(), _unallocated_parameters():
         model: Any = AutoModelForCausalLM.from_config(settings, **own)
-    # Not within the block above, where registered parameters never match another module's.
+    # Not within the block above, which gives each registered parameter its own tensor.
     model.tie_weights()
     return model
 

@@ -240,7 +240,7 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     assert not (tmp_path / "b").exists()
     (run_dir / JOURNAL_FILE).unlink()
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
-    assert "is not there, so no checkpoint is known" in capsys.readouterr().err
+    assert "does not exist, so no checkpoint is known" in capsys.readouterr().err
 
 
 def test_shards_of_other_dtypes_stay_as_they_are(

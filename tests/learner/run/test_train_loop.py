@@ -217,7 +217,7 @@ async def test_a_run_goes_on_with_more_tasks_and_says_so(
     more = write_tasks(tmp_path / "more.json", 20)
     await start(tmp_path, tasks=str(more))
     out, err = capfd.readouterr()
-    assert "learner.tasks, with learner.select, is not what the run began with" in out + err
+    assert "learner.tasks, with learner.select, is not what the run started with" in out + err
 
 
 async def test_a_run_does_not_go_on_with_a_selection_that_leaves_out_what_it_sampled(
@@ -238,7 +238,7 @@ async def test_a_run_goes_on_with_a_wider_selection_and_says_so(
     begun = "".join(capfd.readouterr())
     await start(tmp_path, select={**chosen, "max_tasks": 7})
     wider = "".join(capfd.readouterr())
-    said = "learner.tasks, with learner.select, is not what the run began with"
+    said = "learner.tasks, with learner.select, is not what the run started with"
     assert (said in begun, said in wider) == (False, True)
 
 
