@@ -1,11 +1,11 @@
-"""How long a step waits for its checkpoint: `python -m benchmarks.checkpoint_wait`.
+"""Wait of a step for its checkpoint: `python -m benchmarks.checkpoint_wait`.
 
-Two ranks that split a model of 14 M parameters train on packs of 2,048 tokens. Of three steps one
-saves, one is made while that is written, and one has the machine to itself, in turns. A step is its
-training, its publication, and the copy for a checkpoint. The last line is one JSON object:
+Two ranks that shard a model of 14 M parameters train on packs of 2,048 tokens. In turns, one step
+saves a checkpoint, one runs while that is written, and one runs alone. A step is its training, its
+publication, and the copy for a checkpoint. The last line is one JSON object:
 
 - `saving`, `beside`: seconds of a step that saves, and of one beside the writing, over those of one
-  alone; medians. What writes takes processor time, too: of as many cores as ranks, theirs.
+  alone; medians. The writer uses CPU, too: with as many cores as ranks, the ranks' own.
 - `copy_s`, `write_s`: seconds of the copy, and from there until all files are fsynced.
 
 About 2 minutes.
@@ -48,7 +48,7 @@ async def measure_steps(folder: Path, rounds: int) -> dict[str, float]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     try:
         await ranks.start_ranks(None)
-        # Moments come with the first step.
+        # The first step allocates the moments.
         await make_step(ranks, 1)
         for number in range(rounds):
             await measure_round(ranks, folder / f"checkpoint-{number}", 3 * number + 2, found)

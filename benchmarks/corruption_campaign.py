@@ -1,26 +1,26 @@
 """Damages the files of stopped runs: `python -m benchmarks.corruption_campaign --trials 100`.
 
 A trial takes a copy of a run that was stopped (killed in the middle of a step, or ended between two
-goes), damages one of its files, and resumes it with a real learner, a real training rank on a very
-small model, and a worker that has kept its own record of receipts. Half of the trials are on the
-journal and its write-ahead log, the others take turns at the remaining classes of files, so that
-100 trials visit each at least ten times. Kinds of damage: one flipped bit, a burst of random bytes,
-zeros, a torn end, a cut, a removal, and an old copy of the same file from an earlier stop.
+starts), damages one of its files, and resumes it with a real learner, a real training rank on a
+very small model, and a worker that has kept its own record of receipts. Half of the trials damage
+the journal and its write-ahead log, the others take turns at the remaining classes of files, so
+that 100 trials visit each at least ten times. Kinds of damage: one flipped bit, a burst of random
+bytes, zeros, a torn end, a cut, a removal, and an old copy of the same file from an earlier stop.
 
-A trial ends in one of these:
+Outcomes of a trial:
 
-- `refused`: the learner did not start and named the file. Then the undamaged file is put back and
-  the run must end as if nothing had happened, or `accept_loss` is given and what is lost must be
-  counted.
-- `mended`: the run went on to its end with every acknowledged trajectory, none twice, and the same
-  parameters, bit for bit, as its plans give.
-- `counted`: the run went on and said what it lost: `lost_with_disk`, or groups dropped for damaged
-  records, with an alarm.
+- `refused`: the learner did not start and named the file. Then either the undamaged file is
+  restored and the run must complete as if undamaged, or `accept_loss` is given and the losses must
+  be counted.
+- `mended`: the run completed with every acknowledged trajectory, none twice, and bit-equal
+  parameters to a replay of its plans.
+- `counted`: the run completed and reported its losses: `lost_with_disk`, or groups dropped for
+  damaged records, with an alarm.
 - `silent`: anything else. The trial's folder is kept and printed.
 
 The last line is one JSON object: `trials`, `refused`, `mended`, `counted`, `silent`; then
-`restored` and `accepted`, what refused runs did next, `files`, the trials of each class with their
-ends, `minutes` and `seed`. The exit code is 1 when `silent` is not 0.
+`restored` and `accepted`, the continuations of refused runs; `files`, the outcomes by class of
+file; `minutes` and `seed`. The exit code is 1 when `silent` is not 0.
 """
 
 import argparse
@@ -51,16 +51,16 @@ from tests.faults.kills.fork_server import ForkServer, fork_server, tail
 from tests.faults.kills.killed_run import Death, KilledRun
 
 STEPS = 8
-# Stops of each run that trials copy, earliest first: seconds after the learner's port is open.
+# Kills of a run, each copied for trials: seconds after the learner's port is open.
 STOPS_S = (0.5, 0.4, 0.4)
-# Where the run ends by itself between two goes, so that its log is folded into the journal.
+# Step at which the run ends on its own, so that its write-ahead log is merged into the journal.
 BREAK = 4
 DAMAGED_RECORDS = f"dropped/{CORRUPT}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A run as it was left at one moment."""
+    """Copy of a run's folder and receipts at one stop."""
 
     folder: Path
     receipts: Mapping[tuple[str, int, int], bytes]
@@ -80,7 +80,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Totals:
-    """Ends of all trials."""
+    """Outcomes of all trials."""
 
     ends: Counter[str] = field(default_factory=Counter[str])
     afterwards: Counter[str] = field(default_factory=Counter[str])
@@ -102,7 +102,7 @@ class Totals:
 
 
 def file_classes(run_dir: Path) -> dict[str, list[str]]:
-    """Files of a stopped run by class, as paths in its folder; classes that it lacks are absent."""
+    """Return the files of a stopped run by class, as paths in its folder; absent if it has none."""
     found: dict[str, list[str]] = {}
     names = {
         "journal": [JOURNAL],
@@ -139,7 +139,7 @@ def zero_block(data: bytearray, chooser: random.Random) -> None:
 
 
 def tear_end(data: bytearray, chooser: random.Random) -> None:
-    """The length was written, the last blocks were not."""
+    """Zero the end, as if the length had been written but not the last blocks."""
     start = max(0, len(data) - chooser.choice([512, 4096, 16384]))
     data[start:] = bytes(len(data) - start)
 
@@ -159,7 +159,7 @@ KINDS = (*CHANGES, "removal", "old copy")
 
 
 def damage_file(damage: Damage, run_dir: Path, older: Path | None, chooser: random.Random) -> bool:
-    """Change the file; False where that leaves it as it was."""
+    """Change the file; return False if its content is the same as before."""
     path = run_dir / damage.file
     before = path.read_bytes()
     if damage.kind == "removal":
@@ -224,7 +224,7 @@ class Campaign:
         return Stop(folder, dict(run.receipts))
 
     def _choose_damage(self, number: int, stops: Sequence[Stop]) -> tuple[int, Damage]:
-        """A stop and a damage: the journal and its log at every other turn."""
+        """Choose a stop and a damage: the journal or its log in every other trial."""
         chooser = self._chooser
         while True:
             which = chooser.randrange(len(stops))
@@ -248,7 +248,7 @@ class Campaign:
         try:
             end, reason = await self._judge_run(run, stop, damage)
         except (AssertionError, TimeoutError, sqlite3.Error) as error:
-            # Neither an end nor a refusal: the learner hung, or left what cannot be read.
+            # Neither an end nor a refusal: the learner hung, or left unreadable files.
             end, reason = "silent", f"{type(error).__name__}: {error}"
         self.totals.ends[end] += 1
         self.totals.files[damage.file_class][end] += 1
@@ -257,8 +257,8 @@ class Campaign:
             return
         kept = Path(tempfile.mkdtemp(prefix="corruption-campaign-")) / run.folder.name
         shutil.move(run.folder, kept)
-        said = f"[red]silent[/red]: {damage} (stop {which}): {reason}\nkept: {kept}"
-        self._progress.console.print(said)
+        text = f"[red]silent[/red]: {damage} (stop {which}): {reason}\nkept: {kept}"
+        self._progress.console.print(text)
 
     def _make_resumable(self, number: int, stop: Stop) -> KilledRun:
         run = KilledRun(self._server, self._folder / f"trial-{number}", self._model, STEPS)
@@ -269,17 +269,17 @@ class Campaign:
         return run
 
     async def _judge_run(self, run: KilledRun, stop: Stop, damage: Damage) -> tuple[str, str]:
-        """Resume the damaged run; its end, and why where it is `silent`."""
+        """Resume the damaged run; return its outcome, and the reason if it is `silent`."""
         status = await run.start(Death(), may_fail=True)
         if status == 0:
-            return await self._went_on(run)
-        said = tail(run.log)
-        if Path(damage.file).name not in said:
-            return "silent", f"ended with {status} without naming the file:\n{said[-1500:]}"
+            return await self._judge_end(run)
+        output = tail(run.log)
+        if Path(damage.file).name not in output:
+            return "silent", f"ended with {status} without naming the file:\n{output[-1500:]}"
         problem = await self._after_refusal(run, stop, damage)
         return ("silent", problem) if problem else ("refused", "")
 
-    async def _went_on(self, run: KilledRun) -> tuple[str, str]:
+    async def _judge_end(self, run: KilledRun) -> tuple[str, str]:
         with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
             fates = count_fates(db)
             rows = db.execute(
@@ -287,19 +287,19 @@ class Campaign:
             )
             journaled = {(group, index, n): digest for group, index, n, digest in rows}
         missing = sum(journaled.get(key) != sent for key, sent in run.receipts.items())
-        said = fates.get(LOST_WITH_DISK, 0) + fates.get(DAMAGED_RECORDS, 0)
+        reported = fates.get(LOST_WITH_DISK, 0) + fates.get(DAMAGED_RECORDS, 0)
         if missing > fates.get(LOST_WITH_DISK, 0):
-            return "silent", f"{missing} acknowledged are not in the journal, which says {fates}"
-        if said:
+            return "silent", f"{missing} acknowledged are not in the journal, which has {fates}"
+        if reported:
             return "counted", ""
         problem = await self._find_problem(run)
         return ("silent", problem) if problem else ("mended", "")
 
     async def _find_problem(self, run: KilledRun) -> str:
-        """Return what is wrong with a run that ended well, an empty string where nothing is.
+        """Return the defect of a completed run; empty if it has none.
 
-        A journal that was begun anew no longer lays aside the arrays that its steps were trained
-        on, so that nobody can train them again: its books are all there is to look at.
+        A recreated journal has no attic with the arrays of its trained steps, so they cannot be
+        replayed: only its books are checked.
         """
         with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
             books = audit_journal(db)
@@ -310,7 +310,7 @@ class Campaign:
         return "" if verdict.good else str(verdict)
 
     async def _after_refusal(self, run: KilledRun, stop: Stop, damage: Damage) -> str:
-        """Do what the refusal advises; an empty string when that helps."""
+        """Follow the refusal's advice; return the problem, empty if that succeeds."""
         if self._chooser.random() < 0.5:
             shutil.copy(stop.folder / damage.file, run.run_dir / damage.file)
             status = await run.start(Death(), may_fail=True)
@@ -334,7 +334,7 @@ class Campaign:
         status = await run.start(Death(), may_fail=True)
         if status:
             return f"refused, accepted, and then ended with {status}:\n{tail(run.log)[-1500:]}"
-        end, reason = await self._went_on(run)
+        end, reason = await self._judge_end(run)
         self.totals.afterwards["accepted"] += 1
         return f"refused, accepted, and then {reason}" if end == "silent" else ""
 

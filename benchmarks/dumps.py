@@ -1,12 +1,12 @@
 """Cost of dumps: `python -m benchmarks.dumps [--attempts 64] [--length 512]`.
 
-A rank trains a tiny random model on one step, hands its tokens' numbers over, and the process of
-dumps writes the step's files from a journal. A tiny model is the worst case: of a larger one a step
-takes longer, and its dumps do not. The last line is one JSON object:
+A rank trains a tiny random model on one step and hands over its tokens' numbers; the dump process
+writes the step's files from a journal. A tiny model is the worst case: a larger one has longer
+steps, but not longer dumps. The last line is one JSON object:
 
-- `step_s`: seconds of the step; `share` is what is spent on dumps in its way, of the step: the rank
+- `step_s`: seconds of the step; `share`: the part of the step that is spent on dumps. The rank
   writes its numbers to shared memory (`write_s`), the service takes them (`offer_s`).
-- `cpu_s_per_million`: CPU seconds of the process per million tokens, prompts included.
+- `cpu_s_per_million`: CPU seconds of the dump process per million tokens, prompts included.
 - `stats_bytes`, `rollout_bytes`: bytes per policy token in token_stats, and per token in rollouts.
 - `attempts`, `tokens`, `policy_tokens`.
 """
@@ -66,7 +66,7 @@ def train(folder: Path, attempts: int, length: int) -> tuple[list[StepResult], l
         began = time.perf_counter()
         results.append(trainer.train_step(batch, lr=1e-6))
         seconds.append(time.perf_counter() - began)
-    # The first one warms up.
+    # The first step warms up.
     return results[1:], seconds[1:]
 
 
@@ -125,10 +125,10 @@ def save_tokenizer(folder: Path) -> None:
 
 
 async def dump(setup: DumpSetup, results: Sequence[StepResult]) -> tuple[float, float]:
-    """Have the process write the dumps; return seconds of an offer, and its CPU seconds."""
+    """Let the process write the dumps; return the seconds of an offer, and its CPU seconds."""
     dumps = RunDumps(setup, Path(setup.run_dir) / "dumps.log")
     try:
-        # The process starts, and imports what it needs.
+        # Start the process and its imports.
         dumps.offer_eval("before-1-0", "before", 0, {})
         await dumps.finish()
         [child] = psutil.Process().children()

@@ -1,15 +1,15 @@
 """Cost of a tool call: `python -m benchmarks.gateway_call [--episodes 16]`.
 
-One MCP server (`environments.serve`, a process of its own) answers the same look-up three ways, in
-turns: through a gateway process and the client that rollout workers have; through the official
-`mcp` client with a session for each episode that stays open; and through that client connected anew
-for each call. Counted is CPU time of the client and, where there is one, of the gateway, in all
-their threads; the server's is apart. The last line is one JSON object:
+One MCP server (`environments.serve`, a process of its own) answers the same look-up in three ways,
+in turns: through a gateway process and the rollout workers' client; through the official `mcp`
+client with one open session per episode; and through that client with a new connection for each
+call. The CPU time covers all threads of the client and, if there is one, the gateway, but not the
+server. The last line is one JSON object:
 
 - `gateway_ms`, `persistent_ms`, `reconnect_ms`: CPU milliseconds per call, of all rounds together;
   `gateway_client_ms` and `gateway_process_ms` are the two parts of the first.
 - `gateway_seconds`, `persistent_seconds`, `reconnect_seconds`: from a call to its answer, medians.
-- `reconnect_ratio`, `persistent_ratio`: how many times dearer than through the gateway.
+- `reconnect_ratio`, `persistent_ratio`: their cost over that of the gateway.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from services.rollout.types import OpenRequest
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 3
-# Connecting costs so much that fewer calls say as much.
+# Connecting costs so much that fewer calls suffice.
 CALLS_PER_RECONNECT = 5
 TOKEN = "benchmark-token-0123456789"
 TASK = make_task("booking", "train", 0)
@@ -50,7 +50,7 @@ Call = Callable[[], Awaitable[None]]
 
 @dataclass
 class Cost:
-    """`others` are processes that work for the client."""
+    """CPU meter of this process and of `others`, processes that work for it."""
 
     others: Sequence[int] = ()
     client_s: float = 0.0
@@ -58,7 +58,7 @@ class Cost:
     seconds: list[float] = field(default_factory=list[float])
 
     async def measure(self, calls: Sequence[Call], each: int) -> None:
-        """Make each of `calls` some times in a row, all of them at once."""
+        """Repeat each of `calls` in a row, all of them concurrently."""
 
         async def repeat(call: Call) -> None:
             for _ in range(each):
@@ -79,7 +79,7 @@ class Cost:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of all threads of another process, by the clock that Linux keeps for it."""
+    """Return the CPU time of all threads of another process, by its Linux clock."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -91,7 +91,7 @@ def run_process(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A process that ends with the block."""
+    """Run a process until the block ends."""
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment
     ) as process:
@@ -111,7 +111,7 @@ def mcp_server() -> Generator[str]:
 
 @contextmanager
 def run_gateway(url: str) -> Generator[tuple[int, str]]:
-    """A gateway over the server: its process, and the address that its log names."""
+    """Run a gateway over the server; yield its process and the address from its log."""
     section = {"backend": "mcp", "backends": {"mcp": {"url": url, "instances": True}}}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -166,7 +166,7 @@ async def _gateway_call(
 
 @asynccontextmanager
 async def open_instances(url: str, count: int) -> AsyncGenerator[list[str]]:
-    """Addresses of as many environments at the server."""
+    """Yield the addresses of new environments at the server."""
     wanted = {"env_key": TASK["env_id"], "data_key": TASK["data_id"], "run_id": "sdk"}
     async with aiohttp.ClientSession(raise_for_status=True) as http:
         urls: list[str] = []
@@ -228,7 +228,7 @@ def compute_figures(costs: dict[str, Cost]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a tool call costs.")
+    parser = argparse.ArgumentParser(description="Cost of a tool call.")
     parser.add_argument("--calls", type=int, default=60, help="calls of an episode in a round")
     parser.add_argument("--episodes", type=int, default=16, help="episodes at once")
     given = parser.parse_args()

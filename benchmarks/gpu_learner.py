@@ -1,23 +1,23 @@
 """Speed and memory of one rank over packed sequences: `python -m benchmarks.gpu_learner`.
 
-Trains a model of random weights in the shape of Qwen3-0.6B in bfloat16, as a rank trains it, on
-packs of 16,384 and 65,536 tokens, and prints a table beside what prime-rl publishes for this model
-on one H100 at 16k. Needs a GPU, and of this repository's environment torch, transformers, peft,
-safetensors, numpy, pydantic, psutil and grpcio. With `--tiny`: a tiny model, on a CPU. The last
-line is one JSON object, with these for each length of a pack:
+Trains a random model of the shape of Qwen3-0.6B in bfloat16, as a rank does, on packs of 16,384 and
+65,536 tokens, and prints a table next to prime-rl's published figures for this model on one H100 at
+16k. Needs a GPU, and from this repository's environment torch, transformers, peft, safetensors,
+numpy, pydantic, psutil and grpcio. With `--tiny`: a tiny model, on a CPU. The last line is one JSON
+object, with these figures for each length of a pack:
 
 - `tokens_per_s`: all tokens of a step over its median seconds: scoring, training and the update.
 - `mfu`: 6 floating-point operations a parameter and token, and 6 a layer, a head's width and a
   token of context (causal attention within each sequence), over the GPU's published peak in
   bfloat16. `mfu_one_sequence` counts attention as if a pack were one sequence: prime-rl's figures
   agree with each other when counted so.
-- `peak_gib`: the most that tensors took on the device, of a CPU the process; `between_gib`: what is
-  there between steps.
+- `peak_gib`: the peak memory of tensors on the device, or of the process on a CPU; `between_gib`:
+  the memory between steps.
 - `cpu_s`: the process's CPU seconds of a step, the median.
 
-With `--compile` each length is measured twice, with decoder blocks as they are and compiled
-(`learner.rank.compile`, as `compiled` tells); `compiled_share` has for each length the seconds of a
-compiled step over those of the other, on a CPU of `cpu_s`.
+With `--compile` each length is measured twice, without and with compiled decoder blocks
+(`learner.rank.compile`; the field `compiled`). `compiled_share` has for each length the seconds of
+a compiled step over those of an uncompiled one; on a CPU, of `cpu_s`.
 """
 
 import argparse
@@ -46,14 +46,14 @@ from services.learner.types import TrainBatch
 
 GIB = 2**30
 PACKS, SEQUENCE, STEPS = (16_384, 65_536), 4_096, 4
-# Dense products in bfloat16, as NVIDIA publishes them, by a part of the device's name.
+# NVIDIA's published peaks for dense bfloat16 products, by a part of the device's name.
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
 PRIME_RL = {"pack": 16_384, "tokens_per_s": 11_900, "mfu": 0.111, "peak_gib": 12.5}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured. A step is one pack of sequences of one length."""
+    """Sizes of a measurement. A step is one pack of sequences of one length."""
 
     shape: str
     device: str
@@ -80,14 +80,14 @@ def main(words: Sequence[str] | None = None) -> None:
     kinds = (sizes, replace(sizes, compiled=True)) if given.compile else (sizes,)
     found = [measure_pack(each, pack) for pack in sizes.packs for each in kinds]
     print_table(found)
-    said = {"torch": torch.__version__, "device": device_name(sizes), "packs": found}
+    figures = {"torch": torch.__version__, "device": device_name(sizes), "packs": found}
     shares = {"compiled_share": compiled_shares(found, sizes)} if given.compile else {}
-    print(json.dumps({**said, **shares}))
+    print(json.dumps({**figures, **shares}))
 
 
 def measure_pack(sizes: Sizes, pack: int) -> dict[str, Any]:
-    """Return the figures of steps over packs of so many tokens."""
-    # A model whose blocks are compiled goes with the next collection alone.
+    """Return the figures of steps over packs of `pack` tokens."""
+    # Only garbage collection frees a model with compiled blocks.
     gc.collect()
     rank = RankConfig.model_validate(
         {
@@ -105,7 +105,7 @@ def measure_pack(sizes: Sizes, pack: int) -> dict[str, Any]:
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1e-6))
     trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
     times = [time_step(trainer, sizes, pack, step) for step in range(1, sizes.steps + 3)]
-    # The first two warm what is compiled, tuned or allocated once.
+    # The first two steps warm up: compilation, tuning, allocation.
     seconds, cpu = (statistics.median(each) for each in zip(*times[2:], strict=True))
     rate = pack / seconds
     if policy.compiled is not None and policy.compiled.why_not is not None:
@@ -140,7 +140,7 @@ def time_step(trainer: Trainer, sizes: Sizes, pack: int, step: int) -> tuple[flo
 
 
 def compiled_shares(found: Sequence[dict[str, Any]], sizes: Sizes) -> dict[int, float]:
-    """Return by length the time of a compiled step over that of another."""
+    """Return by length the time of a compiled step over that of an uncompiled one."""
     key = "cpu_s" if sizes.device == "cpu" else "step_s"
     times = {(row["pack"], row["compiled"]): row[key] for row in found}
     return {pack: round(times[pack, True] / times[pack, False], 3) for pack in sizes.packs}
@@ -161,7 +161,7 @@ def token_flops(policy: Policy, context: int) -> float:
 
 
 def rounded_share(flops: float, sizes: Sizes) -> float | None:
-    """Return the share of the device's peak; None where that is not known."""
+    """Return the share of the device's peak; None if the peak is unknown."""
     name = device_name(sizes)
     peaks = [peak for part, peak in PEAK_FLOPS.items() if part in name]
     return round(flops / peaks[0], 4) if peaks else None
@@ -172,7 +172,7 @@ def device_name(sizes: Sizes) -> str:
 
 
 def device_memory(sizes: Sizes) -> tuple[int, int]:
-    """Return the most bytes of the last step, and those between steps."""
+    """Return the peak bytes of the last step, and those between steps."""
     if sizes.device == "cpu":
         return peak_memory_bytes(), 0
     return torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
@@ -186,8 +186,14 @@ def print_table(found: Sequence[dict[str, Any]]) -> None:
         {"name": "prime-rl", **PRIME_RL},
     ):
         share = row.get("mfu_one_sequence", row["mfu"])
-        said = "unknown" if share is None else f"{share:.1%}"
-        cells = (row["name"], f"{row['pack']:,}", f"{row['tokens_per_s']:,}", said, row["peak_gib"])
+        shown = "unknown" if share is None else f"{share:.1%}"
+        cells = (
+            row["name"],
+            f"{row['pack']:,}",
+            f"{row['tokens_per_s']:,}",
+            shown,
+            row["peak_gib"],
+        )
         print(f"| {' | '.join(map(str, cells))} |")
 
 

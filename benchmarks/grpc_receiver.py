@@ -1,7 +1,7 @@
 """The other side of bare gRPC: `python -m benchmarks.grpc_receiver`.
 
-A server with the options of every service and nothing else answers each stream with one byte once
-it has ended. Nothing is parsed, checked or kept. It prints its port."""
+A server with the services' gRPC options answers each finished stream with one byte, without
+parsing, checking or keeping anything. It prints its port."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,15 +1,15 @@
 """CPU and memory of the fused output head over a plain one: `python -m benchmarks.head`.
 
-A policy loss is computed forward and backward for a pack of which 40 % are policy tokens, over the
-vocabulary of Qwen3: by the head that ranks use, and by logits of all tokens, their log_softmax and
-autograd. Each runs in processes of its own, in turns. The last line is one JSON object:
+Computes a policy loss forward and backward for a pack with 40 % policy tokens, over the vocabulary
+of Qwen3: by the ranks' head, and by logits of all tokens, their log_softmax and autograd. Each runs
+in processes of its own, in turns. The last line is one JSON object:
 
 - `cpu`: CPU seconds of the fused head over those of the plain one, the median of the pairs.
-- `memory`: the same of the peak of resident memory, above what was there before the pass.
+- `memory`: the same for the peak of resident memory, above the memory before the pass.
 - `loss_diff`, `gradient_diff`: the largest relative differences between the two.
 
-About 2 minutes on 2 cores that nobody else uses, and 9 GB of memory: with fewer tokens the head's
-own gradient, which both have, is most of the fused side's memory.
+About 2 minutes on 2 idle cores, and 9 GB of memory: with fewer tokens the head's own gradient,
+which both sides have, would dominate the memory of the fused side.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def relative_difference(one: Tensor, other: Tensor) -> float:
 
 
 def measure_side(side: str, folder: Path) -> dict[str, float]:
-    """Return the CPU seconds of a pass, and the most memory that it took."""
+    """Return the CPU seconds and the peak memory of a pass."""
     torch.manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
     weight = (torch.randn(VOCABULARY, WIDTH) * 0.02).requires_grad_()
@@ -124,9 +124,9 @@ def plain_loss(
 
 
 class PeakWatch:
-    """The most resident memory while it is entered, above what there was before.
+    """Peak of resident memory while it is entered, above the memory before.
 
-    Looked at every few milliseconds: what the process had at its greatest before is no part."""
+    It polls every few milliseconds, so that earlier peaks of the process do not count."""
 
     def __enter__(self) -> "PeakWatch":
         self._done = threading.Event()

@@ -1,13 +1,13 @@
 """Load of one learner with 10,000 attempts in flight: `python -m benchmarks.in_flight`.
 
-Workers, each with clients and a channel of its own, lease groups until so many attempts are under
-way, renew their leases, and hand in trajectories of 2,000 tokens: each attempt takes two minutes,
-so that some 80 come in a second, and as many begin. The learner journals all of it and trains
-between, in a process of its own. The last line is one JSON object, of a minute in that state:
+Workers, each with its own clients and channel, lease groups until that many attempts are in flight,
+renew their leases, and submit trajectories of 2,000 tokens. Each attempt takes two minutes, so that
+about 80 end per second, and as many begin. The learner, in a process of its own, journals all of it
+and trains in between. The last line is one JSON object, over a minute of the steady state:
 
-- `cores`: CPU of the learner, in cores; `memory_mb`: its resident memory, and what it was before.
-- `lag_ms`: how long its event loop was held at the longest, by the second: median and worst.
-- `trajectories_per_s`, and `in_flight`, the attempts under way at the end.
+- `cores`: CPU of the learner, in cores; `memory_mb`: its resident memory, and that before the load.
+- `lag_ms`: longest blockage of its event loop in each second: median and worst.
+- `trajectories_per_s`, and `in_flight`, the attempts in flight at the end.
 
 About 5 minutes.
 """
@@ -41,7 +41,7 @@ TRAJECTORY = make_trajectory(2_000)
 
 @dataclass
 class Flight:
-    """Attempts under way, and trajectories that were taken."""
+    """Counts of attempts in flight and of accepted trajectories."""
 
     running: int = 0
     taken: int = 0
@@ -50,7 +50,7 @@ class Flight:
 
 
 class InFlightWorker:
-    """Worker that plays attempts by waiting."""
+    """Worker that simulates attempts by waiting."""
 
     def __init__(
         self, replica: Replica, engine: AgreeingEngine, flight: Flight, most: int, attempt_s: float
@@ -129,7 +129,7 @@ def main() -> None:
 
 async def measure(attempts: int, attempt_s: float, watched_s: float) -> dict[str, Any]:
     """Return the load of a learner in the steady state."""
-    # More may be leased than workers take: whoever has finished an attempt begins another at once.
+    # More leases than workers take, so that each ended attempt is followed by another at once.
     changes: dict[str, Any] = {
         **{"steps": 10_000, "groups_per_step": attempts // GROUP // 4, "group_size": GROUP},
         **{"max_staleness": 7, "lease_ttl_s": 90.0, "checkpoint": {"every": 10_000}},
@@ -170,7 +170,7 @@ async def make_worker(
 
 
 async def wait_until_steady(flight: Flight, attempts: int, attempt_s: float) -> None:
-    # Counted by tasks that know nothing of who waits.
+    # Polled: the counting tasks do not signal waiters.
     while flight.running < 0.9 * attempts:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
     await asyncio.sleep(attempt_s)

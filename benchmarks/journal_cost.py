@@ -1,12 +1,12 @@
 """Cost of the journal: `python -m benchmarks.journal_cost [--trajectories 20000]`.
 
-A journal is filled with groups of eight trajectories of 2,000 tokens each, as a learner fills it,
-every 64 groups a step; then it is checked as at a start. The last line is one JSON object:
+Fills a journal like a learner, with groups of eight trajectories of 2,000 tokens each and a step
+every 64 groups; then checks it as at a start. The last line is one JSON object:
 
-- `commit_ms`, `mark_ms`: medians of a commit of one group's eight trajectories, and of the part of
-  it that is the write and fsync of the mark; `mark_share` is the share of the latter.
-- `start_s`: seconds that the check of a start takes, `start_cpu_us` of CPU per trajectory, in
-  microseconds; `pages_share` of the seconds is SQLite's own check of all pages and indexes.
+- `commit_ms`, `mark_ms`: medians of a commit of one group's eight trajectories, and of its part for
+  the write and fsync of the mark; `mark_share`: the share of that part.
+- `start_s`: seconds of the check at a start; `start_cpu_us`: its CPU microseconds per trajectory;
+  `pages_share`: the share of SQLite's own check of all pages and indexes in the seconds.
 - `trajectories`, `journal_mb`.
 """
 
@@ -43,7 +43,7 @@ POLICY = PolicyId(1, 0, b"f" * 16)
 
 
 class TimedMark(ProgressMark):
-    """A mark that knows how long each of its notes took."""
+    """Mark that times each of its notes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -78,7 +78,7 @@ def trajectory_of(group: str, index: int) -> Trajectory:
 
 
 async def fill_journal(journal: Journal, trajectories: int) -> list[float]:
-    """Fill the journal, and return how long the trajectories of each group took to be durable."""
+    """Fill the journal; return the time until each group's trajectories were durable."""
     await journal.begin_epoch(1)
     seconds: list[float] = []
     groups: list[str] = []

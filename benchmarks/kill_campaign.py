@@ -1,21 +1,21 @@
 """Kills learners again and again: `python -m benchmarks.kill_campaign --kills 500 [--minutes 60]`.
 
 Each run is a real learner with a real training rank on a very small model, over gRPC with a worker
-that keeps its own record of receipts. It is killed with SIGKILL until it is done; its steps are
-then trained once more by a process that nobody kills, from the journaled plans. Kills come
+that keeps its own record of receipts. It is killed with SIGKILL until it completes; then an
+undisturbed process trains its steps again from the journaled plans. Kinds of kills:
 
 - `call`: at one write, fsync, rename, creation or removal of a file of a checkpoint or of the
-  journal, by strace (left out, with a warning, where strace may not trace);
+  journal, by strace (skipped, with a warning, if strace may not trace);
 - `moment`: before or after the start, a training step, a publication, a checkpoint of the rank;
-- `time`: at any time at all;
+- `time`: at a random time;
 - `process`: in whole runs of `flotilla train` (`--full`), of the learner, its rank, or both.
 
-The last line is one JSON object: `kills`; `lost`, acknowledged trajectories that the journal does
-not have as they were sent; `twice`, attempts in more than one step; `bit_equal`, whether every
-run's parameters and optimizer state are those of the undisturbed one, bit for bit; `books_hold`,
-whether acknowledged = trained + evaluated + failed + dropped + queued in every journal; `runs`,
-`acknowledged`, `minutes`, `seed`, and `points`, how many kills hit what. The exit code is 1 when
-anything of it is not as it should be.
+The last line is one JSON object: `kills`; `lost`, acknowledged trajectories that the journal lacks
+or has with other content; `twice`, attempts in more than one step; `bit_equal`, whether every run's
+parameters and optimizer state are bit-equal to those of the undisturbed one; `books_hold`, whether
+acknowledged = trained + evaluated + failed + dropped + queued in every journal; `runs`,
+`acknowledged`, `minutes`, `seed`, and `points`, the number of kills by point. The exit code is 1 if
+any check fails.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from tests.faults.kills.full_run import FullRun
 from tests.faults.kills.killed_run import KilledRun, Verdict, random_death
 from tests.faults.kills.strace import why_not
 
-# Kills after which a run is let go to its end.
+# Number of kills after which a run may complete.
 PER_RUN = 25
 STEPS = 12
 TARGETS = {"lost": 0, "twice": 0, "bit_equal": True, "books_hold": True}
@@ -48,7 +48,7 @@ TARGETS = {"lost": 0, "twice": 0, "bit_equal": True, "books_hold": True}
 
 @dataclass(slots=True)
 class Totals:
-    """Over all runs."""
+    """Totals of all runs."""
 
     kills: Counter[str] = field(default_factory=Counter[str])
     points: Counter[str] = field(default_factory=Counter[str])
@@ -85,7 +85,7 @@ class Totals:
 
 
 class Campaign:
-    """Runs one after the other, until there were enough kills or the time is up."""
+    """Series of runs, until there were enough kills or the time is up."""
 
     def __init__(self, wanted: argparse.Namespace, folder: Path, progress: Progress) -> None:
         self.totals = Totals()
@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--minutes", type=float, default=60.0, help="end after so long")
+    parser.add_argument("--minutes", type=float, default=60.0, help="end after this time")
     parser.add_argument("--full", type=int, default=1, help="whole runs of `flotilla train`")
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args(argv)

@@ -1,18 +1,15 @@
 """Waits of a launcher's callers: `python -m benchmarks.launcher_load [--callers 100]`.
 
-One launcher (a process of its own) with a run of fakes. All callers are in this process, so what
-they wait for each other is in the figures. A single caller asks GetRun and sends
-heartbeats, first alone, then while as many callers as given ask GetRun all the time and as many
-followers read the learner's log, to which lines are written meanwhile. The last line is one JSON
-object:
+One launcher (a process of its own) has a run of fakes. All callers are in this process, so the
+figures include their waits for each other. A single caller calls GetRun and sends heartbeats, first
+alone, then while `--callers` others call GetRun all the time and as many followers read the
+learner's growing log. The last line is one JSON object:
 
-- `get_p50_ms`, `get_p99_ms`, `beat_p50_ms`, `beat_p99_ms`: of the single caller, under load; the
-  same with `alone_` before it: without.
-- `get_p50_ratio`, `get_p99_ratio`, `beat_p50_ratio`, `beat_p99_ratio`: how many times longer it
-  waits.
-- `crowd_p50_ms`, `crowd_p99_ms`, `crowd_per_second`: what the others saw of GetRun.
-- `lines`: how many lines each follower got; `missed`: how many followers lacked one, or had one
-  twice.
+- `get_p50_ms`, `get_p99_ms`, `beat_p50_ms`, `beat_p99_ms`: waits of the single caller under load;
+  with the prefix `alone_`, without load.
+- `get_p50_ratio`, `get_p99_ratio`, `beat_p50_ratio`, `beat_p99_ratio`: the former over the latter.
+- `crowd_p50_ms`, `crowd_p99_ms`, `crowd_per_second`: GetRun as seen by the other callers.
+- `lines`: lines received by each follower; `missed`: followers that missed a line or got one twice.
 """
 
 import argparse
@@ -48,7 +45,7 @@ Call = Callable[[], Awaitable[None]]
 
 @dataclass
 class Bench:
-    """A launcher that runs, and a run of it."""
+    """Running launcher and one of its runs."""
 
     runs: Path
     address: launcher_address.LauncherAddress
@@ -108,7 +105,7 @@ async def begin_run(bench: Bench) -> None:
 
 @asynccontextmanager
 async def open_heartbeat(bench: Bench) -> AsyncGenerator[Call]:
-    """Heartbeats at the run's own registry, as of a rollout that somebody has started by hand."""
+    """Send heartbeats to the run's registry, like a rollout started by hand."""
     member, store = (
         certificates.load_identity(bench.runs, bench.run_id),
         Ledger(bench.runs / "launcher.sqlite"),
@@ -142,7 +139,7 @@ async def time_single(bench: Bench, beat: Call, prefix: str) -> None:
         await bench.timed(f"{prefix}beat", beat)
 
 
-async def ask_crowd(bench: Bench, done: asyncio.Event) -> None:
+async def call_crowd(bench: Bench, done: asyncio.Event) -> None:
     get = make_getter(bench)
     while not done.is_set():
         await bench.timed("crowd", get)
@@ -156,7 +153,7 @@ async def follow_log(bench: Bench) -> list[str]:
 
 
 async def write_lines(log: Path, done: asyncio.Event) -> list[str]:
-    """Lines at a steady rate, as a busy service has them."""
+    """Write lines at a steady rate, like a busy service."""
     lines: list[str] = []
     while not done.is_set():
         new = [f"{LINE} {len(lines) + number}" for number in range(LINES_PER_S // 10)]
@@ -173,14 +170,14 @@ async def measure_load(callers: int) -> dict[str, float]:
         done = asyncio.Event()
         log = bench.runs / bench.run_id / "logs" / "learner-0.log"
         followers = [asyncio.create_task(follow_log(bench)) for _ in range(callers)]
-        asking = [asyncio.create_task(ask_crowd(bench, done)) for _ in range(callers)]
+        crowd = [asyncio.create_task(call_crowd(bench, done)) for _ in range(callers)]
         writing = asyncio.create_task(write_lines(log, done))
         started = time.perf_counter()
         await time_single(bench, beat, "")
         seconds = time.perf_counter() - started
         done.set()
         lines = await writing
-        await asyncio.gather(*asking)
+        await asyncio.gather(*crowd)
         await bench.stub.StopRun(pb.StopRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
         missed = sum([got != lines for got in await asyncio.gather(*followers)])
     rate = len(bench.waited["crowd"]) / seconds
@@ -199,7 +196,7 @@ def get_figures(bench: Bench) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a launcher's callers wait for.")
+    parser = argparse.ArgumentParser(description="Waits of a launcher's callers.")
     parser.add_argument("--callers", type=int, default=100, help="of each kind, at once")
     given = parser.parse_args()
     if given.callers < 1:

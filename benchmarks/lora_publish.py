@@ -1,21 +1,21 @@
 """Adapters published alone over merged weights: `python -m benchmarks.lora_publish`.
 
-A random Qwen3 of float32 with adapters of rank 16 at every linear layer, and two real vLLM engines
-on a CPU, one thread each: one is given merged weights, one the adapters alone
-(`policy.adapter_rank`). They take turns, pair after pair:
+A random Qwen3 in float32 with adapters of rank 16 at every linear layer, and two real vLLM engines
+on a CPU, one thread each: one gets merged weights, one only the adapters (`policy.adapter_rank`).
+They take turns, pair after pair:
 
-- a publication: the rank writes it, it is copied and every byte checked, the engine serves it;
-- sampling: 8 turns at once of 64 tokens after prompts of 128;
-- scoring: prompts of 512 tokens, nothing sampled.
+- a publication: the rank writes it, every byte is copied and checked, the engine serves it;
+- sampling: 8 concurrent turns of 64 tokens after prompts of 128;
+- scoring: prompts of 512 tokens, without sampling.
 
 The last line is one JSON object; each figure is the adapters' over the merged weights', the median
-of the pairs, and CPU counts the engine's processes:
+of the pairs, and CPU includes the engine's processes:
 
-- `bytes`: of a publication.
-- `publish_cpu`, `publish_seconds`: from the beginning of writing to serving.
-- `sampled_cpu`, `sampled_seconds`: of a sampled token. `scored_cpu`: of a token that is scored.
+- `bytes`: size of a publication.
+- `publish_cpu`, `publish_seconds`: from the start of writing to serving.
+- `sampled_cpu`, `sampled_seconds`: per sampled token. `scored_cpu`: per scored token.
 - `canary_diff`: the largest difference of a canary's logprob from the rank's, on either side.
-- `merged`, `adapter`: the same figures of each side, in bytes and in seconds a publication, or a
+- `merged`, `adapter`: the same figures of each side, in bytes and in seconds per publication or
   token.
 
 About 3 minutes.
@@ -66,7 +66,7 @@ SHAPE: Mapping[str, Any] = {
 }
 LORA = LoraConfig(rank=16, alpha=32)
 TURNS, PROMPT, SAMPLED, SCORED = 8, 128, 64, 512
-# Ends a turn practically never.
+# Practically never ends a turn.
 NEVER = SHAPE["vocab_size"] - 1
 PAIRS = 3
 
@@ -81,7 +81,7 @@ class Cost:
 
 
 class Side:
-    """A rank's policy, its slots, and an engine that is given what they hold."""
+    """A rank's policy, its slots, and an engine that loads their weights."""
 
     def __init__(self, policy: Policy, engine: Engine, folder: Path) -> None:
         self._policy, self._engine, self._folder = policy, engine, folder
@@ -99,13 +99,13 @@ class Side:
 
     @torch.no_grad()
     def change_adapters(self) -> None:
-        """Give the adapters other values, alike on both sides."""
+        """Change the adapters' values, equally on both sides."""
         torch.manual_seed(self._version)
         for parameter in self._policy.trained_parameters().values():
             parameter.copy_(0.02 * torch.randn(parameter.shape))
 
     async def publish(self) -> None:
-        """Write the weights as they are, and have the engine serve them."""
+        """Write the current weights, and let the engine serve them."""
         self._version += 1
         path, fingerprint, manifest = self._slots.write_version(self._version)
         ids = canary_token_ids(self._policy.vocabulary)
@@ -143,7 +143,7 @@ class Side:
         return {"publish": published, "sampled": sampled, "scored": scored}
 
 
-# Nothing is fetched.
+# Fetch nothing from the hub.
 _NO_FEED: PolicyFeed = None  # pyright: ignore[reportAssignmentType]
 
 
@@ -199,7 +199,7 @@ async def measure_sides(pairs: int, folder: Path) -> dict[str, Any]:
             {name: await side.measure_round() for name, side in sides.items()}
             for _ in range(pairs + 1)
         ]
-    # The first warms both up.
+    # The first pair warms up.
     return _summarise(sides, rounds[1:])
 
 

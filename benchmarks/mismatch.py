@@ -1,4 +1,4 @@
-"""Mismatch of engine and trainer when nothing is wrong: the guard's bounds stand on it.
+"""Mismatch of a correct engine and trainer, on which the guard's bounds are based.
 
     python -m benchmarks.mismatch build/tiny-0
     python -m benchmarks.mismatch build/tiny-0 --device cuda    # engine and rank on one GPU
@@ -35,7 +35,7 @@ from services.rollout.types import Publication, Sampling
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
-# Engine and rank share a GPU, so that the engine may take half of it alone.
+# Engine and rank share a GPU, so the engine gets half of it.
 DEVICES: Mapping[str, tuple[EngineConfig, RankConfig]] = {
     "cpu": (EngineConfig(device="cpu", max_num_seqs=64), RankConfig()),
     "cuda": (
@@ -100,16 +100,16 @@ def serve_policy(config: PolicyConfig) -> ServedModel:
 async def sample_batch(
     engine: VllmEngine, model: Path, samples: int, temperature: float, length: int
 ) -> TrainBatch:
-    """Sample continuations of tasks' prompts, as the guard gets them."""
+    """Sample continuations of tasks' prompts, like the guard's."""
     probes = [
         Probe(ids[: length - TOKENS], TOKENS, temperature, seed)
         for seed, ids in enumerate(make_prompts(model, samples))
     ]
-    asked = [
+    requests = [
         engine.generate(p.prompt_token_ids, Sampling(temperature, p.seed), p.max_tokens)
         for p in probes
     ]
-    answers = await asyncio.gather(*asked)
+    answers = await asyncio.gather(*requests)
     return probe_batch(0, probes, [ProbeResult(a.token_ids, a.logprobs) for a in answers])
 
 

@@ -1,11 +1,11 @@
 """Step time over the longer of rollout and training: `python -m benchmarks.overlap`.
 
 A learner, with its journal, serves workers over gRPC at staleness 1. Workers, their episodes and
-their weight updates are the real ones, as many replicas as asked for side by side. What GPUs would
-do takes time and no CPU: ranks train for a fixed time, and each engine writes so many tokens a
-second, shared by all that it is asked for. Turns differ in length. The last line is one JSON
-object: for 1 to 16 replicas, and for a rollout that takes half, as much and twice the time of
-training, `step_over_longest`, the median step over max(rollout, train). About 20 minutes.
+their weight updates are real, with several replicas side by side. The work of GPUs is simulated and
+takes time but no CPU: ranks train for a fixed time, and each engine writes a fixed number of tokens
+a second, shared by its requests. Turns differ in length. The last line is one JSON object: for 1 to
+16 replicas, and for a rollout that takes half, as much and twice the time of training,
+`step_over_longest`, the median step over max(rollout, train). About 20 minutes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from tests.support.rollout import dialect, tokenizer
 
 REPLICAS, BALANCES = (1, 2, 4, 8, 16), (0.5, 1.0, 2.0)
 GROUPS, GROUP, TURNS, TURN_TOKENS = 32, 4, 4, 192
-# Seconds of the longer of rollout and training, steps that count, and those before them.
+# Seconds of the longer of rollout and training, counted steps, and warm-up steps.
 LONGEST_S, STEPS, WARM_UP = 10.0, 6, 2
 LIMITS = AttemptLimits(
     max_turns=TURNS,
@@ -54,18 +54,18 @@ LIMITS = AttemptLimits(
 
 
 class SharedRate:
-    """Tokens a second that all who are served share evenly, however late the event loop is."""
+    """Token rate shared evenly by all requests, independent of delays of the event loop."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._served, self._at = 0.0, 0.0
-        # What is served to each when it is done, in the order of being done.
+        # Token count at which each request is done, in that order.
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._next: asyncio.TimerHandle | None = None
 
     async def serve(self, tokens: int) -> None:
-        """Return when so many tokens have been served."""
+        """Return when this request has received its tokens."""
         loop = asyncio.get_running_loop()
         self._advance(loop.time())
         done = loop.create_future()
@@ -87,7 +87,7 @@ class SharedRate:
 
     @property
     def _share(self) -> float:
-        """Return the seconds of a token for each who is served."""
+        """Return the seconds per token of each request."""
         return len(self._waiting) / self._rate
 
     def _plan_next(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -103,7 +103,7 @@ class SharedRate:
 
 
 class RateLimitedEngine(AgreeingEngine):
-    """Engine that writes a call a turn, at most so many tokens a second over all requests."""
+    """Engine that writes one call a turn, at a limited token rate over all requests."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class RateLimitedEngine(AgreeingEngine):
             raise EngineError("no policy is loaded")
         length = min(turn_length(sampling.seed, len(token_ids)), max_tokens)
         await self._decoder.serve(length)
-        # The call at the end, behind as many words as it takes.
+        # The call at the end, after words that fill the length.
         ids = np.concatenate([np.resize(self._turn[:1], length), self._turn])[-length:]
         first = length // 2
         spans = (PolicySpan(began, first), PolicySpan(self.policy or began, length - first))
@@ -131,7 +131,7 @@ class RateLimitedEngine(AgreeingEngine):
 
 
 def turn_length(seed: int, context: int) -> int:
-    """Return a length between a half and one and a half of the mean, the same for every try."""
+    """Return a length between 0.5 and 1.5 of the mean, the same for every try."""
     drawn = np.random.default_rng((seed % 2**32, context)).integers(0, TURN_TOKENS + 1)
     return TURN_TOKENS // 2 + int(drawn)
 
@@ -221,7 +221,7 @@ def summarise(
 
 
 async def wait_for_steps(learner: TimedLearner, steps: int) -> None:
-    # The learner writes the file without telling anybody.
+    # Polled: the learner writes the file without a signal.
     while len(learner.read_steps()) < steps:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
 
@@ -229,10 +229,10 @@ async def wait_for_steps(learner: TimedLearner, steps: int) -> None:
 async def keep_working(
     folder: Path, learner: TimedLearner, number: int, replicas: int, rate: float
 ) -> None:
-    """Work as one replica: its own engine, channel, worker and weight updates."""
+    """Run one replica with its own engine, channel, worker and weight updates."""
     engine, environment = RateLimitedEngine(rate), ReadyEnvironment()
     runner = AttemptRunner(engine, environment, tokenizer(), dialect("full"), LIMITS)
-    # All that may be leased at once, at the staleness of 1.
+    # The most that can be leased at once at staleness 1.
     most = 2 * GROUPS * GROUP // replicas
     options = WorkerOptions(most, 5.0, 1.0, LIMITS.attempt_timeout_s)
     async with connect_replica(learner.address, folder, number, engine) as replica:
@@ -243,7 +243,7 @@ async def keep_working(
             options,
             settled=replica.follower.wait_until_judged,
         )
-        # Its leases go back before its channel closes.
+        # Return its leases before its channel closes.
         async with running_tasks(worker.run_until_drained(asyncio.Event())) as (working,):
             await wait_beside(working, [replica.updating])
 

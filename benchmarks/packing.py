@@ -2,9 +2,9 @@
 
 Forward and backward passes of a random Qwen3, whose shape is the argument's, over one batch:
 
-- padded: 16 sequences of 64 to 1024 tokens, their logarithms evenly spread, padded to the longest,
-  by transformers' own attention; against the packs that ranks make of them. 40 % of their tokens
-  are the policy's, and both sides apply the fused head to these alone.
+- padded: 16 sequences of 64 to 1024 tokens, log-uniform, padded to the longest, with transformers'
+  own attention; against the ranks' packs of them. 40 % of their tokens are the policy's, and both
+  sides apply the fused head only to these.
 - shared: a group of 8 attempts whose prompt is 80 % of their tokens, packed by ranks, with
   `learner.rank.share_prompts` and without.
 
@@ -12,7 +12,7 @@ Both sides run in turns in one process, on one thread, and their losses and grad
 The last line is one JSON object:
 
 - `packed`: CPU seconds of a packed step over those of a padded one, the median of the pairs.
-- `shared`: the same of shared prompts over prompts of each attempt.
+- `shared`: the same for shared prompts over repeated ones.
 - `padded_share`: the share of the padded tokens that are padding; `shared_prompt_share`: the share
   of the attempts' tokens that is not computed.
 - `loss_diff`, `gradient_diff`: the largest relative differences.
@@ -110,7 +110,7 @@ def measure_packing(policy: Policy, plain: Any, pairs: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass over a batch, whose parts `losses` yields."""
+    """Forward and backward pass over a batch; `losses` yields its parts."""
 
     model: Any
     losses: Callable[[], Iterator[Tensor]]
@@ -146,7 +146,7 @@ def compare_sides(one: Pass, other: Pass, pairs: int) -> dict[str, Any]:
 
 
 def uneven_rows() -> Iterator[Row]:
-    """Yield sequences as agents have them: many short ones and few long ones."""
+    """Yield sequences with an agent's lengths: many short ones and few long ones."""
     rng = np.random.default_rng(0)
     spread = np.exp(np.linspace(np.log(SHORTEST), np.log(LONGEST), SEQUENCES))
     for index, length in enumerate(rng.permutation(spread.astype(int))):
@@ -155,7 +155,7 @@ def uneven_rows() -> Iterator[Row]:
 
 
 def group_rows() -> Iterator[Row]:
-    """Yield groups of attempts that begin with the same prompt."""
+    """Yield groups of attempts with the same prompt."""
     rng = np.random.default_rng(0)
     prompt = int(TOKENS * PROMPT_SHARE)
     for group in range(GROUPS):
@@ -187,7 +187,7 @@ def packed_loss(policy: Policy, rows: Sequence[Row]) -> Callable[[], Iterator[Te
 
 
 def padded_loss(plain: Any, rows: Sequence[Row]) -> Callable[[], Iterator[Tensor]]:
-    """Return the passes of rows that are padded; the head is the same, on policy tokens alone."""
+    """Return the passes of padded rows, with the same head on policy tokens only."""
 
     width = max(len(row.token_ids) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)

@@ -5,14 +5,14 @@ few steps with GRPO on sequences of one length, and prints one line for each. Th
 JSON object, a list of figures for each model under `models`:
 
 - `parameters`: in billions, a tied head counted once.
-- `device_gb`: the most memory that tensors took on the device during a step, and what of it is
-  there between steps (`resident_gb`).
-- `host_gb`: the most that this process took on the host.
+- `device_gb`: the peak memory of tensors on the device during a step; `resident_gb`: the part that
+  remains between steps.
+- `host_gb`: the peak memory of this process on the host.
 - `step_seconds`: median of the timed steps; `tokens_per_second` follows from it.
-- `mfu`: 6 floating-point operations a parameter and token, as a share of what the same device did
-  in a bfloat16 product of two 8192 x 8192 matrices just before. Recomputed activations and
-  attention scores do not count as work.
-- `failed`: why a model has no figures, such as not enough memory.
+- `mfu`: 6 floating-point operations a parameter and token, as a share of the rate that the same
+  device reached in a bfloat16 product of two 8192 x 8192 matrices just before. Recomputed
+  activations and attention scores do not count as work.
+- `failed`: the reason why a model has no figures, such as insufficient memory.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Shape:
     head_dim: int = 128
 
 
-# Of Qwen/Qwen3-*, and one for CPUs.
+# Shapes of Qwen/Qwen3-*, and a tiny one for CPUs.
 SHAPES: Mapping[str, Shape] = {
     "0.6b": Shape(1024, 3072, 28, 16, 8, tied=True),
     "1.7b": Shape(2048, 6144, 28, 16, 8, tied=True),
@@ -71,14 +71,14 @@ SHAPES: Mapping[str, Shape] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("shapes", nargs="+", choices=list(SHAPES), help="which Qwen3 to imitate")
+    parser.add_argument("shapes", nargs="+", choices=list(SHAPES), help="Qwen3 models to imitate")
     parser.add_argument("--length", type=int, default=4096, help="tokens of each sequence")
     parser.add_argument("--attempts", type=int, default=8, help="sequences of each step")
     parser.add_argument("--pack-tokens", type=int, default=16384)
     parser.add_argument("--head-chunk", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one more")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after a warm-up step")
     parser.add_argument("--offload", action="store_true", help="learner.rank.offload_optimizer")
-    parser.add_argument("--keep-activations", action="store_true", help="recompute nothing")
+    parser.add_argument("--keep-activations", action="store_true", help="disable recomputation")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: no GPU is visible to torch; this benchmark measures a rank on a GPU")
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def matmul_rate() -> float:
-    """Floating-point operations a second of a large bfloat16 matrix product."""
+    """Return the floating-point operations a second of a large bfloat16 matrix product."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     times: list[float] = []
     for _ in range(13):
@@ -103,7 +103,7 @@ def matmul_rate() -> float:
 
 
 def measure_shape(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
-    """Return the figures of one model, or why there are none."""
+    """Return the figures of one model, or the reason of its failure."""
     try:
         figures = time_steps(shape, given, peak)
     except torch.OutOfMemoryError as error:
@@ -182,7 +182,7 @@ def load_shape(shape: str, length: int, folder: Path, rank: RankConfig) -> Polic
 
 
 def random_batch(step: int, attempts: int, length: int, vocabulary: int = VOCABULARY) -> TrainBatch:
-    """One group whose attempts differ in reward; the policy wrote the second half of each."""
+    """Return one group whose attempts differ in reward; the second half of each is the policy's."""
     rng = np.random.default_rng(step)
     mask = np.arange(length) >= length // 2
     logprobs = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)

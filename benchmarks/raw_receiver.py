@@ -1,9 +1,9 @@
 """The other side of a raw socket: `python -m benchmarks.raw_receiver KIND FILE`.
 
-It answers each payload with one byte: a `raw` one as soon as it is there, a `synced` one once it is
-in the file and fsynced. A `decoded` payload is the messages of a submission, which become a
-trajectory, every check and digest included, before they are written and fsynced. It prints its port
-and, when its peer has closed, the CPU seconds that it took."""
+It answers each payload with one byte: a `raw` one on arrival, a `synced` one after it is written to
+the file and fsynced. A `decoded` payload is the messages of a submission, which are decoded to a
+trajectory with every check and digest before they are written and fsynced. It prints its port and,
+after its peer has closed, its CPU seconds."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def take_payload(kind: str, data: bytes, file: IO[bytes]) -> None:
 
 
 def join_messages(messages: list[bytes]) -> bytes:
-    """Return messages as one payload, each with its length."""
+    """Return messages as one payload, each prefixed with its length."""
     return b"".join(part for each in messages for part in (LENGTH.pack(len(each)), each))
 
 

@@ -1,4 +1,4 @@
-"""A rollout's connection to a learner, with an engine that takes every weights."""
+"""A rollout's connection to a learner, with an engine that accepts all weights."""
 
 import asyncio
 import uuid
@@ -28,12 +28,12 @@ from services.rollout.work.weight_updater import WeightUpdater
 from tests.support.learner import TOKEN, TOKENIZER
 from tests.support.rollout import tokenizer
 
-# Those of the benchmark's ranks, too.
+# The same as those of the benchmark's ranks.
 _CANARY_LOGPROB = -1.0
 
 
 class AgreeingEngine(FakeEngine):
-    """Engine whose scores are those of the benchmark's ranks."""
+    """Engine with the same scores as the benchmark's ranks."""
 
     def __init__(self) -> None:
         super().__init__(tokenizer(), 0)
@@ -56,11 +56,11 @@ class AgreeingEngine(FakeEngine):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One worker's clients, and the loop that keeps its engine up to date."""
+    """Clients of one worker, and the loop that updates its engine."""
 
     groups: GroupClient
     follower: WeightUpdater
-    # Ends when the loop does, which is a failure.
+    # Ends only if the loop fails.
     updating: asyncio.Task[Any]
 
 
@@ -68,7 +68,7 @@ class Replica:
 async def connect_replica(
     address: str, folder: Path, number: int, engine: FakeEngine
 ) -> AsyncGenerator[Replica]:
-    """Connect one replica to a learner, with a channel of its own."""
+    """Connect one replica to a learner, with its own channel."""
     digests, epoch = TokenizerDigests(TOKENIZER), RunEpoch()
     identity = WorkerIdentity(f"rollout-{number}", uuid.uuid4().hex, 1, digests)
     channel = rpc.channel(address, token=TOKEN)
@@ -86,7 +86,7 @@ async def connect_replica(
 
 
 def written_for(trajectory: Trajectory, lease: Lease, index: int, policy: PolicyId) -> Trajectory:
-    """Return a trajectory as one of a leased attempt, written by this policy."""
+    """Return a trajectory rewritten for a leased attempt and this policy."""
     sequences = tuple(
         replace(
             sequence,

@@ -1,13 +1,13 @@
-"""CPU of the episode loop over what it stands on: a bare AsyncLLM, or an engine without cost.
+"""CPU of the episode loop over that of a bare AsyncLLM, and with an engine without cost.
 
     python -m benchmarks.rollout_loop build/tiny-0
 
-Attempts of 6 turns are played through the loop, and their requests are then put to the same engine
-bare, in the same order and as many at once; ten such pairs, interleaved, with turns of 24, 120
-and 240 tokens. The ratio is that of the CPU seconds of this process, without the engine's own. All
-requests at once through `LLM.generate` are measured once, for the record. Then attempts of 6 and of
-50 turns with an engine that answers at once: microseconds of a turn and of a token, all of them the
-loop's. Last, how long the event loop is held while attempts with a prompt of 39,000 tokens begin.
+Plays attempts of 6 turns through the loop, then sends their requests to the bare engine in the same
+order and with the same concurrency; ten such pairs, interleaved, with turns of 24, 120 and 240
+tokens. The ratio compares the CPU seconds of this process, without the engine's own. All requests
+at once through `LLM.generate` are measured once, for reference. Then attempts of 6 and of 50 turns
+with an engine that answers at once: microseconds of a turn and of a token, all of them the loop's.
+Last, the longest blockage of the event loop while attempts with a prompt of 39,000 tokens begin.
 About 4 minutes. The last line is one JSON object.
 """
 
@@ -61,7 +61,7 @@ TURN_TOKENS = (24, 120, 240)
 LONG_TURNS, LONG_TURN_TOKENS = 50, 375
 LONG_PROMPT_WORDS = 26_000
 POLICY = PolicyId(1, 0, b"b" * 32)
-# Token ids, how to sample, and how many tokens at most.
+# Token ids, sampling options, maximum number of tokens.
 Request = tuple[NDArray[np.int32], Sampling, int]
 TOOLS = (Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}}),)
 FACTS = PromptFacts("Find it.", "2026-01-31", {})
@@ -69,7 +69,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 
 
 class ReadyEnvironment:
-    """Environment in this process that opens at once and answers every call the same."""
+    """Environment in this process that opens at once and answers every call alike."""
 
     def __init__(self, facts: PromptFacts = FACTS) -> None:
         self.info = EpisodeInfo("e", TOOLS, facts, instance_id="i")
@@ -106,11 +106,11 @@ class InstantEngine:
 
 
 class BareEngine(VllmEngine):
-    """The engine, whose AsyncLLM can be asked by itself. Its turns are as long as they may be."""
+    """Engine whose AsyncLLM can be called directly. Its turns have the maximum length."""
 
     async def ask_bare(self, attempts: Sequence[Sequence[Request]]) -> float:
-        """Put the requests of attempts to AsyncLLM; return the CPU seconds of this process."""
-        # A salt of its own: what the loop has computed is in no cache for it.
+        """Send the attempts' requests to AsyncLLM; return the CPU seconds of this process."""
+        # A new salt: it must not hit the prefixes that the loop has cached.
         salt = uuid.uuid4().hex
         began = time.process_time()
         await asyncio.gather(*(self._ask_in_turn(requests, salt) for requests in attempts))
@@ -123,7 +123,7 @@ class BareEngine(VllmEngine):
                 pass
 
     def make_bare_request(self, request: Request, salt: str) -> tuple[Any, Any]:
-        """Return what vLLM takes: the prompt and the parameters."""
+        """Return the prompt and the parameters for vLLM."""
         from vllm import TokensPrompt
 
         token_ids, sampling, most = request
@@ -138,9 +138,8 @@ class BareEngine(VllmEngine):
 
 @dataclass
 class CallingEngine:
-    """Engine that puts words and a call where the policy wrote something else, so that all
-    attempts have all their turns. It remembers the requests of each attempt, which its seed tells
-    apart."""
+    """Engine that replaces the policy's text by words and a call, so that all attempts have all
+    their turns. It records the requests of each attempt, identified by its seed."""
 
     engine: BareEngine
     turn: NDArray[np.int32]
@@ -187,7 +186,7 @@ def make_runner(
     turns: int = TURNS,
     tokens: int = TURN_TOKENS[0],
 ) -> AttemptRunner:
-    # Whatever an untrained policy writes, it is told to go on.
+    # Invalid turns of an untrained policy must not end its attempts.
     dialect = choose_dialect("", tokenizer, DialectConfig(name="full"))
     limits = replace(LIMITS, max_turns=turns, max_generate_length=tokens)
     return AttemptRunner(engine, environment, tokenizer, dialect, limits)
@@ -212,21 +211,21 @@ def make_attempts(count: int) -> list[Attempt]:
 
 
 def make_turn(tokenizer: TransformersTokenizer, tokens: int) -> NDArray[np.int32]:
-    """Return a turn of so many tokens, or as few as it takes, that ends with a call."""
+    """Return a turn that ends with a call, padded to this number of tokens."""
     end = tokenizer.encode(CALL + "<|im_end|>")
     padding = tokenizer.encode("it " * tokens)[: max(tokens - len(end), 0)]
     return np.array([*padding, *end], np.int32)
 
 
 async def play_all(runner: AttemptRunner, attempts: Sequence[Attempt]) -> float:
-    """Play attempts at once; return the CPU seconds of this process."""
+    """Play attempts concurrently; return the CPU seconds of this process."""
     began = time.process_time()
     await asyncio.gather(*(runner.run_attempt(attempt) for attempt in attempts))
     return time.process_time() - began
 
 
 async def time_turns(tokenizer: TransformersTokenizer, turns: int, tokens: int) -> float:
-    """Return CPU microseconds of a turn with an engine that costs nothing."""
+    """Return the CPU microseconds of a turn with an engine without cost."""
     engine = InstantEngine(make_turn(tokenizer, tokens))
     runner = make_runner(engine, ReadyEnvironment(), tokenizer, turns)
     await play_all(runner, make_attempts(4))
@@ -235,7 +234,7 @@ async def time_turns(tokenizer: TransformersTokenizer, turns: int, tokens: int) 
 
 
 async def time_holds(tokenizer: TransformersTokenizer) -> float:
-    """Return the longest time in milliseconds that the loop was held while attempts began."""
+    """Return the longest blockage of the loop in milliseconds while attempts began."""
     facts = PromptFacts("word " * LONG_PROMPT_WORDS, "2026-01-31", {})
     engine = InstantEngine(np.array(tokenizer.encode("<done><|im_end|>"), np.int32))
     runner = make_runner(engine, ReadyEnvironment(facts), tokenizer)
@@ -259,8 +258,8 @@ async def time_holds(tokenizer: TransformersTokenizer) -> float:
 async def compare_with_bare_engine(
     model: Path, tokenizer: TransformersTokenizer, pairs: int
 ) -> dict[str, Any]:
-    """Return, for each length of a turn, the CPU of the loop over that of the bare engine's
-    client; for the shortest also over that of `LLM.generate`."""
+    """Return by turn length the CPU of the loop over that of the bare engine's client; for the
+    shortest also over that of `LLM.generate`."""
     config = PolicyConfig(model=str(model), dtype="float32", max_model_len=2048)
     settings, served = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS), serve_policy(config)
     found: dict[str, Any] = {}
@@ -296,7 +295,7 @@ async def measure_pairs(
         looped.append(await play_all(runner, make_attempts(ATTEMPTS)))
         bare.append(await calling.engine.ask_bare(list(calling.requests.values())))
         assert all(len(requests) == TURNS for requests in calling.requests.values())
-    # The first pair warms both.
+    # The first pair warms up.
     return looped[1:], bare[1:]
 
 
@@ -304,7 +303,7 @@ def time_at_once(options: dict[str, Any], requests: list[tuple[Any, Any]]) -> fl
     """Return the CPU seconds of `LLM.generate` for all requests at once, which no loop can do."""
     from vllm import LLM
 
-    # The model runs beside this process, as for the loop; it counts neither here nor there.
+    # As for the loop, the model runs in another process, which does not count.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     llm = LLM(**options)
     prompts, params = map(list, zip(*requests, strict=True))

@@ -9,7 +9,7 @@ first two (warm-up). The last line is one JSON object:
   `sync` the time from publication until every engine serves it.
 - `share_*`: of a step's wall time: waiting for rollout, training, publishing and waiting for
   engines, and the rest.
-- `overlap_ratio`: step / max(rollout, train). 1 means that the shorter of the two is hidden whole.
+- `overlap_ratio`: step / max(rollout, train). 1 means that the shorter phase is fully overlapped.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def run_demo(steps: int, runs: Path) -> Path:
 
 
 def measure_steps(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The figures, from the metrics of every step."""
+    """Return the figures, from the metrics of every step."""
     timed = [row for row in rows if "timing/step" in row]
     steady = timed[WARM_UP_STEPS:]
 
@@ -65,7 +65,7 @@ def measure_steps(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Where the time of a training step goes.")
+    parser = argparse.ArgumentParser(description="Time of a training step, by part.")
     parser.add_argument("--steps", type=int, default=12, help="optimizer steps to train")
     given = parser.parse_args()
     if given.steps <= WARM_UP_STEPS:

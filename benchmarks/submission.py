@@ -1,4 +1,4 @@
-"""A trajectory of a tool-using policy, and its way over the wire: encoded and decoded."""
+"""A trajectory of a tool-using policy, encoded for the wire and decoded."""
 
 import numpy as np
 
@@ -39,13 +39,13 @@ def make_trajectory(tokens: int = TOKENS) -> Trajectory:
 
 
 def encode_trajectory(trajectory: Trajectory) -> list[bytes]:
-    """Return the messages of a submission; the digest that is made with a trajectory is made."""
+    """Return the messages of a submission, including the digest made with a trajectory."""
     assert content_digest(trajectory.sequences) == trajectory.content_digest
     return [part.SerializeToString() for part in encode_submission(trajectory)]
 
 
 def decode_messages(messages: list[bytes]) -> Trajectory:
-    """Return the trajectory of a submission; every check of the learner's is made."""
+    """Return the trajectory of a submission, after all of the learner's checks."""
     assembler = TrajectoryAssembler(LIMITS)
     for message in messages:
         assembler.add_part(pb.SubmitTrajectoryRequest.FromString(message))

@@ -1,8 +1,8 @@
-"""A learner whose ranks take time and no CPU, as GPUs do, in a process of its own.
+"""A learner whose ranks take time but no CPU, like GPUs, in a process of its own.
 
 `python -m benchmarks.timed_learner FOLDER TRAIN_S CHANGES`, with `[learner]` keys as JSON. Its
-services, its journal and its limits are the real ones. It prints its address, and once a second its
-CPU seconds so far, its memory and the longest time that its event loop was held."""
+services, journal and limits are real. It prints its address, and once a second its CPU seconds so
+far, its memory and the longest blockage of its event loop."""
 
 import asyncio
 import json
@@ -35,8 +35,8 @@ _LAG_PROBE_S = 0.02
 
 
 class TimedRanks(FakeRanks):
-    """Ranks of a large vocabulary, with weights of a dtype that workers take. They read nothing
-    of a batch."""
+    """Ranks of a large vocabulary, with weights of a dtype that workers accept. They ignore the
+    batch."""
 
     async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
         return replace(await super().start_ranks(checkpoint), vocab_size=VOCABULARY)
@@ -56,7 +56,7 @@ class TimedRanks(FakeRanks):
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """Load of the learner at one moment; `lag_s` since the sample before."""
+    """Load of the learner at one moment; `lag_s` since the previous sample."""
 
     at: float
     cpu_s: float
@@ -66,7 +66,7 @@ class LoadSample:
 
 @dataclass
 class TimedLearner:
-    """The learner as its client sees it."""
+    """Learner as seen by its client."""
 
     address: str
     pid: int
@@ -75,7 +75,7 @@ class TimedLearner:
 
     @property
     def cores(self) -> float:
-        """Return how many cores the learner kept busy, over all of the samples."""
+        """Return the number of cores that the learner kept busy, over all samples."""
         first, last = self.samples[0], self.samples[-1]
         return (last.cpu_s - first.cpu_s) / (last.at - first.at)
 
@@ -128,16 +128,16 @@ async def main(folder: Path, train_s: float, changes: dict[str, Any]) -> None:
 
 
 async def _tell_load() -> None:
-    own, told, lag = psutil.Process(), time.monotonic(), 0.0
+    own, reported, lag = psutil.Process(), time.monotonic(), 0.0
     while True:
         began = time.monotonic()
         await asyncio.sleep(_LAG_PROBE_S)
         now = time.monotonic()
         lag = max(lag, now - began - _LAG_PROBE_S)
-        if now - told >= 1.0:
+        if now - reported >= 1.0:
             load = {"at": now, "cpu_s": time.process_time(), "memory": own.memory_info().rss}
             print(json.dumps({**load, "lag_s": lag}), flush=True)
-            told, lag = now, 0.0
+            reported, lag = now, 0.0
 
 
 if __name__ == "__main__":

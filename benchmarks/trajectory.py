@@ -1,16 +1,16 @@
 """CPU of a trajectory on the wire over msgspec's: `python -m benchmarks.trajectory`.
 
-A trajectory of 12 turns is encoded as rollouts submit it, and decoded as the learner takes it, with
-every check and digest: from arrays to arrays, and then to the tensors of a training step. The other
-side is msgspec as prime-rl uses it (its `transports/batch`): a micro batch of lists with token ids,
-mask, advantages, logprobs, positions and temperatures of each token, encoded and decoded as
-msgpack, and every list made into a tensor. No sender pays for its arrays or lists. The last line
-is one JSON object:
+A trajectory of 12 turns is encoded as by rollouts, and decoded as by the learner, with every check
+and digest: from arrays to arrays, and then to the tensors of a training step. The other side is
+msgspec as prime-rl uses it (its `transports/batch`): a micro batch of lists with token ids, mask,
+advantages, logprobs, positions and temperatures of each token, encoded and decoded as msgpack, and
+every list converted to a tensor. The cost of building the sender's arrays or lists does not count.
+The last line is one JSON object:
 
 - `cpu`: CPU seconds of ours over those of prime-rl's, the median of the pairs.
-- `cpu_without_digests`: the same without the two digests of ours, which the other side has not.
-- `cpu_same_fields`: ours over a msgspec struct of no more than ours holds (token ids, mask,
-  logprobs, temperatures), from lists to numpy arrays; ours to arrays, digests included.
+- `cpu_without_digests`: the same without our two digests, which the other side lacks.
+- `cpu_same_fields`: ours over a msgspec struct with the same fields (token ids, mask, logprobs,
+  temperatures), from lists to numpy arrays; ours to arrays, digests included.
 - `bytes`: bytes of ours over those of prime-rl's.
 - `us`: CPU microseconds of each part; `digest` is in our `encode` once, and in our `decode`.
 
@@ -38,7 +38,7 @@ ADVANTAGE = 0.37
 
 
 class Sample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """Lists of what a trajectory of ours holds of each token."""
+    """Lists with our trajectory's fields of each token."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -49,7 +49,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
 
 
 class MicroBatch(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """A micro batch with the fields of prime-rl's that are always sent, in their order."""
+    """Micro batch with the fields that prime-rl always sends, in their order."""
 
     input_ids: list[int]
     loss_mask: list[bool]
@@ -104,7 +104,7 @@ def compare(trajectory: Trajectory, pairs: int) -> dict[str, Any]:
 
 def summarise(found: dict[str, list[float]], tokens: int) -> dict[str, Any]:
     def total(*names: str) -> np.ndarray:
-        # The first of each warms it.
+        # The first call of each warms up.
         return np.sum([found[name][1:] for name in names], axis=0)
 
     def median(ratios: np.ndarray) -> float:
@@ -123,7 +123,7 @@ def summarise(found: dict[str, list[float]], tokens: int) -> dict[str, Any]:
 
 
 def make_tensors(trajectory: Trajectory) -> list[Tensor]:
-    """Return what a training step has of each token."""
+    """Return the tensors of a training step."""
     sequence = trajectory.sequences[0]
     mask = sequence.policy_mask
     logprobs = np.zeros(len(mask), np.float32)
@@ -196,7 +196,7 @@ def check_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def time_cpu(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of one call, of many."""
+    """Return the CPU seconds per call, over many calls."""
     began = time.process_time()
     for _ in range(REPEATS):
         work()

@@ -1,20 +1,20 @@
-"""CPU of handing in trajectories over a raw socket's: `python -m benchmarks.trajectory_stream`.
+"""CPU of submitting trajectories over a raw socket's: `python -m benchmarks.trajectory_stream`.
 
-Trajectories of 16,384 tokens go from a rollout's client to a learner in a process of its own, over
+A rollout's client sends trajectories of 16,384 tokens to a learner in a process of its own, over
 gRPC: each is encoded, sent, checked, journaled and fsynced before its receipt. The other sides do
-parts of that, in a process of their own, too, and CPU is always that of both processes:
+parts of that, also between two processes. CPU always counts both processes:
 
 - `raw`: the bytes of the same token ids and logprobs through a socket, answered with one byte.
 - `synced`: the same, in a file and fsynced before the answer.
-- `decoded`: what the learner does but for gRPC and the journal's database: digested and encoded,
-  through a socket, decoded with every check, in a file and fsynced before the answer.
-- `grpc`: the messages of a submission, made beforehand, through gRPC with the services' options,
-  in as many calls, answered with one byte. Nothing parses, checks or keeps them.
+- `decoded`: the same work without gRPC and the journal's database: digested and encoded, through a
+  socket, decoded with every check, in a file and fsynced before the answer.
+- `grpc`: the messages of a submission, made beforehand, through gRPC with the services' options, in
+  as many calls, answered with one byte. They are not parsed, checked or kept.
 
 The last line is one JSON object, with medians over the pairs:
 
 - `cpu_over_raw`, `cpu_over_synced`, `cpu_over_decoded`: CPU of ours over that of each.
-- `grpc_over_raw`: how much of the first is gRPC alone.
+- `grpc_over_raw`: the part of gRPC alone in the first.
 - `cpu_ms`: CPU milliseconds of a trajectory: `ours`, its parts `sender` and `learner`, and the
   others.
 
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 async def compare(pairs: int) -> dict[str, Any]:
-    """Return the figures of so many pairs, after one that warms both sides."""
+    """Return the figures of `pairs` pairs, after a warm-up pair."""
     found: dict[str, list[float]] = {"sender": [], "learner": [], "grpc": []}
     found |= {kind: [] for kind in KINDS}
     changes: dict[str, Any] = {
-        # No batch is ever complete: nothing is trained.
+        # No batch is ever complete, so the learner never trains.
         **{"steps": 10, "groups_per_step": 1000, "group_size": GROUP},
         **{"lease_ttl_s": 600.0, "intake": {"worker_bytes": 2**26, "total_bytes": 2**26}},
     }
@@ -146,7 +146,7 @@ def cpu_of(pid: int) -> float:
 
 
 async def send_bare(messages: list[bytes]) -> float:
-    """Send the messages of a submission as often; return the CPU seconds of both sides."""
+    """Send the messages of as many submissions; return the CPU seconds of both sides."""
     command = (sys.executable, "-m", "benchmarks.grpc_receiver")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -170,7 +170,7 @@ async def send_bare(messages: list[bytes]) -> float:
 
 
 def send_raw(kind: str, trajectory: Trajectory, out: Path) -> float:
-    """Send a trajectory as often; return the CPU seconds of both sides."""
+    """Send as many trajectories; return the CPU seconds of both sides."""
     command = [sys.executable, "-m", "benchmarks.raw_receiver", kind, str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

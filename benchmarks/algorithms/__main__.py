@@ -1,8 +1,8 @@
 """The algorithms compared on the tiny policy: `python -m benchmarks.algorithms`.
 
 Trains it from the same three starts by every estimator, and on samples of age 0, 1, 4 and 8 steps
-with and without corrections; an hour or so on two cores. Everything runs here, with the learner's
-own losses and without its services. Results are kept in `--out`, so that a second call goes on.
+with and without corrections; about an hour on two cores. Everything runs on this machine, with the
+learner's losses but without its services. `--out` keeps the results, so that a second call resumes.
 
 Prints the tables of docs/algorithms.md, and as its last line one JSON object: for each row the
 held-out pass@1 in percent (mean of a run's last three evaluations) of each seed, their mean, and
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _run_jobs(jobs: list[Job], plan: Plan, workers: int) -> Iterator[tuple[Job, float]]:
-    """Results as they come. Processes are spawned: each has a torch of its own, of one thread."""
+    """Yield results as they complete. Each spawned process has its own torch with one thread."""
     folders = {seed: _build_start(seed) for seed in {seed for _, seed in jobs}}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         running: dict[Future[float], Job] = {
@@ -69,7 +69,7 @@ def _run_jobs(jobs: list[Job], plan: Plan, workers: int) -> Iterator[tuple[Job, 
 
 
 def _build_start(seed: int) -> Path:
-    """The demo's own initial policy of this seed."""
+    """Build the demo's initial policy of this seed."""
     folder = Path(f"build/tiny-{seed}")
     build(folder, recipe_for("tools", seed))
     return folder
@@ -103,9 +103,9 @@ def _parse_arguments() -> argparse.Namespace:
     text = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m benchmarks.algorithms", description=text)
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a run")
-    parser.add_argument("--seeds", type=int, default=3, help="starts, of which each has a policy")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--seeds", type=int, default=3, help="starts, each with its own policy")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs")
+    parser.add_argument("--only", default="", help="only rows whose name contains this text")
     kept = Path("build/algorithms.jsonl")
     parser.add_argument("--out", type=Path, default=kept, help=f"where results are kept ({kept})")
     given = parser.parse_args()

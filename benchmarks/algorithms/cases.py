@@ -1,4 +1,4 @@
-"""Cases that are compared: estimators on policy, and ways to train on samples that are old."""
+"""Compared cases: on-policy estimators, and corrections for stale samples."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 STALENESS = (1, 4, 8)
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "gae")
 
-# "none" compares the policy with itself as the step begins: the age of the samples is ignored.
+# "none" compares the policy with itself at the start of the step, ignoring the samples' age.
 CORRECTIONS = {
     "none": AlgorithmConfig(proximal="trainer"),
     "clip against the sampler": AlgorithmConfig(),
@@ -35,7 +35,7 @@ class Case:
 
 
 def list_cases() -> list[Case]:
-    """Every row, in the order of the tables."""
+    """Return every row, in the order of the tables."""
     estimators = [
         Case("estimator", name, algorithm=AlgorithmConfig(advantage=name)) for name in ESTIMATORS
     ]

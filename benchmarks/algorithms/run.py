@@ -1,4 +1,4 @@
-"""One training run in this process: the project's losses and environments, none of its services."""
+"""One training run in this process: the project's losses and environments without its services."""
 
 import random
 from collections import deque
@@ -46,20 +46,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A batch with the version that wrote it."""
+    """Batch with the version that sampled it."""
 
     version: int
     episodes: list[Episode]
 
 
 def run_case(case: Case, seed: int, plan: Plan, folder: Path) -> float:
-    """The mean of a run's evaluations."""
+    """Mean of a run's evaluations."""
     scores = train_case(case, seed, plan, folder)
     return sum(scores) / len(scores)
 
 
 def train_case(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
-    """pass@1 at T = 1 on the held-out tasks at each evaluation."""
+    """Return pass@1 at T = 1 on the held-out tasks at each evaluation."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     rank = RankConfig()
@@ -80,7 +80,7 @@ def train_case(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
 
 
 class Sampler:
-    """The policy as it acts, with weights of its own."""
+    """Acting policy with its own weights."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._player: Player = load_player(folder)
@@ -89,20 +89,20 @@ class Sampler:
 
     @torch.no_grad()
     def adopt(self, policy: Policy) -> None:
-        """Act by these parameters from now on."""
+        """Load these parameters."""
         trained = policy.named_parameters()
         for name, parameter in self._player.model.named_parameters():
             parameter.copy_(trained[name])
 
     def sample(self, version: int) -> Sampled:
-        """Attempts at the next tasks, those at one task side by side."""
+        """Play attempts at the next tasks, those of one task adjacent."""
         tasks = [next(self._tasks) for _ in range(GROUPS)]
         attempts = [task for task in tasks for _ in range(GROUP_SIZE)]
         played = play_tasks(self._player, attempts, temperature=1.0, generator=self._generator)
         return Sampled(version, played)
 
     def score(self) -> float:
-        """pass@1 on the held-out tasks, the same random numbers every time."""
+        """Return pass@1 on the held-out tasks, with the same random numbers every time."""
         scores = evaluate(self._player, "heldout", EVAL_TASKS_PER_ENV, temperature=1.0, seed=0)
         return scores["all"].pass_at_1
 
@@ -132,7 +132,7 @@ def _train_sequence(episode: Episode, group_id: str, attempt: int, staleness: in
 
 
 def _task_order(seed: int) -> Iterator[Scenario]:
-    """Environments take turns; tasks come in an order of the seed's own, without an end."""
+    """Yield tasks endlessly, environments in turn, in an order that depends on the seed."""
     rng = random.Random(seed)
     while True:
         for index in rng.sample(range(TRAIN_TASKS), TRAIN_TASKS):

@@ -12,7 +12,7 @@ T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 
 
 
 def make_row(case: Case, scores: Sequence[float]) -> dict[str, Any]:
-    """One case over its seeds, in percent."""
+    """Result of one case over its seeds, in percent."""
     percent = [100 * score for score in scores]
     low, high = mean_interval(percent)
     return {
@@ -26,7 +26,7 @@ def make_row(case: Case, scores: Sequence[float]) -> dict[str, Any]:
 
 
 def mean_interval(percent: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean over seeds, cut to what a percentage can be."""
+    """95 % interval of the mean over seeds, clipped to 0 to 100."""
     mean = statistics.mean(percent)
     freedom = len(percent) - 1
     if freedom not in T_975:
@@ -36,7 +36,7 @@ def mean_interval(percent: Sequence[float]) -> tuple[float, float]:
 
 
 def format_tables(rows: Sequence[dict[str, Any]]) -> str:
-    """Both tables; the second has a row a correction and a column an age."""
+    """Return both tables; the second has a row per correction and a column per age."""
     estimators = [r for r in rows if r["table"] == "estimator"]
     lines = ["| estimator, on policy | pass@1, mean [95 % interval] | seeds |", "|---|---|---|"]
     lines += [f"| {r['name']} | {_format_figure(r)} | {_format_seeds(r)} |" for r in estimators]

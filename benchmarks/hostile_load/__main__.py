@@ -1,15 +1,16 @@
-"""Cost of strangers to everybody else: `python -m benchmarks.hostile_load [--scale 1]`.
+"""Cost of attackers for legitimate clients: `python -m benchmarks.hostile_load [--scale 1]`.
 
-A learner and a gateway, each in a process of its own, are asked for their status, first in quiet
-and then while a further process holds 2,500 idle connections, 1,000 calls with the token that say
-nothing, 2,500 watches that nobody reads, 200 submissions that are never finished, and 400 calls
-without a token of whose message the end is missing. It ends by itself, and goes to 127.0.0.1 alone.
-The last line is one JSON object; for `learner` and `env_gateway`:
+Measures GetStatus of a learner and a gateway, each in a process of its own, first without load and
+then while a further process holds 2,500 idle connections, 1,000 silent calls with the token, 2,500
+unread watches, 200 unfinished submissions, and 400 calls without a token whose message is
+incomplete. It ends on its own, and connects only to 127.0.0.1. The last line is one JSON object;
+for `learner` and `env_gateway`:
 
-- `quiet_p50_ms`, `quiet_p99_ms`, `p50_ms`, `p99_ms`: what GetStatus takes, in quiet and under load.
-- `p99_ratio`: how many times longer.
-- `grown_mib`: by how much the process grew, at its largest.
-- `holding`: of each attack, what the service held after a while, of connections all that it took.
+- `quiet_p50_ms`, `quiet_p99_ms`, `p50_ms`, `p99_ms`: time of GetStatus without and under load.
+- `p99_ratio`: the latter over the former.
+- `grown_mib`: the largest growth of the process.
+- `holding`: for each attack, the number that the service held after a while; for connections, all
+  that it accepted.
 """
 
 import argparse
@@ -43,7 +44,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Service:
-    """A process that serves."""
+    """Serving process."""
 
     name: str
     address: str
@@ -107,13 +108,13 @@ async def env_gateway(folder: Path) -> AsyncGenerator[Service]:
 async def _read_line(running: asyncio.subprocess.Process) -> str:
     assert running.stderr is not None
     async for line in running.stderr:
-        if (said := json.loads(line)).get("event") == "serving":
-            return said["address"]
+        if (event := json.loads(line)).get("event") == "serving":
+            return event["address"]
     raise RuntimeError("the gateway ended before it served")
 
 
 async def measure_waits(service: Service, calls: int) -> list[float]:
-    """Measure how long each of some calls of GetStatus takes, in ms."""
+    """Return the times of several GetStatus calls, in ms."""
     found: list[float] = []
     async with rpc.channel(service.address, token=TOKEN) as channel:
         stub, request = _status_call(service, channel)
@@ -174,7 +175,9 @@ async def run_bench(scale: float, calls: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="of each attack (default: 1)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="scale of each attack (default: 1)"
+    )
     parser.add_argument("--calls", type=int, default=CALLS, help=f"of GetStatus (default: {CALLS})")
     given = parser.parse_args()
     print(json.dumps(asyncio.run(run_bench(given.scale, given.calls))))

@@ -1,8 +1,8 @@
-"""The strangers of `benchmarks.hostile_load`, in a process of their own.
+"""Attackers of `benchmarks.hostile_load`, in a process of their own.
 
 `python -m benchmarks.hostile_load.attacks SERVICE ADDRESS SCALE` begins all its attacks at once,
-says `holding` and what it got hold of as JSON lines, and holds on until its standard input ends or
-its time is over. It talks to 127.0.0.1 alone.
+prints `holding` with the held numbers as JSON lines, and holds them until its standard input ends
+or its time is over. It connects only to 127.0.0.1.
 """
 
 import argparse
@@ -32,19 +32,19 @@ from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKEN, TOKENIZER, FakeWorker
 
 CONNECTIONS, HALF_OPEN, WATCHES, SUBMISSIONS = 2500, 1000, 2500, 200
-# Calls without a token, of whose message the end is missing.
+# Calls without a token whose message is incomplete.
 HALF_SENT = 400
 PER_CHANNEL = 100
 HOLD_S = 120.0
 CHUNK_BYTES = 2**20 - 2**10
-# What HTTP/2 begins with: the preface, and settings that set nothing.
+# Start of an HTTP/2 connection: the preface, and empty settings.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
 
 Held = list[Any]
 
 
 def idle_connections(address: str, count: int) -> list[socket.socket]:
-    """Connections that greet and then say nothing; as many as are taken."""
+    """Idle connections after a handshake; as many as are accepted."""
     host, _, port = address.rpartition(":")
     held: list[socket.socket] = []
     for _ in range(count):
@@ -63,7 +63,7 @@ async def stay_silent() -> AsyncIterator[Any]:
 
 
 class Strangers:
-    """Clients that hold on to one service."""
+    """Attacking clients of one service."""
 
     def __init__(self, service: str, address: str, scale: float) -> None:
         self._service = service
@@ -81,7 +81,7 @@ class Strangers:
             idle_connections, self._address, self.count(CONNECTIONS)
         )
         self.held += connections
-        # Before others attach, of whom there may be only so many.
+        # First, because the number of attached workers is limited.
         sent = await self._sent(self.count(SUBMISSIONS))
         half_open = [
             self._half_open(channel) for channel in self._open_channels(self.count(HALF_OPEN))
@@ -93,7 +93,7 @@ class Strangers:
         calls = {"half_open": half_open, "watches": watches, "submissions": submissions}
         half_sent = await self._half_sent(self.count(HALF_SENT))
         before: dict[str, int] = {}
-        # Refusals need a moment.
+        # Wait for refusals.
         for _ in range(20):
             await asyncio.sleep(1.0)
             held = {name: sum(not call.done() for call in made) for name, made in calls.items()}
@@ -112,7 +112,7 @@ class Strangers:
                 held.close()
 
     def _open_channels(self, calls: int) -> list[grpc.aio.Channel]:
-        """A channel for each call; some calls share one."""
+        """Open channels for the calls; some calls share one."""
         channels = [
             rpc.channel(self._address, token=TOKEN, stream_timeout_s=HOLD_S, timeout_s=HOLD_S)
             for _ in range(-(-calls // PER_CHANNEL))
@@ -121,7 +121,7 @@ class Strangers:
         return [channels[n // PER_CHANNEL] for n in range(calls)]
 
     async def _half_sent(self, count: int) -> list[asyncio.Event]:
-        """Events that are set when a call is answered."""
+        """Return events that are set when a call is answered."""
         name = {
             "learner": "learner.v1.GroupService",
             "env_gateway": "env_gateway.v1.EpisodeService",
@@ -146,7 +146,7 @@ class Strangers:
         return stub.Grade
 
     def _begin_watch(self, channel: grpc.aio.Channel, number: int) -> Any:
-        """A watch that nobody reads; half of them need no token."""
+        """Open an unread watch; half of the watches need no token."""
         health: Any = health_pb2_grpc.HealthStub(channel)
         if number % 2:
             return health.Watch(health_pb2.HealthCheckRequest())
@@ -177,7 +177,7 @@ class Strangers:
         return calls
 
     async def _make_headers(self, count: int) -> Sequence[trajectory_pb2.TrajectoryHeader]:
-        """Every other one under a lease that is good."""
+        """Begin an unfinished submission, every other one under a valid lease."""
         worker = FakeWorker(self._address, "hostile", channel=self._open_channels(1)[0])
         self.held.append(asyncio.create_task(worker.attach()))
         await asyncio.wait_for(worker.updated.wait(), 30)

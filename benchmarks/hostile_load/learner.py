@@ -1,6 +1,6 @@
-"""A learner without tensors, for `benchmarks.hostile_load`: `... FOLDER`. It says where it serves.
+"""A learner without tensors, for `benchmarks.hostile_load`: `... FOLDER`. It prints its address.
 
-Its services, its journal and its limits are the real ones; its ranks are `FakeRanks`.
+Its services, journal and limits are real; its ranks are `FakeRanks`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
-# As long as a long trajectory: what strangers announce is then allowed.
+# As long as a long trajectory, so that the attackers' announced lengths are allowed.
 SHARED = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 2**17}}
 
 

@@ -1,1 +1,1 @@
-"""What new weights cost on their way into engines; start at `__main__.py`."""
+"""Cost of transferring new weights into engines; start at `__main__.py`."""

@@ -1,19 +1,20 @@
 """Cost of new weights on each way into an engine: `python -m benchmarks.weight_sync`.
 
-A random Qwen3 in bfloat16 is published as ranks do and brought to a worker, by what the services
-run with, each part beside what it cannot do without. The last line is one JSON object:
+Publishes a random Qwen3 in bfloat16 as ranks do and brings it to a worker by the services' own
+code, each part compared with its minimal work. The last line is one JSON object:
 
-- `shared_memory`: CPU of both sides, to the last checked byte in a worker's file, over that of one
-  plain copy into a new file there and one checksum; `publish` and `load` are the sides alone.
-- `gloo`: the sender's process and a receiver that checks what comes, over two bare processes that
-  broadcast the same buckets by torch.distributed: CPU of both processes, the receiver's wall time.
+- `shared_memory`: CPU of both sides, up to the last checked byte in a worker's file, over that of
+  one plain copy into a new file there and one checksum; `publish` and `load` are the single sides.
+- `gloo`: the sender's process and a checking receiver, over two bare processes that broadcast the
+  same buckets by torch.distributed: CPU of both processes, the receiver's wall time.
 - `grpc`: CPU seconds per GB of WeightService's process and of the worker that fetches and checks.
-- `delta`: what a worker that holds a publication fetches of the next, in bytes a parameter, after
-  each of some steps of AdamW at a learning rate of 1e-6 on float32 masters, published in bfloat16:
-  of the first, when AdamW moves every parameter by the rate itself, and the most of the others.
-  CPU seconds per GB of the publication: the server's, which finds the difference, and the worker's.
-- `live_update`: seconds per GB of whole updates of real vLLM on CPU: `vllm` is its own part, which
-  loads from a mapped file; the rest is staging (`shared_memory`) or what receiving adds (`gloo`).
+- `delta`: bytes per parameter that a worker with the previous publication fetches, after each of
+  several AdamW steps at a learning rate of 1e-6 on float32 masters, published in bfloat16: after
+  the first step, in which AdamW moves every parameter by the rate itself, and the most of the
+  others. CPU seconds per GB of the publication: of the server, which computes the difference, and
+  the worker.
+- `live_update`: seconds per GB of whole updates of real vLLM on CPU: `vllm` is its own part,
+  loading from a mapped file; the rest is staging (`shared_memory`) or receiving (`gloo`).
 
 All medians. About two minutes.
 """
@@ -66,7 +67,7 @@ async def measure_parts(layers: int, pairs: int, parts: list[str]) -> dict[str, 
 
 @asynccontextmanager
 async def publishing(layers: int) -> AsyncGenerator[tuple[PublishedModel, Path]]:
-    """Make a model that is published in shared memory, and a folder there for a worker."""
+    """Make a model published in shared memory, and a folder there for a worker."""
     with TemporaryDirectory(dir="/dev/shm") as place:
         folder = Path(place)
         published = PublishedModel(folder, layers)

@@ -32,7 +32,7 @@ TOKEN = "a-token-of-the-benchmark"
 
 
 class CountingFeed(PolicyClient):
-    """A worker's client of weights that counts what it fetches."""
+    """Weight client of a worker that counts the fetched bytes."""
 
     fetched_bytes = 0
 
@@ -114,7 +114,7 @@ async def measure_grpc(published: PublishedModel, folder: Path, pairs: int) -> d
 
 @asynccontextmanager
 async def connected(address: str | None) -> AsyncGenerator[CountingFeed]:
-    """Make a worker's client of weights; its learner is at `address`, where it is needed."""
+    """Make a worker's weight client; `address` is its learner's, if it needs one."""
     identity = WorkerIdentity("worker", "incarnation", 1, TokenizerDigests(b"tokenizer"))
     open_channel: Callable[[str], Any] = lambda there: rpc.channel(there, token=TOKEN)  # noqa: E731
     async with open_channel(address or "127.0.0.1:1") as channel:

@@ -25,7 +25,7 @@ from tests.support.free_ports import free_port
 
 SENDER = "services.learner.weights.adapters.weight_sender"
 SIDES = ("ours", "bare")
-# Transfers of one publication: the CPU of other processes is told in hundredths of a second.
+# Transfers of one publication: the CPU time of other processes has a resolution of 10 ms.
 ROUND = 3
 
 
@@ -50,10 +50,10 @@ async def compare_gloo(published: PublishedModel, folder: Path, pairs: int) -> d
         ):
             for _ in range(pairs + 1):
                 written = published.write_next()
-                line = describe(written, folder / "told.json")
+                line = describe(written, folder / "publication.json")
                 await sender.serve_publication(written, policy_of(written))
                 before = cpu_of([process])
-                got = [await ask(receiver, line) for _ in range(ROUND)]
+                got = [await transfer(receiver, line) for _ in range(ROUND)]
                 note("ours", got, cpu_of([process]) - before)
                 both = [await ask_both(bare_sender, bare_receiver, line) for _ in range(ROUND)]
                 note("bare", [pair[1] for pair in both], sum(pair[0]["cpu_s"] for pair in both))
@@ -83,8 +83,8 @@ async def peer(kind: str, where: str) -> AsyncGenerator[Process]:
         await process.wait()
 
 
-async def ask(process: Process, line: bytes) -> dict[str, float]:
-    """Have a process take its part in one transfer; return the seconds that it took."""
+async def transfer(process: Process, line: bytes) -> dict[str, float]:
+    """Let a process perform its part of one transfer; return its seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line)
@@ -94,13 +94,13 @@ async def ask(process: Process, line: bytes) -> dict[str, float]:
 async def ask_both(
     sender: Process, receiver: Process, line: bytes
 ) -> tuple[dict[str, float], dict[str, float]]:
-    return await asyncio.gather(ask(sender, line), ask(receiver, line))
+    return await asyncio.gather(transfer(sender, line), transfer(receiver, line))
 
 
-def describe(written: Written, told: Path) -> bytes:
-    """Write what a peer must know of a publication; return the line that names it."""
+def describe(written: Written, file: Path) -> bytes:
+    """Describe a publication to a peer in `file`; return the line that names the file."""
     rows = [(e.name, e.dtype, e.shape, e.offset_bytes, e.checksum) for e in written.manifest]
     values = {"version": written.version, "fingerprint": written.fingerprint.hex()}
     values |= {"total_bytes": written.total_bytes, "path": str(written.path), "rows": rows}
-    told.write_text(json.dumps(values))
-    return f"{told}\n".encode()
+    file.write_text(json.dumps(values))
+    return f"{file}\n".encode()

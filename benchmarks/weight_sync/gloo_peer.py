@@ -1,8 +1,8 @@
 """A process of the comparison over gloo: `python -m benchmarks.weight_sync.gloo_peer KIND WHERE`.
 
 `ours` receives from the sender at WHERE, with every check and without vLLM. `bare_sender` and
-`bare_receiver` broadcast the same buckets to each other, who meet at port WHERE, and check nothing.
-For each line, which names a file that describes a publication, it prints one JSON line of seconds.
+`bare_receiver` meet at port WHERE and broadcast the same buckets to each other without checks. Each
+input line names a file that describes a publication; each output line is one JSON line of seconds.
 """
 
 import json
@@ -27,9 +27,9 @@ Take = Callable[[dict[str, Any], list[TensorEntry]], None]
 def join_ours(address: str) -> Take:
     connection = SenderConnection(address, OpenGroup("peer", 1, "gloo"), 0, torch.device("cpu"))
 
-    def take(told: dict[str, Any], entries: list[TensorEntry]) -> None:
-        policy = PolicyId(1, told["version"], bytes.fromhex(told["fingerprint"]))
-        for _ in connection.request_weights(policy, entries, told["total_bytes"]):
+    def take(publication: dict[str, Any], entries: list[TensorEntry]) -> None:
+        policy = PolicyId(1, publication["version"], bytes.fromhex(publication["fingerprint"]))
+        for _ in connection.request_weights(policy, entries, publication["total_bytes"]):
             pass
 
     return take
@@ -41,8 +41,8 @@ def join_bare(rank: int, port: int) -> Take:
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=patience)
     mapped: dict[str, torch.Tensor] = {}
 
-    def take(told: dict[str, Any], entries: list[TensorEntry]) -> None:
-        path, total = told["path"], told["total_bytes"]
+    def take(publication: dict[str, Any], entries: list[TensorEntry]) -> None:
+        path, total = publication["path"], publication["total_bytes"]
         if rank == 0 and path not in mapped:
             mapped[path] = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
         largest = TransferSettings().piece_bytes
@@ -59,12 +59,12 @@ def main(kind: str, where: str) -> None:
     ranks = {"bare_sender": 0, "bare_receiver": 1}
     take = join_bare(ranks[kind], int(where)) if kind in ranks else join_ours(where)
     for line in sys.stdin:
-        told = json.loads(Path(line.strip()).read_text())
-        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in told["rows"]]
+        publication = json.loads(Path(line.strip()).read_text())
+        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in publication["rows"]]
         if kind in ranks:
             dist.barrier()
         clock = Clock()
-        take(told, entries)
+        take(publication, entries)
         print(json.dumps({"cpu_s": clock.cpu_s, "wall_s": clock.wall_s}), flush=True)
 
 

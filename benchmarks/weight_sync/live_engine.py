@@ -1,4 +1,4 @@
-"""Whole updates of real vLLM on CPU, with vLLM's own part beside them."""
+"""Whole updates of real vLLM on CPU, and vLLM's own part of them."""
 
 import statistics
 from collections.abc import AsyncGenerator
@@ -29,8 +29,7 @@ SENDER = "services.learner.weights.adapters.weight_sender"
 
 
 class UpdateFigures:
-    """Wall and CPU seconds of updates, CPU being that of the worker and of all its engine's
-    processes."""
+    """Wall and CPU seconds of updates. CPU counts the worker and all processes of its engine."""
 
     def __init__(self) -> None:
         self._wall: dict[str, list[float]] = {}
@@ -44,7 +43,7 @@ class UpdateFigures:
         self._cpu.setdefault(name, []).append(clock.cpu_s + cpu_of(self._processes) - before)
 
     def summarise(self, total_bytes: int) -> dict[str, Any]:
-        """Return seconds per GB and shares, the first update left out."""
+        """Return seconds per GB and shares, without the first update."""
         wall = {name: statistics.median(values[1:]) for name, values in self._wall.items()}
         cpu = {name: statistics.median(values[1:]) for name, values in self._cpu.items()}
 
@@ -70,7 +69,7 @@ class UpdateFigures:
 async def measure_live_updates(
     published: PublishedModel, folder: Path, pairs: int
 ) -> dict[str, Any]:
-    """Return what whole updates cost by shared memory and over gloo, after one of each."""
+    """Return the cost of whole updates by shared memory and over gloo, after one warm-up each."""
     sender = PublicationChild(SENDER, folder / "sender.log")
     try:
         address = await sender.start_process(WeightSenderConfig("run").to_line())

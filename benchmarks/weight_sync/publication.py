@@ -1,4 +1,4 @@
-"""A random model that is published as ranks publish theirs, and CPU time of processes."""
+"""A random model published as by ranks, and CPU time of processes."""
 
 import statistics
 import time
@@ -45,7 +45,7 @@ class PublishedModel:
         self._version = 0
 
     def write_next(self) -> Written:
-        """Publish the parameters as they are, under the next version."""
+        """Publish the current parameters under the next version."""
         self._version += 1
         return write_version(self.slots, self._version)
 
@@ -63,7 +63,7 @@ def write_version(slots: WeightSlots, version: int) -> Written:
 
 
 def announced(written: Written, transport: str, location: str) -> Publication:
-    """Return a publication as a worker hears of it."""
+    """Return a publication as announced to a worker."""
     return Publication(
         policy=policy_of(written),
         manifest=written.manifest,
@@ -80,12 +80,12 @@ def policy_of(written: Written) -> PolicyId:
 
 
 def cpu_of(processes: Sequence[psutil.Process]) -> float:
-    """Return the CPU seconds that processes have used, those they have waited for left out."""
+    """Return the CPU seconds of processes, without those of their ended children."""
     return sum(used.user + used.system for used in (each.cpu_times() for each in processes))
 
 
 class Clock:
-    """CPU seconds of this process, and wall time, since it was made."""
+    """Stopwatch of this process's CPU seconds and wall time."""
 
     def __init__(self) -> None:
         self._cpu, self._wall = time.process_time(), time.monotonic()

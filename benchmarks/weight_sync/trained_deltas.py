@@ -1,4 +1,4 @@
-"""What is fetched of publications between training steps by a worker that holds the one before."""
+"""Bytes that a worker with the previous publication fetches of the next, over training steps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +27,13 @@ from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_server import WeightServerConfig
 from services.rollout.work.weight_staging import KeptWeights, stage_weights
 
-# A step's tokens: their gradients are those of a random model, all of whose parameters have one.
+# Tokens of a step. In a random model, their gradients reach all parameters.
 SEQUENCES, LENGTH = 2, 64
 LEARNING_RATE = 1e-6
 
 
 class TrainedModel:
-    """A model that a rank's optimizer trains on random tokens; its float32 masters are published in
+    """Model trained on random tokens by a rank's optimizer; its float32 masters are published in
     bfloat16."""
 
     def __init__(self, folder: Path, layers: int) -> None:
@@ -44,7 +44,7 @@ class TrainedModel:
         self.slots = WeightSlots(parameters, torch.bfloat16, folder, "trained")
 
     def write_versions(self, steps: int) -> Iterator[Written]:
-        """Publish the model as it is, and after each of so many steps."""
+        """Publish the model now and after each of `steps` steps."""
         yield write_version(self.slots, 0)
         for step in range(1, steps + 1):
             tokens = torch.randint(self._model.config.vocab_size, (SEQUENCES, LENGTH))
@@ -54,7 +54,7 @@ class TrainedModel:
 
 
 async def measure_deltas(published: PublishedModel, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return what is fetched after each step, and what that takes."""
+    """Return the bytes fetched after each step, and the cost."""
     trained = TrainedModel(folder, published.layers)
     server = PublicationChild("services.learner.weights.weight_server", folder / "server.log")
     per_parameter: list[float] = []
@@ -85,7 +85,7 @@ async def measure_deltas(published: PublishedModel, folder: Path, pairs: int) ->
 
 
 async def fetch_next(written: Written, address: str, feed: CountingFeed, kept: KeptWeights) -> int:
-    """Fetch a publication as a worker that keeps each for the next; return the bytes of it."""
+    """Fetch a publication like a worker that keeps the previous one; return the fetched bytes."""
     staged, before = kept.path.with_name("staged"), feed.fetched_bytes
     update = replace(announced(written, "grpc", address), keep=True)
     await stage_weights(update, feed, staged, kept)

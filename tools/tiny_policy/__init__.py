@@ -1,1 +1,1 @@
-"""Builds the policy of the demo: a small language model that half knows how to use tools."""
+"""Builds the policy of the demo: a small language model that can partly use tools."""

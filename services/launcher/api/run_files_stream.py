@@ -1,4 +1,4 @@
-"""The stream of ReadRunFiles: files of a run for readers elsewhere."""
+"""Stream of ReadRunFiles: files of a run for remote readers."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ _log = log.get_logger(__name__)
 
 
 class RunFilesStream:
-    """Sends the files of runs. One journal is copied at a time."""
+    """Streams of runs' files. They copy one journal at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class RunFilesStream:
     async def send(
         self, stored: StoredRun, request: pb.ReadRunFilesRequest, stream_age_s: float
     ) -> AsyncGenerator[pb.ReadRunFilesResponse]:
-        """Yield what the caller lacks. Raises ServiceError."""
+        """Yield the files and blocks that the caller lacks. Raises ServiceError."""
         known = _known_from_pb(request)
         deadline = time.monotonic() + stream_age_s
         opening = opened_files(self._folder / stored.run.run_id, known)
@@ -66,8 +66,8 @@ async def _send_file(
         try:
             found = await asyncio.to_thread(next, blocks, None)
         except OSError as error:
-            # Pruned since it was listed: the next call lists it no more.
-            _log.info("a file of a run is not sent", path=file.path, error=str(error))
+            # Pruned since it was listed; the next call no longer lists it.
+            _log.info("cannot send a file of a run", path=file.path, error=str(error))
             return
         if found is None:
             yield pb.ReadRunFilesResponse(complete=file.path)
@@ -80,7 +80,7 @@ async def _send_file(
 def _known_from_pb(request: pb.ReadRunFilesRequest) -> Mapping[str, KnownCopy]:
     for file in request.known:
         if len(file.block_digests) % DIGEST_BYTES:
-            message = f"block_digests of {file.path!r} are no whole digests of {DIGEST_BYTES} bytes"
+            message = f"block_digests of {file.path!r} must consist of {DIGEST_BYTES}-byte digests"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_DIGESTS", message)
     return {
         file.path: KnownCopy(file.version, file.block_digests)
@@ -113,13 +113,13 @@ def _describe_no_journal(stored: StoredRun) -> str:
     if stored.run.backend == "local":
         return f"run {run_id} has no journal yet: its learner has not begun"
     there = (
-        f"run {run_id} trains on rented machines: its journal is on the learner's, and the launcher"
-        " holds no copy"
+        f"run {run_id} trains on rented machines: its journal is on the learner's machine, and the"
+        " launcher holds no copy"
     )
     remote = _remote_of(json.loads(stored.spec_json))
     if not remote:
         return (
-            f"{there}. Nothing of it is uploaded, as learner.checkpoint.remote is not set: run"
+            f"{there}. It is not uploaded, because learner.checkpoint.remote is not set: run"
             f" `flotilla inspect {run_id} --bundle OUT.zip` on that machine, in the folder with its"
             " runs, and copy the file"
         )

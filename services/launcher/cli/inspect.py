@@ -81,7 +81,7 @@ def write_bundle(
 
 
 def _is_elsewhere(run_id: str | None, runs: Path) -> bool:
-    """Return whether FLOTILLA_LAUNCHER names a launcher, and the run is not in this folder."""
+    """Return whether FLOTILLA_LAUNCHER names a launcher and the run is not in this folder."""
     here = run_id not in (None, "newest") and (runs / str(run_id) / JOURNAL).exists()
     return not here and address_from_environment() is not None
 
@@ -108,7 +108,7 @@ async def _serve_local(run_id: str | None, runs: Path, options: PageOptions) -> 
 async def _serve_mirror(
     known: RunSource, interrupts: Interrupts, run_id: str | None, options: PageOptions
 ) -> int:
-    """Serve the pages of a run of a launcher elsewhere; without `run_id`, of the newest."""
+    """Serve the pages of a remote launcher's run; without `run_id`, of the newest."""
     async with known.open_launcher() as connection:
         run = await interrupts.unless_interrupted(find_run(known, run_id or "newest"))
         with mirrored_run(connection, run.run_id) as mirror:
@@ -122,7 +122,7 @@ async def _serve_mirror(
 
 async def _follow(mirror: RunMirror) -> None:
     def report(trouble: str) -> None:
-        text = f"The pages stay as they are for now: {trouble}"
+        text = f"Cannot refresh the pages for now: {trouble}"
         Terminal().print(text, style="dim", soft_wrap=True)
 
     await mirror.follow(report)

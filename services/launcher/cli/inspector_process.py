@@ -76,7 +76,7 @@ async def linked_inspector(runs: Path, run_id: str, console: Terminal) -> AsyncG
 
 
 async def _serve_link(runs: Path, run_id: str, console: Terminal) -> None:
-    # A learner takes its time to begin, and one on a rented machine never has a journal here.
+    # A learner may start late, and one on a rented machine never has a journal here.
     while not (runs / run_id / JOURNAL).exists():  # noqa: ASYNC110 (another process)
         await asyncio.sleep(_POLL_S)
     try:

@@ -127,7 +127,7 @@ def inspect(
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own by default."),
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
@@ -137,9 +137,8 @@ def inspect(
     for running and finished runs, and an open page does not slow the learner. `--bundle` writes a
     file for a colleague, who needs neither Flotilla nor the run.
 
-    With FLOTILLA_LAUNCHER set, it fetches the files that the pages need from that launcher (of the
-    newest run if RUN is not given) and keeps them current while the run lasts. A run that exists
-    under `--runs` is read there.
+    With FLOTILLA_LAUNCHER set, it fetches the needed files from that launcher (of the newest run if
+    RUN is not given) and updates them while the run is active. A run under `--runs` is read there.
     """
     from services.launcher.cli import inspect as command
 

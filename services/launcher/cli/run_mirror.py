@@ -1,4 +1,4 @@
-"""Copy of the files of a run whose launcher is elsewhere, for the pages of the inspector here."""
+"""Local copy of the files of a remote launcher's run, for the inspector's pages."""
 
 import asyncio
 import fcntl
@@ -29,12 +29,12 @@ from services.launcher.store.run_files import JOURNAL, RUN_ID_PATTERN
 if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
-# What the inspector reads of a copy: whose it is, when it was made, whether the run goes on.
+# Read by the inspector: the copy's launcher and time, and whether the run is active.
 MIRROR_FILE = "mirror.json"
 _VERSIONS_FILE = "versions.json"
 _LOCK_FILE = "mirror.lock"
 _PARTIAL = ".partial"
-# Files that grow: what has not changed of them is not sent again.
+# Growing files: their unchanged blocks are not sent again.
 _GROWING = (JOURNAL, "metrics.jsonl", "alarms.jsonl")
 _KEPT_RUNS = 8
 _CALL_S = 15.0
@@ -46,10 +46,10 @@ _SHARE = 0.1
 
 @contextmanager
 def mirrored_run(connection: LauncherConnection, run_id: str) -> Generator["RunMirror"]:
-    """Hold the copy of a run in this user's cache; another command that has it there gets one
-    that ends with it. Raises LauncherError."""
+    """Hold the copy of a run in this user's cache. If another command holds it, make a temporary
+    copy. Raises LauncherError."""
     if not RUN_ID_PATTERN.fullmatch(run_id):
-        raise LauncherError(f"the launcher names a run {run_id!r}, which is no name of a run")
+        raise LauncherError(f"the launcher sent {run_id!r}, which is not a run id")
     with ExitStack() as stack:
         runs = _cache_folder(connection.address.address)
         folder = runs / run_id
@@ -63,7 +63,7 @@ def mirrored_run(connection: LauncherConnection, run_id: str) -> Generator["RunM
 
 
 class RunMirror:
-    """The copy of a run's files in `folder`."""
+    """Copy of a run's files in `folder`."""
 
     def __init__(self, connection: LauncherConnection, folder: Path) -> None:
         self.folder = folder
@@ -74,11 +74,11 @@ class RunMirror:
 
     @property
     def runs(self) -> Path:
-        """The folder that this run is in, as the inspector takes it."""
+        """Runs folder that contains the copy, for the inspector."""
         return self.folder.parent
 
     async def refresh(self) -> bool:
-        """Fetch what has changed; return whether the run goes on. Raises AioRpcError."""
+        """Fetch all changes; return whether the run is active. Raises AioRpcError."""
         request = pb.GetRunRequest(run_id=self.folder.name)
         run = (await self._stub.GetRun(request, timeout=_CALL_S)).run
         while not await self._fetch():
@@ -106,7 +106,7 @@ class RunMirror:
             took, reported = time.monotonic() - begun, trouble
 
     async def _fetch(self) -> bool:
-        """Fetch what has changed; return False where the stream was cut by its age."""
+        """Fetch changes; return False if the stream ended early because of its age."""
         try:
             await self._read_stream()
         except grpc.aio.AioRpcError as error:
@@ -138,7 +138,7 @@ class RunMirror:
         found: list[pb.KnownFile] = []
         for path in sorted({*self._versions, *_GROWING}):
             copy = self._files.get(path)
-            # A copy that was begun is what to go on from.
+            # A partial copy is continued.
             version = "" if copy and copy.begun else self._versions.get(path, "")
             digests = b"".join(copy.digests()) if copy else b""
             found.append(pb.KnownFile(path=path, version=version, block_digests=digests))
@@ -162,13 +162,13 @@ class RunMirror:
                 self._files[path] = FileCopy(self.folder, path)
 
     def _write_marks(self, running: bool) -> None:
-        """Tell the inspector whose copy this is."""
+        """Write the facts about this copy for the inspector."""
         marks = {"launcher": self._connection.address.address, "running": running}
         _write_json(self.folder / MIRROR_FILE, {**marks, "refreshed": time.time()})
 
 
 class FileCopy:
-    """One file of the copy; blocks go to a partial one until all have come."""
+    """One file of the copy; blocks go to a partial file until all have arrived."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self.path = folder / path
@@ -177,11 +177,11 @@ class FileCopy:
 
     @property
     def begun(self) -> bool:
-        """Whether blocks of a newer version have come, and not all."""
+        """True if some blocks of a newer version have arrived, but not all."""
         return self._partial.exists()
 
     def digests(self) -> list[bytes]:
-        """Return the digests of the blocks that are here."""
+        """Return the digests of the local blocks."""
         if self._digests is None:
             path = self._partial if self.begun else self.path
             self._digests = list(_read_digests(path))
@@ -192,14 +192,14 @@ class FileCopy:
         digests, number = self.digests(), offset // BLOCK_BYTES
         self._begin()
         if offset % BLOCK_BYTES or len(data) > BLOCK_BYTES or number > len(digests):
-            raise OSError(f"the launcher has sent a block of {self.path.name} out of order")
+            raise OSError(f"the launcher sent a block of {self.path.name} out of order")
         with self._partial.open("r+b") as file:
             file.seek(offset)
             file.write(data)
         digests[number : number + 1] = [digest_of(data)]
 
     def complete(self, size: int, modified_ns: int) -> None:
-        """Put the new version in place. Raises OSError."""
+        """Replace the file by its new version. Raises OSError."""
         digests = self.digests()
         self._begin()
         os.truncate(self._partial, size)
@@ -208,7 +208,7 @@ class FileCopy:
         del digests[-(-size // BLOCK_BYTES) :]
 
     def _begin(self) -> None:
-        """Begin the new version with what the last one had."""
+        """Begin the new version as a copy of the last one."""
         if self.begun:
             return
         self.path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -253,7 +253,7 @@ def _remove_old(runs: Path, own: Path) -> None:
 
 
 def _read_versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the files that are here; of what cannot be read, none."""
+    """Return the versions of the local files; none if they cannot be read."""
     try:
         found = json.loads((folder / _VERSIONS_FILE).read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Files of a run that show what its agents did, as they are sent to readers elsewhere.
+"""Files of a run about its agents' episodes, for sending to remote readers.
 
-The journal is copied first, so that its readers see one state of it. No other file of the run's
+The journal is copied first, so that readers see a consistent state. No other file of the run's
 folder is ever opened, and no link is followed."""
 
 import hashlib
@@ -21,11 +21,11 @@ from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 BLOCK_BYTES = 128 << 10
 DIGEST_BYTES = 16
-# What digests of all blocks fit into one message for, with room for the names of other files.
+# Largest file: the digests of its blocks, and other files' names, must fit into one message.
 MOST_BYTES = 4 << 30
-# A copy of the journal leaves as much of the disk to the run.
+# A copy of the journal must leave this much disk space for the run.
 _LEAST_FREE_BYTES = 1 << 30
-# Token statistics that are sent; the newest. A run keeps `learner.dumps.keep` of them.
+# Newest token statistics to send. A run keeps `learner.dumps.keep` of them.
 _MOST_STATS = 200
 _SINGLE = (
     *("metrics.jsonl", "alarms.jsonl", "summary.json", SPEC_FILE),
@@ -37,20 +37,20 @@ _LEFT_S = 3600.0
 
 
 class NoJournalError(Exception):
-    """There is no journal in the folder."""
+    """The folder has no journal."""
 
 
 class NoRoomError(Exception):
-    """The journal cannot be copied; the message says why."""
+    """The journal cannot be copied; the message states the cause."""
 
 
 class TooLargeError(Exception):
-    """The journal is larger than what is sent; the message has its size."""
+    """The journal exceeds the size limit; the message has its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
-    """A reader's copy of a file: its version, and the digests of its blocks."""
+    """Copy of a file that a reader holds: its version, and the digests of its blocks."""
 
     version: str
     digests: bytes = b""
@@ -58,8 +58,8 @@ class KnownCopy:
 
 @dataclass(frozen=True, slots=True)
 class RelayedFile:
-    """One file: its path from the run's folder, its version, its size in bytes, and when it was
-    changed, in nanoseconds."""
+    """One file: its path in the run's folder, version, size in bytes, and modification time in
+    nanoseconds."""
 
     path: str
     version: str
@@ -68,7 +68,7 @@ class RelayedFile:
 
 
 def is_relayed(path: str) -> bool:
-    """Return True for the paths of files that are sent."""
+    """Return whether the file at this path may be sent."""
     return path == JOURNAL or path in _SINGLE or _STATS.fullmatch(path) is not None
 
 
@@ -99,7 +99,7 @@ def opened_files(run_dir: Path, known: Mapping[str, KnownCopy]) -> Generator["Ru
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run at one moment. `journal` is a copy of it, None if the reader has it."""
+    """Files of a run at one moment. `journal` is a copy of it, None if the reader has it."""
 
     run_dir: Path
     known: Mapping[str, KnownCopy]
@@ -107,20 +107,20 @@ class RunFiles:
     files: tuple[RelayedFile, ...]
 
     def changed(self) -> list[RelayedFile]:
-        """Return the files of which the reader has another version, or none; small ones first."""
+        """Return the files that the reader lacks or has in another version; the journal last."""
         found = [f for f in self.files if self._known(f.path).version != f.version]
         return sorted(found, key=lambda file: file.path == JOURNAL)
 
     def read_changed(self, file: RelayedFile) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, block) of a file, without blocks that the reader has.
 
-        Raises OSError where it has gone, or become shorter, since it was listed."""
+        Raises OSError if the file has vanished or shrunk since it was listed."""
         digests = self._known(file.path).digests
         with self._open(file.path) as source:
             for offset in range(0, file.size, BLOCK_BYTES):
                 block = source.read(min(BLOCK_BYTES, file.size - offset))
                 if not block:
-                    raise OSError(f"{file.path} has become shorter")
+                    raise OSError(f"{file.path} has shrunk")
                 at = offset // BLOCK_BYTES * DIGEST_BYTES
                 if digests[at : at + DIGEST_BYTES] != digest_of(block):
                     yield offset, block
@@ -145,7 +145,7 @@ def _list_files(run_dir: Path) -> list[RelayedFile]:
 
 
 def _describe(run_dir: Path, path: str) -> RelayedFile | None:
-    """Describe a file; None where it is missing, a link, or larger than what is sent."""
+    """Describe a file; None if it is missing, a link, or too large."""
     try:
         handle = _open_inside(run_dir, path)
     except OSError:
@@ -178,7 +178,7 @@ def _journal_version(run_dir: Path) -> tuple[str, int]:
     marks: list[tuple[int, int]] = []
     for name in (JOURNAL, f"{JOURNAL}-wal"):
         found = _describe_plainly(run_dir / name)
-        # An empty log comes and goes with the readers of a journal.
+        # An empty write-ahead log appears and vanishes with the journal's readers.
         if found is not None and found[1]:
             marks.append(found)
         elif name == JOURNAL:
@@ -186,13 +186,13 @@ def _journal_version(run_dir: Path) -> tuple[str, int]:
     size = sum(size for _, size in marks)
     if size > MOST_BYTES:
         raise TooLargeError(
-            f"the journal has {size / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:g} are sent"
+            f"the journal has {size / 2**30:.1f} GiB; the limit is {MOST_BYTES / 2**30:g} GiB"
         )
     return "+".join(f"{ns}-{size}" for ns, size in marks), max(ns for ns, _ in marks)
 
 
 def _describe_plainly(path: Path) -> tuple[int, int] | None:
-    """Return the time in nanoseconds and the size of a file; None for all but plain files."""
+    """Return the time in nanoseconds and the size of a regular file; None for all others."""
     try:
         found = path.lstat()
     except OSError:
@@ -201,7 +201,7 @@ def _describe_plainly(path: Path) -> tuple[int, int] | None:
 
 
 def _remove_left_copies(run_dir: Path) -> None:
-    """Remove copies of launchers that were killed while they made them."""
+    """Remove copies left by launchers that were killed."""
     for path in run_dir.glob(f"{_COPY}*"):
         with suppress(OSError):
             if path.stat().st_mtime < time.time() - _LEFT_S:
@@ -209,13 +209,13 @@ def _remove_left_copies(run_dir: Path) -> None:
 
 
 def _copy_journal(run_dir: Path) -> BinaryIO:
-    """Copy the journal as it is now, into a file that no name leads to any more."""
+    """Copy the current journal into an unlinked file."""
     size = (run_dir / JOURNAL).stat().st_size
     free = shutil.disk_usage(run_dir).free
     if free < size + _LEAST_FREE_BYTES:
         raise NoRoomError(
-            f"a copy of the journal takes {size / 2**30:.1f} GiB, and {run_dir} has"
-            f" {free / 2**30:.1f} GiB left: make room there"
+            f"a copy of the journal takes {size / 2**30:.1f} GiB, but {run_dir} has only"
+            f" {free / 2**30:.1f} GiB left: free disk space there"
         )
     handle, name = mkstemp(prefix=_COPY, dir=run_dir)
     copy = os.fdopen(handle, "rb")
@@ -226,13 +226,13 @@ def _copy_journal(run_dir: Path) -> BinaryIO:
             closing(sqlite3.connect(name)) as target,
         ):
             target.execute("PRAGMA synchronous = OFF")
-            # In one go: a copy in pieces begins again with each commit of the learner.
+            # In one step: each commit of the learner would restart a copy in pieces.
             journal.backup(target)
-            # Its readers need no log beside it.
+            # Readers of the copy need no write-ahead log.
             target.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
         copy.close()
-        raise NoRoomError(f"the journal cannot be copied: {error}") from error
+        raise NoRoomError(f"cannot copy the journal: {error}") from error
     finally:
         Path(name).unlink(missing_ok=True)
     return copy

@@ -75,8 +75,8 @@ async def elsewhere(
     spec = (run.folder / "spec.json").read_text()
     ended = Run(RUN, "booking", {"learner": 1}, state=RunState.COMPLETED)
     know_run(there, replace(ended, outcome=Outcome.COMPLETED), spec)
-    async with launcher(there):
-        await address_of(there)
+    async with launcher(there) as served:
+        await address_of(there, served)
         secret = (there / "launcher.json").read_text()
         yield RunThere(there, tmp_path / "home", run, secret)
 
@@ -236,8 +236,8 @@ async def test_a_run_on_rented_machines_is_found_by_its_store(tmp_path: Path) ->
         (there / name).mkdir(parents=True)
         run = Run(name, "far", {"learner": 1}, backend="sky")
         know_run(there, replace(run, state=RunState.COMPLETED, outcome=Outcome.COMPLETED), text)
-    async with launcher(there):
-        await address_of(there)
+    async with launcher(there) as served:
+        await address_of(there, served)
         secret = (there / "launcher.json").read_text()
         told: list[str] = []
         for name in ("far-1", "far-2", "nobody"):

@@ -138,7 +138,7 @@ async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_s
 @pytest.mark.parametrize(
     ("arguments", "call", "said"),
     [
-        (("reap",), "Reap", "Stopping"),
+        (("reap",), "Reap", "Interrupted"),
         (("cancel", "mine"), "StopRun", "the run may continue; stop it with: flotilla cancel mine"),
     ],
 )
@@ -158,7 +158,7 @@ async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience of a second."""
     monkeypatch.setattr(launcher_client, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(launcher_client, "_ASK_S", 0.3)
+    monkeypatch.setattr(launcher_client, "_PROBE_S", 0.3)
     monkeypatch.setattr(launcher_client, "_PAUSE_S", 0.1)
     monkeypatch.setattr(follow_run, "_WATCH_S", 0.5)
 

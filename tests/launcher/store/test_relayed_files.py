@@ -93,7 +93,7 @@ def test_a_file_that_is_pruned_while_it_is_read_is_an_error_of_that_file_alone(
         path.write_text("")
         first = files.changed()[0]
         assert first.path == "metrics.jsonl"
-        with pytest.raises(OSError, match="has become shorter"):
+        with pytest.raises(OSError, match="has shrunk"):
             list(files.read_changed(first))
 
 
@@ -102,7 +102,7 @@ def test_a_copy_never_takes_the_rooms_last_gigabyte(
 ) -> None:
     usage = DiskUsage(1 << 40, 1 << 40, 1 << 30)
     monkeypatch.setattr(relayed_files.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(NoRoomError, match=r"1\.0 GiB left: make room"), opened_files(tmp_path, {}):
+    with pytest.raises(NoRoomError, match=r"1\.0 GiB left: free disk"), opened_files(tmp_path, {}):
         pass
 
 
