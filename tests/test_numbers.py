@@ -178,9 +178,9 @@ def test_every_number_is_finite_and_has_a_range(number: Number) -> None:
     for value in (10**30, -(10**30)) if number.kind is int else (1e300, -1e300):
         assert foreign or number.key in number.refusal(value), value
     for value, meant in ((0, ZERO_IS_MEANT), (-1, NEGATIVE_IS_MEANT)):
-        said = number.refusal(number.kind(value))
+        text = number.refusal(number.kind(value))
         taken = number.key in meant or foreign
-        assert taken is not bool(said), f"{value}: {said or 'taken'}"
+        assert taken is not bool(text), f"{value}: {text or 'taken'}"
 
 
 def test_a_number_that_json_cannot_say_is_named_by_its_whole_key() -> None:

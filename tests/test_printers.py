@@ -46,7 +46,7 @@ PRINTERS = {
 }
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
 # What may be asked of a stream; everything else, and a stream that is handed on, may write.
-ASKED = {"isatty", "flush", "fileno", "encoding"}
+REQUESTED = {"isatty", "flush", "fileno", "encoding"}
 
 
 def names_of(tree: ast.Module) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, s
     """Return whether a stream is asked something, or given to `say`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
         return dotted(call.func, names) == "services.common.printable_text.say"
-    return isinstance(user, ast.Attribute) and user.attr in ASKED
+    return isinstance(user, ast.Attribute) and user.attr in REQUESTED
 
 
 @pytest.mark.parametrize(

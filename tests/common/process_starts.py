@@ -124,8 +124,8 @@ class _Search:
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
     """The children of a node but for annotations, which start nothing."""
-    told = (getattr(node, "annotation", None), getattr(node, "returns", None))
-    return (child for child in ast.iter_child_nodes(node) if child not in told)
+    reported = (getattr(node, "annotation", None), getattr(node, "returns", None))
+    return (child for child in ast.iter_child_nodes(node) if child not in reported)
 
 
 def _hides_a_start(node: ast.ImportFrom) -> bool:

@@ -14,7 +14,7 @@ from tests.support.echo_service import TOKEN
 from tests.support.outsiders import run
 
 
-async def asked(address: str, *options: str, **variables: str) -> tuple[int, str]:
+async def request(address: str, *options: str, **variables: str) -> tuple[int, str]:
     """Exit code and output of the command itself."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.common.healthcheck", "--address", address, *options),
@@ -29,10 +29,13 @@ async def asked(address: str, *options: str, **variables: str) -> tuple[int, str
 
 async def test_a_service_is_healthy_from_when_it_serves_until_it_drains() -> None:
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0") as serving:
-        assert await asked(serving.address) == (1, f"{serving.address}: its status is NOT_SERVING")
+        assert await request(serving.address) == (
+            1,
+            f"{serving.address}: its status is NOT_SERVING",
+        )
         serving.set_serving(True)
         nowhere = ("--tls-dir", "/nowhere")
-        assert await asked(serving.address, *nowhere) == (0, f"{serving.address}: serving")
+        assert await request(serving.address, *nowhere) == (0, f"{serving.address}: serving")
         serving.set_serving(False)
         assert "NOT_SERVING" in await check_health(serving.address, None, 5.0)
     assert await check_health(serving.address, None, 5.0) == "nothing listens there (any more)"
@@ -44,9 +47,9 @@ async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -
         (tmp_path / f"{name}.pem").write_bytes(content)
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=tls) as serving:
         serving.set_serving(True)
-        said = (0, f"{serving.address}: serving")
-        assert await asked(serving.address, "--tls-dir", str(tmp_path)) == said
-        assert await asked(serving.address, **{TLS_VARIABLE: tls.to_text()}) == said
+        message = (0, f"{serving.address}: serving")
+        assert await request(serving.address, "--tls-dir", str(tmp_path)) == message
+        assert await request(serving.address, **{TLS_VARIABLE: tls.to_text()}) == message
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,17 @@ def test_what_a_service_starts_finds_no_token_of_the_run_in_its_environment(
     crashed: tuple[Path, int],
 ) -> None:
     folder, _ = crashed
-    said = (folder / "environment").read_text()
-    assert "PATH" in said and echo_service.TOKEN not in said
+    output = (folder / "environment").read_text()
+    assert "PATH" in output and echo_service.TOKEN not in output
 
 
 def test_a_limit_that_forbids_dumps_altogether_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    requests: list[object] = []
     monkeypatch.setattr("resource.getrlimit", lambda kind: (0, 0))
-    monkeypatch.setattr("resource.setrlimit", lambda *given: asked.append(given))
+    monkeypatch.setattr("resource.setrlimit", lambda *given: requests.append(given))
     before = os.umask(0o022)
     try:
         keep_private()
     finally:
         assert os.umask(before) == 0o077
-    assert asked == []
+    assert requests == []

@@ -62,8 +62,8 @@ async def test_a_call_on_a_closed_channel_is_an_error_and_uses_no_freed_memory()
         env={**os.environ, "MALLOC_PERTURB_": "165"},
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await process.communicate()
-    assert (process.returncode, said.decode().split()) == (0, [str(TIMES)])
+    output, _ = await process.communicate()
+    assert (process.returncode, output.decode().split()) == (0, [str(TIMES)])
 
 
 async def test_pings_do_not_kill_a_healthy_quiet_call(serve: Serve) -> None:

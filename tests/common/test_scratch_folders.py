@@ -73,8 +73,8 @@ def test_what_a_killed_process_has_left_goes_with_the_next_unless_a_child_works_
         subprocess.Popen([sys.executable, "-c", KEEPER, *words], stdout=subprocess.PIPE, text=True)
         for words in ((), ("child",))
     ]
-    said = [process.stdout.readline().split() for process in running if process.stdout]
-    (_, orphan), (child, kept) = said
+    output = [process.stdout.readline().split() for process in running if process.stdout]
+    (_, orphan), (child, kept) = output
     with scratch_folder():
         assert Path(orphan, "file").exists(), "its process is there"
     for process in running:

@@ -112,8 +112,8 @@ async def test_a_process_that_is_still_loading_cleans_up_and_ends_at_a_signal(
     process = await start("--rollout.mode=loads")
     await line(process, "loading")
     process.send_signal(signal.SIGTERM)
-    code, said = await finished(process)
-    assert (code, "cleaned up" in said) == (0, True), said
+    code, text = await finished(process)
+    assert (code, "cleaned up" in text) == (0, True), text
 
 
 async def test_a_process_that_imports_for_long_ends_within_seconds_of_a_signal(

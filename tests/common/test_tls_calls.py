@@ -39,12 +39,12 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
         ) as channel,
     ):
         assert await echo_service.say(channel, "x") == "x"
-        said = [StringValue(value=str(n)) for n in range(3)]
+        message = [StringValue(value=str(n)) for n in range(3)]
         counted = echo_service.method(channel, "Count", "unary_stream")(StringValue(value="3"))
         assert [one.value async for one in counted] == ["0", "1", "2"]
-        joined = await echo_service.method(channel, "Join", "stream_unary")(iter(said))
+        joined = await echo_service.method(channel, "Join", "stream_unary")(iter(message))
         assert joined.value == "0,1,2"
-        repeated = echo_service.method(channel, "Repeat", "stream_stream")(iter(said))
+        repeated = echo_service.method(channel, "Repeat", "stream_stream")(iter(message))
         assert [one.value async for one in repeated] == ["0", "1", "2"]
 
 

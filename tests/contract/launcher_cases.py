@@ -92,15 +92,15 @@ def _start(**fields: Any) -> Make:
 RUN_SERVICE = {
     "PlanRun": Case(
         lambda _: run_pb.PlanRunRequest(spec_json=SPEC),
-        lambda _, said: (
-            {p.service for p in said[0].services} == {"learner", "rollout", "env_gateway"}
+        lambda _, replies: (
+            {p.service for p in replies[0].services} == {"learner", "rollout", "env_gateway"}
         ),
         {"bad input": (lambda _: run_pb.PlanRunRequest(spec_json="{"), BAD_SPEC)},
         _NO_RUN,
     ),
     "StartRun": Case(
         _start(),
-        lambda world, said: said[0].run_id not in ("", world.run_id),
+        lambda world, replies: replies[0].run_id not in ("", world.run_id),
         {
             "bad input": (_start(request_id="bad", spec_json="[]"), BAD_SPEC),
             "no request id": (_start(request_id=""), BAD_SPEC),
@@ -117,20 +117,22 @@ RUN_SERVICE = {
     ),
     "GetRun": Case(
         lambda world: run_pb.GetRunRequest(run_id=world.run_id),
-        lambda world, said: said[0].run.spec_json == SPEC and said[0].run.run_id == world.run_id,
+        lambda world, replies: (
+            replies[0].run.spec_json == SPEC and replies[0].run.run_id == world.run_id
+        ),
         _of_run(run_pb.GetRunRequest),
         _ONLY_A_RUN,
     ),
     "ListRuns": Case(
         lambda _: run_pb.ListRunsRequest(),
-        lambda world, said: [run.run_id for run in said[0].runs] == [world.run_id],
+        lambda world, replies: [run.run_id for run in replies[0].runs] == [world.run_id],
         never=_NOTHING,
     ),
     "WatchRun": Case(
         lambda world: run_pb.WatchRunRequest(run_id=world.run_id),
-        lambda _, said: (
-            [event.event for event in said] == list(range(1, len(said) + 1))
-            and said[0].state == run_pb.RUN_STATE_PREFLIGHT
+        lambda _, replies: (
+            [event.event for event in replies] == list(range(1, len(replies) + 1))
+            and replies[0].state == run_pb.RUN_STATE_PREFLIGHT
         ),
         _of_run(run_pb.WatchRunRequest),
         {"bad input": "any number is behind some events, or behind all"},
@@ -156,8 +158,9 @@ RUN_SERVICE = {
     ),
     "TailLogs": Case(
         lambda world: run_pb.TailLogsRequest(run_id=world.run_id, service="learner", lines=9),
-        lambda _, said: (
-            [line.line for line in said] == LINES.split() and said[-1].after_bytes == len(LINES)
+        lambda _, replies: (
+            [line.line for line in replies] == LINES.split()
+            and replies[-1].after_bytes == len(LINES)
         ),
         {
             "bad input": (
@@ -175,10 +178,11 @@ RUN_SERVICE = {
     ),
     "ReadRunFiles": Case(
         lambda world: run_pb.ReadRunFilesRequest(run_id=world.run_id),
-        lambda _, said: (
-            {file.path for file in said[0].files.files} == {"journal.sqlite", "spec.json"}
-            and b"".join(p.block.data for p in said if p.block.path == "spec.json").decode() == SPEC
-            and {part.complete for part in said} == {"", "journal.sqlite", "spec.json"}
+        lambda _, replies: (
+            {file.path for file in replies[0].files.files} == {"journal.sqlite", "spec.json"}
+            and b"".join(p.block.data for p in replies if p.block.path == "spec.json").decode()
+            == SPEC
+            and {part.complete for part in replies} == {"", "journal.sqlite", "spec.json"}
         ),
         {
             "bad input": (
@@ -193,22 +197,24 @@ RUN_SERVICE = {
     ),
     "StopRun": Case(
         lambda world: run_pb.StopRunRequest(run_id=world.run_id),
-        lambda world, said: (
-            said[0].state == run_pb.RUN_STATE_STOPPED and world.backend.cleaned == [world.run_id]
+        lambda world, replies: (
+            replies[0].state == run_pb.RUN_STATE_STOPPED and world.backend.cleaned == [world.run_id]
         ),
         _of_run(run_pb.StopRunRequest),
         _ONLY_A_RUN,
     ),
     "Reap": Case(
         lambda _: run_pb.ReapRequest(),
-        lambda _, said: said[0] == run_pb.ReapResponse(),
+        lambda _, replies: replies[0] == run_pb.ReapResponse(),
         never=_NOTHING,
     ),
 }
 REGISTRY_SERVICE = {
     "Register": Case(
         lambda world: registry_pb.RegisterRequest(**world.member()),
-        lambda _, said: said[0].HasField("heartbeat_interval") and said[0].HasField("orphan_after"),
+        lambda _, replies: (
+            replies[0].HasField("heartbeat_interval") and replies[0].HasField("orphan_after")
+        ),
         {
             "bad input": (
                 lambda world: registry_pb.RegisterRequest(**world.member(service="rolout")),
@@ -227,7 +233,7 @@ REGISTRY_SERVICE = {
     ),
     "Heartbeat": Case(
         lambda world: registry_pb.HeartbeatRequest(**world.who(), phase="serving", serving=True),
-        lambda _, said: said[0].command == registry_pb.COMMAND_NONE,
+        lambda _, replies: replies[0].command == registry_pb.COMMAND_NONE,
         {
             "bad input": (
                 lambda world: registry_pb.HeartbeatRequest(**world.who(replica=7)),
@@ -242,7 +248,7 @@ REGISTRY_SERVICE = {
     ),
     "ResolvePeers": Case(
         lambda world: registry_pb.ResolvePeersRequest(run_id=world.run_id, service="rollout"),
-        lambda _, said: said == [registry_pb.ResolvePeersResponse()],
+        lambda _, replies: replies == [registry_pb.ResolvePeersResponse()],
         {
             "bad input": (
                 lambda world: registry_pb.ResolvePeersRequest(run_id=world.run_id, service="x"),
@@ -255,7 +261,7 @@ REGISTRY_SERVICE = {
         lambda world: registry_pb.ReportUnitRequest(
             **world.who(), phase=registry_pb.UNIT_PHASE_RUNNING
         ),
-        lambda _, said: said[0].HasField("lease") and not said[0].begun,
+        lambda _, replies: replies[0].HasField("lease") and not replies[0].begun,
         {
             "bad input": (
                 lambda world: registry_pb.ReportUnitRequest(**world.who(service="x")),
@@ -266,8 +272,8 @@ REGISTRY_SERVICE = {
     ),
     "PushLogs": Case(
         lambda world: registry_pb.PushLogsRequest(**world.who(), chunk=b"one\ntwo"),
-        lambda world, said: (
-            said[0].position == 7
+        lambda world, replies: (
+            replies[0].position == 7
             and (world.folder / world.run_id / "logs/rollout-0.log").read_text() == "one\ntwo"
         ),
         {

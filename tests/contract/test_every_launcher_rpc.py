@@ -49,16 +49,16 @@ async def answers(found: World, name: str, request: Any) -> list[Any]:
     call = getattr(stub, method)(request, timeout=20.0)
     if not METHODS[name].streams_responses:
         return [await call]
-    said: list[Any] = []
+    replies: list[Any] = []
     try:
         async for each in call:
-            said.append(each)
+            replies.append(each)
     except grpc.aio.AioRpcError as error:
         # By its reason: one that is refused says another.
         known = service_error(error)
         if known is None or known.reason != "STREAM_AGE":
             raise
-    return said
+    return replies
 
 
 def test_no_rpc_is_without_a_case_and_no_case_without_what_may_be_wrong() -> None:

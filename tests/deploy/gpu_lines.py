@@ -198,11 +198,11 @@ def find_gpu_lines() -> Iterator[tuple[str, str]]:
 
 def _lines_of(path: Path, text: str) -> Iterator[str]:
     tree, lines = ast.parse(text, path.name), text.splitlines()
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    message = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     found = {
         node.lineno
         for node in ast.walk(tree)
-        if id(node) not in said and _is_of_gpus(node) and isinstance(node, ast.expr)
+        if id(node) not in message and _is_of_gpus(node) and isinstance(node, ast.expr)
     }
     yield from (lines[number - 1].strip() for number in sorted(found))
 

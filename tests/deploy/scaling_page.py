@@ -81,9 +81,9 @@ compare them with m2n.
 def write_page() -> str:
     """Return the page."""
     lines = (
-        (f"`{file}`", f"`{line}`", *said)
+        (f"`{file}`", f"`{line}`", *message)
         for file, found in GPU_LINES.items()
-        for line, said in found.items()
+        for line, message in found.items()
     )
     columns = ("file", "line", "on a GPU", "tried without one")
     return "".join(

@@ -102,10 +102,10 @@ async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missi
     path = ROOT / "deploy/runs/vl-8b.toml"
     with pytest.raises(BadSpecError) as caught:
         await spec_check.check_spec(plan_of(path))
-    said = str(caught.value)
-    assert "rollout: error" in said
-    assert "the engine is not given pictures yet" in said
-    assert "set images = false" in said
+    message = str(caught.value)
+    assert "rollout: error" in message
+    assert "the engine is not given pictures yet" in message
+    assert "set images = false" in message
     # Everything else of it is right: these two lines are what the vision work has to make true.
     await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 

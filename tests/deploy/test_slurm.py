@@ -99,7 +99,7 @@ def test_when_its_time_is_up_a_job_waits_until_the_run_has_drained(repository: P
 
 
 def test_without_a_spec_or_outside_of_slurm_it_says_what_is_missing(repository: Path) -> None:
-    for arguments, slurm, said in (
+    for arguments, slurm, message in (
         ((), repository, "name a run spec"),
         (("a.toml",), "", "sbatch"),
     ):
@@ -110,7 +110,7 @@ def test_without_a_spec_or_outside_of_slurm_it_says_what_is_missing(repository: 
             capture_output=True,
             text=True,
         )
-        assert (done.returncode, said in done.stderr) == (1, True)
+        assert (done.returncode, message in done.stderr) == (1, True)
 
 
 SEVERAL = {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "node1"}

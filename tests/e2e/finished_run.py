@@ -127,10 +127,10 @@ def processes_of(runs: Path) -> list[str]:
     found: list[str] = []
     for process in psutil.process_iter():
         try:
-            told = " ".join([*process.cmdline(), *process.environ().values()])
+            message = " ".join([*process.cmdline(), *process.environ().values()])
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if str(runs) in told and process.pid != os.getpid():
+        if str(runs) in message and process.pid != os.getpid():
             found.append(" ".join(process.cmdline()))
     return found
 

@@ -118,10 +118,10 @@ async def sampled_and_checked(
     given = np.abs(await engine.compute_logprobs(GIVEN) - of_trainer(policy, GIVEN))
     assert given[:ORIGINAL_POSITIONS].max() < tolerance
     assert given[ORIGINAL_POSITIONS:].max() < tolerance
-    asked = [
+    requests = [
         engine.generate(PROMPT, Sampling(1.0, seed=seed), GENERATED) for seed in range(ATTEMPTS)
     ]
-    completions = await asyncio.gather(*asked)
+    completions = await asyncio.gather(*requests)
     for sampled in completions:
         trainer = of_trainer(policy, whole(sampled))[len(PROMPT) - 1 :]
         assert np.abs(sampled.logprobs - trainer).max() < tolerance

@@ -38,8 +38,8 @@ async def sample_rows(policy: PolicyConfig, update: Publication) -> list[Row]:
     engine = await VllmEngine.start_engine(config, ServedModel(model, policy, [VOCAB - 1]))
     try:
         await engine.load_weights(update, Path(update.location))
-        asked = [engine.generate(PROMPT, Sampling(1.0, i), GENERATED) for i in range(ATTEMPTS)]
-        written = await asyncio.gather(*asked)
+        requests = [engine.generate(PROMPT, Sampling(1.0, i), GENERATED) for i in range(ATTEMPTS)]
+        written = await asyncio.gather(*requests)
     finally:
         await engine.close()
     return [make_row(index, one) for index, one in enumerate(written)]

@@ -176,5 +176,5 @@ async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:
     small = base64.b64encode(b"\x89PNG small").decode()
     for encoded, data in ((small, b"\x89PNG small"), (PICTURE, base64.b64decode(PICTURE))):
         content = [{"type": "image", "mimeType": "image/png", "data": encoded}]
-        told = await mcp({"content": content}).call_tool("look", {}, 9.0)
-        assert told.parts == (make_media(data, "image/png"),)
+        reported = await mcp({"content": content}).call_tool("look", {}, 9.0)
+        assert reported.parts == (make_media(data, "image/png"),)

@@ -15,7 +15,7 @@ from tests.environments.fleet_emulator_process import emulating
 ENVS = ("booking", "tracker", "shop")
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def reports(**changes: Any) -> dict[str, Any]:
     return {
         "key": "a",
         "prompt": "do it",
@@ -76,7 +76,7 @@ def test_an_account_without_tasks_is_an_error_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLEET_API_KEY", "any")
-    monkeypatch.setattr(fleet_tasks, "fetch_tasks", lambda *_: [told(verifier=None)])
+    monkeypatch.setattr(fleet_tasks, "fetch_tasks", lambda *_: [reports(verifier=None)])
     assert fetched(tmp_path, "--env", "shop") == (1, [], [])
     error = capsys.readouterr().err
     assert "1 tasks lack a verifier or a prompt" in error
@@ -93,15 +93,15 @@ def test_an_account_without_tasks_is_an_error_and_no_file(
     ],
 )
 def test_a_task_that_nobody_could_grade_or_begin_is_left_out(changes: dict[str, Any]) -> None:
-    assert as_task(told(**changes), "tool_use") is None
+    assert as_task(reports(**changes), "tool_use") is None
 
 
 def test_modality_and_difficulty_are_the_tasks_own_where_it_says_them() -> None:
-    plain = as_task(told(), "computer_use")
+    plain = as_task(reports(), "computer_use")
     assert plain is not None
     assert (plain["task_modality"], "difficulty" in plain) == ("computer_use", False)
     metadata = {"task_modality": "browser_use", "difficulty": 2}
-    own = as_task(told(metadata=metadata, difficulty=3), "tool_use")
+    own = as_task(reports(metadata=metadata, difficulty=3), "tool_use")
     assert own is not None
     assert (own["task_modality"], own["difficulty"]) == ("browser_use", 3)
 

@@ -87,8 +87,10 @@ class Rented:
         (folder / NOTICE).touch()
         await self.until(lambda: not any(map(runs, watchers)))
         assert time.monotonic() - began < UNTOLD_LEFT_S, self.state()
-        said = (folder / OUTPUT).read_text()
-        assert f"{machine.partition('-')[0]} ended with code {EXIT_PREEMPTED}" in said, self.state()
+        output = (folder / OUTPUT).read_text()
+        assert f"{machine.partition('-')[0]} ended with code {EXIT_PREEMPTED}" in output, (
+            self.state()
+        )
 
     async def until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S

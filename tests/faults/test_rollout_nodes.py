@@ -55,5 +55,5 @@ async def test_a_rollout_that_loses_a_machine_ends_as_one_that_may_be_tried_agai
     async with running(tmp_path, policy, tasks, steps=1000) as (_, _, rollout, machine):
         machine.kill()
         assert await asyncio.wait_for(rollout.process.wait(), 60) == 3
-        assert "ENGINE_DEAD" in (said := (tmp_path / "rollout.log").read_text())
-        assert "machine 1 (" in said
+        assert "ENGINE_DEAD" in (output := (tmp_path / "rollout.log").read_text())
+        assert "machine 1 (" in output

@@ -32,10 +32,10 @@ def test_compiled_blocks_are_measured_beside_those_that_are_not(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     gpu_learner.main(["--tiny", "--compile", "--steps", "1"])
-    said = capsys.readouterr().out
-    assert "| Flotilla, compiled | 128 |" in said
-    assert [each["compiled"] for each in figures(said)] == [False, True, False, True]
-    shares = json.loads(said.splitlines()[-1])["compiled_share"]
+    output = capsys.readouterr().out
+    assert "| Flotilla, compiled | 128 |" in output
+    assert [each["compiled"] for each in figures(output)] == [False, True, False, True]
+    shares = json.loads(output.splitlines()[-1])["compiled_share"]
     assert shares.keys() == {"64", "128"} and all(share > 0 for share in shares.values())
 
 
@@ -46,10 +46,10 @@ def figures(printed: str) -> list[dict[str, Any]]:
 
 def test_the_same_code_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_learner.main(["--tiny"])
-    said = capsys.readouterr().out
-    assert "| prime-rl | 16,384 | 11,900 | 11.1% | 12.5 |" in said
-    assert [each["pack"] for each in figures(said)] == [64, 128]
-    assert all(each["tokens_per_s"] > 0 for each in figures(said))
+    output = capsys.readouterr().out
+    assert "| prime-rl | 16,384 | 11,900 | 11.1% | 12.5 |" in output
+    assert [each["pack"] for each in figures(output)] == [64, 128]
+    assert all(each["tokens_per_s"] > 0 for each in figures(output))
 
 
 def test_published_figures_agree_when_a_pack_is_one_sequence() -> None:

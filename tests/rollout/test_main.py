@@ -114,5 +114,5 @@ def test_a_turn_ends_by_the_end_of_text_of_the_tokenizer_too(tmp_path: Path) -> 
     files = read_model_folder(tmp_path, policy, DialectConfig())
     [end] = files.tokenizer.encode("<|endoftext|>")
     assert files.dialect.stop_ids == (*files.tokenizer.encode("<|im_end|>"), end)
-    said = [*files.tokenizer.encode("find"), end]
-    assert files.dialect.parse_turn(np.zeros(0, np.int32), said, ()).done
+    message = [*files.tokenizer.encode("find"), end]
+    assert files.dialect.parse_turn(np.zeros(0, np.int32), message, ()).done

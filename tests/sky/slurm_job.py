@@ -92,8 +92,8 @@ class SlurmJob:
         return self._field("BatchHost")
 
     def _field(self, name: str) -> str:
-        told = self._box.slurm("scontrol", "show", "job", self.job_id, check=False)
-        found = (word.partition("=") for word in told.split())
+        reported = self._box.slurm("scontrol", "show", "job", self.job_id, check=False)
+        found = (word.partition("=") for word in reported.split())
         return next((value for key, _, value in found if key == name), "")
 
     def steps(self) -> int:

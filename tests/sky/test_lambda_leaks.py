@@ -95,14 +95,14 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
     await asyncio.to_thread(sky_session.api.stop)
     with pytest.raises(BackendUnreachable):
         await starting
-    for ask in (
+    for query in (
         backend.find_replica(wish),
         backend.clean_run(_RUN_ID),
         backend.reap_orphans([]),
         backend.list_orphan_resources([]),
     ):
         with pytest.raises(BackendUnreachable):
-            await ask
+            await query
     assert len(cloud.machines()) == 1
     await asyncio.to_thread(sky_session.api.start)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
@@ -134,10 +134,10 @@ async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the
     assert (await backend.clean_run(_RUN_ID)).gone
 
 
-async def _looked(ask: Callable[[], Any]) -> Any:
+async def _looked(query: Callable[[], Any]) -> Any:
     """What was found; None where nobody could be asked."""
     try:
-        return await ask()
+        return await query()
     except BackendUnreachable:
         return None
 
@@ -157,7 +157,7 @@ async def test_a_machine_that_skypilot_has_forgotten_is_ended_at_its_cloud(
     assert await SkyClient().list_clusters() == []
     [orphan] = await backend.list_orphan_resources([])
     assert orphan.name == f"machine {machine['id']} {machine['name']}"
-    [said] = await backend.reap_orphans([])
-    assert "ended at lambda, for SkyPilot had forgotten it" in said
+    [message] = await backend.reap_orphans([])
+    assert "ended at lambda, for SkyPilot had forgotten it" in message
     assert cloud.machines() == []
     assert (await backend.clean_run(_RUN_ID)).gone

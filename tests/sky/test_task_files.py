@@ -128,8 +128,8 @@ def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) ->
             timeout=60,
         )
         silent.setblocking(False)
-        asked, _ = silent.accept()
-        with asked, pytest.raises(BlockingIOError):
+        requests, _ = silent.accept()
+        with requests, pytest.raises(BlockingIOError):
             silent.accept()
     assert "in total: price unknown" in done.stdout
     assert "learner x 1: lambda/us-south-3 H100:2" in done.stdout

@@ -28,8 +28,8 @@ def run_receiver(place: str, address: str, how: str, stage: str, *manifests: str
         opening = OpenGroup(f"{Path(place).name}.{index}", 1, sys.argv[1])
         try:
             connection = SenderConnection(address, opening, 0, torch.device("cpu"))
-            told = json.loads(Path(manifest).read_text())
-            note(f"{place}.{index}", receive(connection, told, pauses=False))
+            output = json.loads(Path(manifest).read_text())
+            note(f"{place}.{index}", receive(connection, output, pauses=False))
         except RuntimeError as error:
             note(f"{place}.{index}", f"{type(error).__name__}: {error}")
 

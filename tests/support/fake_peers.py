@@ -84,8 +84,8 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         if self.fail.get(method, 0) > 0:
             self.fail[method] -= 1
             raise unavailable()
-        told = dict(context.invocation_metadata() or ()).get("flotilla-run-epoch")
-        if told is not None and told != str(self.run_epoch):
+        reported = dict(context.invocation_metadata() or ()).get("flotilla-run-epoch")
+        if reported is not None and reported != str(self.run_epoch):
             raise refuse(
                 grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH", run_epoch=str(self.run_epoch)
             )

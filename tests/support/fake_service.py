@@ -55,12 +55,12 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     status = ReplicaStatus("serving", serving=True)
 
-    def told() -> ReplicaStatus:
+    def reports() -> ReplicaStatus:
         alarmed = bool(config.alarmed_by) and Path(config.alarmed_by).exists()
         status.alarms = [ALARM] if alarmed else []
         return status
 
-    runtime.report_status(told)
+    runtime.report_status(reports)
     await runtime.announce("127.0.0.1:9")
     _crash(runtime)
     if runtime.service == "learner":
@@ -74,9 +74,11 @@ def _crash(runtime: Runtime[FakeConfig]) -> None:
     if runtime.config.crash == "always" or (runtime.config.crash == "once" and not marker.exists()):
         marker.touch()
         if runtime.config.repeats:
-            told = [os.environ.get(name) for name in runtime.config.repeats]
-            runtime.log.warning("a vendor answered", answer=told, header=f"Bearer {runtime.token}")
-            raise ValueError(f"401 Unauthorized: {told}, {runtime.token}")
+            reports = [os.environ.get(name) for name in runtime.config.repeats]
+            runtime.log.warning(
+                "a vendor answered", answer=reports, header=f"Bearer {runtime.token}"
+            )
+            raise ValueError(f"401 Unauthorized: {reports}, {runtime.token}")
         print("last words: out of luck", file=sys.stderr, flush=True)
         os._exit(1)
 

@@ -81,13 +81,13 @@ def _keep_fork(connection: socket.socket) -> None:
     """Fork what is asked for, tell how it ended; end it when who asked has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-    asked = b""
-    while len(asked) < int.from_bytes(size, "big"):
-        asked += connection.recv(2**16)
+    requests = b""
+    while len(requests) < int.from_bytes(size, "big"):
+        requests += connection.recv(2**16)
     fork = os.fork()
     if fork == 0:
         connection.close()
-        _become(json.loads(asked), descriptors)
+        _become(json.loads(requests), descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     ended = os.pidfd_open(fork)
@@ -100,15 +100,15 @@ def _keep_fork(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
+def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
     """Run a module as Python's `-m` does, and end."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["folder"])
-    sys.argv = asked["words"][1:]
+    os.environ.update(requests["environment"])
+    os.chdir(requests["folder"])
+    sys.argv = requests["words"][1:]
     code = _run_module(sys.argv[0])
     sys.stdout.flush()
     os._exit(code)

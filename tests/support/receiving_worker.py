@@ -20,11 +20,11 @@ from services.common.tensors.sender_connection import SenderConnection
 from services.common.weight_transfer import OpenGroup
 
 
-def receive(connection: SenderConnection, told: dict[str, Any], *, pauses: bool) -> str:
-    entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in told["rows"]]
-    policy = PolicyId(told["run_epoch"], told["version"], bytes.fromhex(told["fingerprint"]))
+def receive(connection: SenderConnection, output: dict[str, Any], *, pauses: bool) -> str:
+    entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in output["rows"]]
+    policy = PolicyId(output["run_epoch"], output["version"], bytes.fromhex(output["fingerprint"]))
     digest = hashlib.sha256()
-    tensors = connection.request_weights(policy, entries, told["total_bytes"])
+    tensors = connection.request_weights(policy, entries, output["total_bytes"])
     for index, (name, tensor) in enumerate(tensors):
         digest.update(name.encode() + tensor.cpu().numpy().tobytes())
         if pauses and index == 1:
@@ -49,8 +49,8 @@ def main() -> None:
                 say("joined")
             else:
                 assert connection is not None
-                told = json.loads(Path(words[0]).read_text())
-                say(receive(connection, told, pauses=order == "pause"))
+                output = json.loads(Path(words[0]).read_text())
+                say(receive(connection, output, pauses=order == "pause"))
         except RuntimeError as error:
             say(f"{type(error).__name__}: {error}".splitlines()[0])
 

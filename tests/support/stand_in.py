@@ -16,13 +16,13 @@ def stand_in(address: str, words: Sequence[str]) -> NoReturn:
     with socket.socket(socket.AF_UNIX) as forge:
         forge.connect(address)
         wish = {"words": list(words), "environment": dict(os.environ), "folder": os.getcwd()}
-        asked = json.dumps(wish).encode()
-        socket.send_fds(forge, [len(asked).to_bytes(4, "big")], [0, 1, 2])
-        forge.sendall(asked)
+        requests = json.dumps(wish).encode()
+        socket.send_fds(forge, [len(requests).to_bytes(4, "big")], [0, 1, 2])
+        forge.sendall(requests)
         os.close(0)
         os.close(1)
-        told = forge.recv(16)
-    code = int(told or "1")
+        reported = forge.recv(16)
+    code = int(reported or "1")
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(code)

@@ -189,8 +189,10 @@ async def check_superseded(
     oldest, older, newest = published
     await sender.serve_publication(newest.written, newest.policy)
     assert sender.can_send(newest.policy) and not sender.can_send(older.policy)
-    said = await receiver.receive(oldest)
-    assert said == f"TransferRefusedError: version {oldest.policy.version} of epoch 1 is not served"
+    message = await receiver.receive(oldest)
+    assert (
+        message == f"TransferRefusedError: version {oldest.policy.version} of epoch 1 is not served"
+    )
     # It has missed none by that: the newest two are there, in any order.
     assert await receiver.receive(newest) == newest.digest
     assert await receiver.receive(older) == older.digest
@@ -204,8 +206,8 @@ async def check_killed_sender(
     before = sender.address
     await receiver.receive_half(served)
     await kill_sender()
-    said = await receiver.receive_rest()
-    assert "Error" in said, said
+    message = await receiver.receive_rest()
+    assert "Error" in message, message
     await sender.serve_publication(served.written, served.policy)
     assert not sender.can_send(served.policy)
     await until(lambda: sender.address not in (None, before), PATIENCE_S)

@@ -32,8 +32,8 @@ def main(does: str, rest: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sh", "-c", _IGNORE], start_new_session=True)
     if does == "tell":
-        told = {"environ": dict(os.environ), "argv": sys.argv}
-        Path(rest[0]).write_text(json.dumps(told))
+        reported = {"environ": dict(os.environ), "argv": sys.argv}
+        Path(rest[0]).write_text(json.dumps(reported))
     if does == "count":
         count(Path(rest[0]))
     if does != "deaf":

@@ -25,8 +25,8 @@ def test_every_member_of_a_contract_has_a_twin_in_the_domain(
     members: type[attempts.StopReason], twin: EnumDescriptor
 ) -> None:
     prefix = twin.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    told = {value.name.removeprefix(prefix) for value in twin.values} - {"UNSPECIFIED"}
-    assert {member.name for member in members} == told
+    message = {value.name.removeprefix(prefix) for value in twin.values} - {"UNSPECIFIED"}
+    assert {member.name for member in members} == message
     assert all(member.value == member.name.lower() for member in members)
 
 

@@ -79,7 +79,7 @@ def test_a_commit_that_is_here_needs_no_hub_and_a_branch_keeps_its_last_one(
 def test_a_gated_model_names_the_page_and_the_variable(hub: ModelHub, tmp_path: Path) -> None:
     hub.gated = True
     page = f"{hub.endpoint}/org/model"
-    said = (
+    output = (
         f"True policy.model: org/model is gated, and HF_TOKEN is not set: accept its licence on"
         f" {page}, and set HF_TOKEN to a token of the account that did"
     )
@@ -96,16 +96,16 @@ os.environ["HF_TOKEN"] = "{TOKEN}"
 check_access("org/model")
 print(look_up_model("org/model").commit)
 """
-    assert run(hub, tmp_path, code) == [said, said, other, other, FIRST]
+    assert run(hub, tmp_path, code) == [output, output, other, other, FIRST]
 
 
 def test_a_model_larger_than_the_disk_is_not_begun(hub: ModelHub, tmp_path: Path) -> None:
     hub.told_sizes["model.safetensors"] = 2**60
     code = REFUSED.replace("(look_up_model, stage_model)", "(stage_model,)")
-    (said,) = run(hub, tmp_path, code)
-    assert said.startswith("False policy.model: org/model takes 1073741824.0 GiB more in ")
-    assert f"{tmp_path}/hub" in said
-    assert said.endswith("free there: free some, or set HF_HOME to a folder on a larger disk")
+    (output,) = run(hub, tmp_path, code)
+    assert output.startswith("False policy.model: org/model takes 1073741824.0 GiB more in ")
+    assert f"{tmp_path}/hub" in output
+    assert output.endswith("free there: free some, or set HF_HOME to a folder on a larger disk")
     assert not [line for line in hub.requests if line.startswith("GET /org/model/resolve/")]
 
 
@@ -129,6 +129,8 @@ for model, revision in (("org/other", None), ("org/model", "gone"), ("no such/id
 def test_a_hub_that_is_away_is_no_refusal(tmp_path: Path) -> None:
     away = ModelHub({}, endpoint="http://127.0.0.1:9")
     look, stage = run(away, tmp_path, REFUSED)
-    for said in (look, stage):
-        assert said.startswith("False policy.model: org/model is neither a folder here nor a model")
-        assert "can be reached" in said
+    for output in (look, stage):
+        assert output.startswith(
+            "False policy.model: org/model is neither a folder here nor a model"
+        )
+        assert "can be reached" in output

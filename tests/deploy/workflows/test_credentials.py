@@ -37,8 +37,8 @@ def run(home: Path, **environ: str) -> str:
 def test_keys_come_to_where_skypilot_looks_for_them_and_nobody_else_may_look(
     tmp_path: Path,
 ) -> None:
-    said = run(tmp_path, **KEYS)
-    assert not [key for key in KEYS.values() if key in said]
+    output = run(tmp_path, **KEYS)
+    assert not [key for key in KEYS.values() if key in output]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
     read = {str(path.relative_to(tmp_path)): path.read_text() for path in files}
@@ -61,8 +61,8 @@ def test_new_keys_replace_those_of_before_but_not_what_somebody_else_has_put_the
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws/credentials").write_text("[mine]\n")
     run(tmp_path, **KEYS)
-    said = run(tmp_path, **{**KEYS, "VAST_API_KEY": "new"})
-    assert "left alone: ~/.aws/credentials" in said
+    output = run(tmp_path, **{**KEYS, "VAST_API_KEY": "new"})
+    assert "left alone: ~/.aws/credentials" in output
     assert (tmp_path / ".aws/credentials").read_text() == "[mine]\n"
     assert (tmp_path / ".config/vastai/vast_api_key").read_text() == "new"
 

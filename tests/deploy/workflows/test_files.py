@@ -60,19 +60,19 @@ def test_every_action_is_pinned_to_a_commit_and_keeps_no_credentials(path: Path)
             assert step["with"]["persist-credentials"] is False
 
 
-def asked() -> dict[str, Any]:
+def request() -> dict[str, Any]:
     """The inputs of the training workflow. YAML 1.1 reads `on` as true."""
     return train()[True]["workflow_dispatch"]["inputs"]
 
 
 def test_the_training_workflow_takes_what_it_is_known_to_take() -> None:
     assert train()["name"] == "Fleet Task Training (SkyPilot)"
-    assert set(asked()) == INPUTS
-    assert all("default" in each for each in asked().values())
+    assert set(request()) == INPUTS
+    assert all("default" in each for each in request().values())
 
 
 def test_every_spec_that_may_be_chosen_is_there() -> None:
-    task_name = asked()["task_name"]
+    task_name = request()["task_name"]
     assert task_name["default"] in task_name["options"]
     for name in task_name["options"]:
         assert (ROOT / f"deploy/runs/{name}.toml").is_file()
@@ -111,7 +111,7 @@ def test_sdks_of_every_cloud_that_may_be_chosen_are_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name][0] for name in ("sky", "sky-clouds")]
     known = set(re.findall(r"[a-z]+", " ".join(extras)))
-    assert set(asked()["cloud"]["options"]) - {"any", "spec"} <= known
+    assert set(request()["cloud"]["options"]) - {"any", "spec"} <= known
     assert "sky sky-clouds" in named_step("install")["run"]
 
 

@@ -10,7 +10,7 @@ from tests.deploy.workflows.test_steps import FORM, REQUEST, checkout
 from tests.support.repository import ROOT
 
 # By workflow, the steps that talk to a launcher.
-ASKING = {"train-skypilot": ("submit", "cancel"), "reap": ("reap",)}
+REQUESTING = {"train-skypilot": ("submit", "cancel"), "reap": ("reap",)}
 
 
 def run_of(workflow: str, name: str) -> str:
@@ -23,7 +23,7 @@ def run_of(workflow: str, name: str) -> str:
 def test_every_step_has_the_same_ledger_outside_of_the_checkout(tmp_path: Path) -> None:
     folder = checkout(tmp_path / "job", flotilla='printf "%s\\n" "$@"')
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "REQUEST_ID": REQUEST}
-    for workflow, steps in ASKING.items():
+    for workflow, steps in REQUESTING.items():
         for name in steps:
             done = subprocess.run(
                 ("bash", "-e", "-c", run_of(workflow, name)),

@@ -167,16 +167,16 @@ async def test_a_run_is_submitted_with_all_that_was_asked_and_followed(tmp_path:
         again, output = await run_step("submit", folder, secret, **form)
         assert again == 0, output
     (stored,) = stored_runs(runs)
-    told = json.loads(stored.spec_json)
-    assert SelectConfig.model_validate(told["learner"]["select"]) == SelectConfig(
+    reported = json.loads(stored.spec_json)
+    assert SelectConfig.model_validate(reported["learner"]["select"]) == SelectConfig(
         modality="computer_use",
         env_keys=("shop", "booking", "tracker"),
         difficulty=(2, 3),
         max_tasks=100,
         data_version="0.3",
     )
-    assert told["launcher"]["max_cost"] == 25.5
-    assert told["launcher"]["notify"]["disable_slack"] is True
+    assert reported["launcher"]["max_cost"] == 25.5
+    assert reported["launcher"]["notify"]["disable_slack"] is True
     assert stored.run.run_id in (folder / "summary.md").read_text()
     assert json.loads(secret)["token"] not in output
 
@@ -272,8 +272,8 @@ async def test_people_are_told_where_the_repository_says(tmp_path: Path, disable
     assert "key-of-wandb" not in " ".join(asked)
     overrides = [each for each in asked if re.match(r"--(launcher|learner)\.", each)]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
-    told = TrackingConfig.model_validate(text["learner"]["tracking"])
-    assert told.backends == ("jsonl", "console", "wandb")
+    reported = TrackingConfig.model_validate(text["learner"]["tracking"])
+    assert reported.backends == ("jsonl", "console", "wandb")
     notify = run_plan.parse_spec(json.dumps(text)).config.notify
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 

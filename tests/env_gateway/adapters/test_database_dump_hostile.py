@@ -287,8 +287,8 @@ async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() 
 
 def test_what_a_server_calls_its_versions_is_a_text_or_nothing() -> None:
     task = Task(key="k", prompt="p", env_key="shop", env_version="v1", data_version="v2")
-    for told in ([1], {"a": 1}, 7, None, ""):
-        state = parse_initial_state({"version": told, "data_version": told}, task)
+    for reported in ([1], {"a": 1}, 7, None, ""):
+        state = parse_initial_state({"version": reported, "data_version": reported}, task)
         assert (state.env, state.data_version) == (("shop", "v1"), "v2")
         hash(state)
 
@@ -332,9 +332,9 @@ def wire(answer: Callable[[str], Sequence[Sequence[Any]]], slow_s: float = 0.0) 
         return web.json_response({"instance_id": "i", "urls": {"root": root}})
 
     async def mcp(request: web.Request) -> web.Response:
-        asked = await request.json()
-        result: Mapping[str, Any] = {"tools": [TOOL]} if asked["method"] == "tools/list" else {}
-        return web.json_response({"jsonrpc": "2.0", "id": asked.get("id"), "result": result})
+        requests = await request.json()
+        result: Mapping[str, Any] = {"tools": [TOOL]} if requests["method"] == "tools/list" else {}
+        return web.json_response({"jsonrpc": "2.0", "id": requests.get("id"), "result": result})
 
     async def query(request: web.Request) -> web.Response:
         sql: str = (await request.json())["query"]
@@ -373,8 +373,8 @@ async def gateway_over(app: web.Application, timeout_s: float) -> AsyncGenerator
 
 
 def task() -> str:
-    told = {"key": "t", "prompt": "p", "env_id": "shop", "verifier_func": VERIFIER}
-    return json.dumps(told)
+    reported = {"key": "t", "prompt": "p", "env_id": "shop", "verifier_func": VERIFIER}
+    return json.dumps(reported)
 
 
 async def test_a_hostile_server_neither_changes_a_file_nor_the_grade(grades: Path) -> None:

@@ -123,13 +123,13 @@ async def test_what_a_command_says_is_passed_on_without_the_secrets_that_it_was_
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     add_secret(CANARIES["GITHUB_PAT"])
-    says = "import os, sys; sys.stderr.write('x' * 70_000 + os.environ['A'] + '\\nlast words')"
-    process = await spawn_process((sys.executable, "-c", says), {"A": CANARIES["GITHUB_PAT"]})
+    expected = "import os, sys; sys.stderr.write('x' * 70_000 + os.environ['A'] + '\\nlast words')"
+    process = await spawn_process((sys.executable, "-c", expected), {"A": CANARIES["GITHUB_PAT"]})
     words = StderrTail(process)
     assert (await words.describe_end()).endswith("last words")
     await words.close()
-    said = capfd.readouterr().err
-    assert CANARIES["GITHUB_PAT"] not in said and "***\nlast words" in said
+    output = capfd.readouterr().err
+    assert CANARIES["GITHUB_PAT"] not in output and "***\nlast words" in output
 
 
 def test_a_variable_that_is_given_and_not_set_is_named() -> None:

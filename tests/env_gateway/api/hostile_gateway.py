@@ -47,8 +47,8 @@ class Server:
             return web.Response(status=202)
         listed = self.listed if message["method"] == "tools/list" else None
         if message["method"] != "tools/call" and listed is None:
-            told = {"protocolVersion": "2025-06-18", "tools": TOOLS}
-            return web.json_response({"jsonrpc": "2.0", "id": number, "result": told})
+            reported = {"protocolVersion": "2025-06-18", "tools": TOOLS}
+            return web.json_response({"jsonrpc": "2.0", "id": number, "result": reported})
         body = self.body if listed is None else listed
         if body is None:
             body = b'{"jsonrpc": "2.0", "id": %d, "result": %b}' % (number, self.result)

@@ -58,7 +58,7 @@ JSON = st.recursive(
 )
 
 
-class Said(str):
+class Text(str):
     """A text that is shown in short when a test fails."""
 
     __slots__ = ()
@@ -73,7 +73,7 @@ def bombs(most: int) -> st.SearchStrategy[str]:
     ends = st.sampled_from(["", "1]", "]", "}", '"'])
     starts = st.sampled_from(["", "[", "{", '"', '{"a":'])
     return st.builds(
-        lambda start, unit, size, end: Said(start + unit * (size // len(unit.encode())) + end),
+        lambda start, unit, size, end: Text(start + unit * (size // len(unit.encode())) + end),
         *(starts, st.sampled_from(UNITS), sizes, ends),
     )
 
@@ -84,7 +84,7 @@ def documents(fields: list[str], most: int) -> st.SearchStrategy[str]:
     whole = st.dictionaries(st.sampled_from(fields), value, max_size=6).map(json.dumps)
     cut = st.builds(lambda text, at: text[: at % (len(text) + 1)], whole, st.integers(0, 500))
     grown = st.builds(lambda text, more: text[:-1] + "," + more + "}", whole, bombs(most))
-    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(Said)
+    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(Text)
 
 
 def sendable(text: str) -> str:
@@ -97,23 +97,23 @@ def hostile() -> Iterator[Hostile]:
         yield hostile
 
 
-def answered(hostile: Hostile, ask: Callable[[], Any]) -> Any:
+def answered(hostile: Hostile, request: Callable[[], Any]) -> Any:
     """The answer, or the refusal, which is not that the gateway has failed; in time. What holds the
     loop by its nature does so again, which a machine that others use does not."""
     hostile.held.begin()
-    answer = attempted(ask)
+    answer = attempted(request)
     for _ in range(2):
         if hostile.held.within():
             return answer
         hostile.held.begin()
-        answer = attempted(ask)
+        answer = attempted(request)
     hostile.held.check()
     return answer
 
 
-def attempted(ask: Callable[[], Any]) -> Any:
+def attempted(request: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return request()
     except Refused as refused:
         assert refused.code not in OURS, refused
         return refused
@@ -151,7 +151,7 @@ TASK = [
 
 @fuzzed(
     documents(TASK, 2**19)
-    | documents(TASK, 2**16).map(lambda text: Said(task_json(env_variables=text)))
+    | documents(TASK, 2**16).map(lambda text: Text(task_json(env_variables=text)))
 )
 def test_any_task_is_opened_or_refused(hostile: Hostile, text: str) -> None:
     answer = answered(hostile, lambda: hostile.open(sendable(text)))
@@ -169,7 +169,7 @@ def test_any_arguments_are_answered(hostile: Hostile, text: str) -> None:
 PART = ["type", "text", "data", "mimeType", "resource", "uri", "blob"]
 RESULT = ["content", "isError", "structuredContent", "error", "result", "id", "jsonrpc"]
 RESULTS = documents(RESULT, 2**20) | st.lists(documents(PART, 2**18), max_size=3).map(
-    lambda parts: Said(f'{{"content": [{",".join(parts)}]}}')
+    lambda parts: Text(f'{{"content": [{",".join(parts)}]}}')
 )
 
 
@@ -181,8 +181,8 @@ RESULTS = documents(RESULT, 2**20) | st.lists(documents(PART, 2**18), max_size=3
 def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
     hostile: Hostile, text: tuple[str, bool, int, bool]
 ) -> None:
-    said, whole, hostile.server.status, stream = text
-    data = said.encode("utf-8", "surrogatepass")
+    message, whole, hostile.server.status, stream = text
+    data = message.encode("utf-8", "surrogatepass")
     hostile.server.body, hostile.server.result = (data, b"{}") if whole else (None, data)
     hostile.server.content_type = "text/event-stream" if stream else "application/json"
     try:
@@ -197,7 +197,7 @@ def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
 
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n{}\n<<< ERROR_ACCUMULATOR <<<"
-PRINTED = st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(Said)
+PRINTED = st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(Text)
 OUTPUT = st.tuples(
     PRINTED
     | PRINTED.map(lambda body: f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<"),

@@ -200,10 +200,10 @@ async def check_status(gateway: Process) -> None:
     sandbox = "bounded by rlimits" if shutil.which("bwrap") else "none"
     assert f"sandbox of verifiers: {sandbox}" in output
     code, output = await flotilla("--address", gateway.address, "--json")
-    [told] = json.loads(output)["gateways"]
-    by_env = {one["env_key"]: one for one in told["environments"]}
+    [reported] = json.loads(output)["gateways"]
+    by_env = {one["env_key"]: one for one in reported["environments"]}
     assert by_env["booking"]["outcomes"] == {"bad_tool": "1", "ok": "2"}
-    limiters = {(one["name"], one["of"]): one for one in told["limiters"]}
+    limiters = {(one["name"], one["of"]): one for one in reported["limiters"]}
     assert limiters["creations", "embedded"]["in_flight"] == 0
     assert limiters["episodes", ""]["in_flight"] == 1
 

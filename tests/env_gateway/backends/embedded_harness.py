@@ -28,8 +28,8 @@ class EmbeddedHarness(BookingTasks):
 
     async def running(self, backend: Backend) -> int:
         workers = _pool(backend).workers
-        asked = (worker.send_request({"op": "instances"}, timeout_s=5.0) for worker in workers)
-        return sum(len(answer["instances"]) for answer in await asyncio.gather(*asked))
+        requests = (worker.send_request({"op": "instances"}, timeout_s=5.0) for worker in workers)
+        return sum(len(answer["instances"]) for answer in await asyncio.gather(*requests))
 
     async def kill(self, backend: Backend, instance_id: str) -> None:
         for worker in _pool(backend).workers:

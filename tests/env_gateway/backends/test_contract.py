@@ -262,8 +262,10 @@ async def test_a_snapshot_equals_what_queries_show(bench: Bench) -> None:
         names = await session.instance.query_database("current", _TABLES, (), timeout_s=TIMEOUT_S)
         for (name,) in names.rows:
             sql = f"SELECT * FROM {name}"
-            asked = await session.instance.query_database("current", sql, (), timeout_s=TIMEOUT_S)
-            assert [list(row) for row in copy.execute(sql)] == [list(row) for row in asked.rows]
+            requests = await session.instance.query_database(
+                "current", sql, (), timeout_s=TIMEOUT_S
+            )
+            assert [list(row) for row in copy.execute(sql)] == [list(row) for row in requests.rows]
         copy.close()
     await bench.close(session)
 

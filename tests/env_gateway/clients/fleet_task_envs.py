@@ -54,7 +54,7 @@ class Here:
 
 
 def observation(step: int, result: Any = None, **changes: Any) -> dict[str, Any]:
-    told = {
+    reported = {
         "prompt": "Count to one.",
         "observation": {} if result is None else result,
         "step": step,
@@ -62,4 +62,4 @@ def observation(step: int, result: Any = None, **changes: Any) -> dict[str, Any]
         "modality": "tool_use",
         "tools": TOOLS,
     }
-    return told | changes
+    return reported | changes

@@ -45,9 +45,9 @@ def test_an_answer_is_submitted_with_the_grade_and_ends_the_episode(here: Here) 
         offered = [tool["function"]["name"] for tool in env.reset()["tools"]]
         assert offered == ["look", "add", "submit_final_answer"]
         action = {"tool": "submit_final_answer", "params": {"answer": "42"}}
-        told, reward, done, info = env.step(action)
+        reported, reward, done, info = env.step(action)
     result = {"status": "submitted", "message": "Answer recorded. Ending session."}
-    assert told["observation"] == result
+    assert reported["observation"] == result
     assert (reward, done) == (1.0, True)
     assert info == {
         "step": 1,
@@ -66,8 +66,8 @@ def test_what_a_tool_refuses_is_a_result_and_an_error(here: Here) -> None:
     here.backend.hook = refuse
     with here.env() as env:
         env.reset()
-        told, reward, done, info = env.step({"tool": "add"})
-        assert told["observation"] == info["tool_result"] == {"error": "no such room"}
+        reported, reward, done, info = env.step({"tool": "add"})
+        assert reported["observation"] == info["tool_result"] == {"error": "no such room"}
         assert (info["tool_error"], reward, done) == ("no such room", 0.0, False)
         assert env.tool_errors_list == ["add(): no such room"]
 
@@ -87,9 +87,9 @@ def test_a_call_that_is_not_executed_is_an_error_without_a_result_and_the_episod
 ) -> None:
     with here.env() as env:
         env.reset()
-        told, _, done, info = env.step(action)
+        reported, _, done, info = env.step(action)
         assert message in info["tool_error"]
-        assert told["observation"] == {"error": info["tool_error"]}
+        assert reported["observation"] == {"error": info["tool_error"]}
         assert "tool_result" not in info and not done
         assert env.step({"tool": "add"})[0]["observation"] == 1
 

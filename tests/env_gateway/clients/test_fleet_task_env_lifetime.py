@@ -142,8 +142,8 @@ async def test_a_step_that_is_given_up_is_seen_through(here: Here) -> None:
     await env.reset_async()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(env.step_async({"tool": "add"}), 0.02)
-    told, *_ = await env.step_async({"tool": "add"})
-    assert (told["step"], told["observation"]) == (2, 2)
+    reported, *_ = await env.step_async({"tool": "add"})
+    assert (reported["step"], reported["observation"]) == (2, 2)
     await env.close_async()
 
 

@@ -54,10 +54,12 @@ async def test_trouble_is_told_while_an_episode_opens_and_forgotten_once_it_has(
     async with running(backend) as gateway:
         session = gateway.open_episode(open_spec())
         gateway.join_opening(session)
-        told = [(state, session.trouble) async for state in session.follow_states()]
-    assert (EpisodeState.PROVISIONING, str(AWAY)) in told
-    assert all("too many" not in trouble for _, trouble in told), "to wait in a queue is no trouble"
-    assert told[-1] == (EpisodeState.READY, "")
+        reported = [(state, session.trouble) async for state in session.follow_states()]
+    assert (EpisodeState.PROVISIONING, str(AWAY)) in reported
+    assert all("too many" not in trouble for _, trouble in reported), (
+        "to wait in a queue is no trouble"
+    )
+    assert reported[-1] == (EpisodeState.READY, "")
 
 
 @pytest.mark.parametrize(("delivered", "deleted"), [(False, 0), (None, 1)])

@@ -20,7 +20,7 @@ from services.env_gateway.episodes.gateway import Gateway
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 from tests.support.grading_gateway import embedded_gateway, grading_gateway
 
-ASKED = [Question("What is 5 + 7?", "12")]
+REQUESTED = [Question("What is 5 + 7?", "12")]
 ANSWERS = (
     ("5 + 7 = 12\n#### 12", 1.0, 1.0),
     ("5 + 7 = 13\n#### 13", 0.0, 0.0),
@@ -32,7 +32,7 @@ ANSWERS = (
 
 
 def question(rule: str) -> dict[str, Any]:
-    [task] = make_question_tasks(ASKED, "train", env_key="gsm8k", rule=rule)
+    [task] = make_question_tasks(REQUESTED, "train", env_key="gsm8k", rule=rule)
     return task
 
 

@@ -67,14 +67,14 @@ def test_every_order_of_arrival_within_a_run_of_reads_is_executed_once(
             for run in _runs(reads):
                 rng.shuffle(run)
                 # A repeat of each is on its way, too.
-                asked = [*run, *run]
+                requests = [*run, *run]
                 answers = await asyncio.gather(
-                    *(call(gateway, session, seq, _name(reads, seq)) for seq in asked)
+                    *(call(gateway, session, seq, _name(reads, seq)) for seq in requests)
                 )
                 texts = [answer.parts[0] for answer, _ in answers]
-                assert texts == [Text(str(seq)) for seq in asked]
+                assert texts == [Text(str(seq)) for seq in requests]
                 replayed = [replayed for _, replayed in answers]
-                assert replayed == [seq >= len(run) for seq in range(len(asked))]
+                assert replayed == [seq >= len(run) for seq in range(len(requests))]
             assert sorted(shelf.begun) == list(range(len(reads)))
             writes = [seq for seq in shelf.begun if not reads[seq]]
             assert writes == sorted(writes)

@@ -146,9 +146,9 @@ class Ground:
         assert (following.result, following.error) == (7, None)
 
     def _assert_nothing_told(self, execution: Execution) -> None:
-        told = f"{execution.result} {execution.stdout} {execution.error}"
-        assert CANARY not in told
-        assert "root:" not in told
+        output = f"{execution.result} {execution.stdout} {execution.error}"
+        assert CANARY not in output
+        assert "root:" not in output
 
     async def _run(self, module: ModuleType, wrapper: str, timeout_s: float) -> Execution:
         arguments: dict[str, str | None] = {"final_answer": json.dumps(self.facts)}

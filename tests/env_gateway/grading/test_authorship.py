@@ -311,8 +311,8 @@ def test_a_line_that_a_tool_showed_is_no_result() -> None:
     ("role", "voided"), [("assistant", False), ("tool", False), ("someone", False), ("user", True)]
 )
 def test_the_conversation_counts_by_who_speaks(role: str, voided: bool) -> None:
-    said = "fine" if voided else "I write JUDGE ERROR: x"
-    conversation = json.dumps([{"role": role, "content": [{"type": "text", "text": said}]}])
+    message = "fine" if voided else "I write JUDGE ERROR: x"
+    conversation = json.dumps([{"role": role, "content": [{"type": "text", "text": message}]}])
     authorship = authorship_of(PolicyWritings(), Submission(TASK, None, conversation))
     assert graded(JUDGE, authorship).is_known is not voided
 

@@ -94,6 +94,6 @@ def test_a_list_that_takes_long_to_parse_is_read_by_its_lines(items: list[str]) 
 def test_of_a_conversation_that_is_too_long_every_word_is_the_policys() -> None:
     task = Task(key="t", prompt="p", env_key="e")
     for messages, too_many in ((10, False), (2**17, True)):
-        told = json.dumps([{"role": "tool"}] * messages)
-        found = authorship_of(PolicyWritings(), Submission(task, None, told))
+        reported = json.dumps([{"role": "tool"}] * messages)
+        found = authorship_of(PolicyWritings(), Submission(task, None, reported))
         assert found.explains_phrase(Phrase.FAILED) is too_many

@@ -166,9 +166,9 @@ def test_members_that_never_ask_hold_no_places() -> None:
 
 def test_a_batch_goes_on_without_members_that_never_ask() -> None:
     at = admission(8)
-    asked = [at.request_place("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
-    assert at.expire_batches(WAIT_S) == asked
-    assert (are_in(asked), at.held_places) == (True, 3)
+    requests = [at.request_place("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
+    assert at.expire_batches(WAIT_S) == requests
+    assert (are_in(requests), at.held_places) == (True, 3)
 
 
 def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
@@ -228,14 +228,14 @@ def test_whoever_waits_gets_in_however_others_come_and_go(
     waiting: dict[int, list[Ticket]] = {}
     since: dict[int, int] = {}
     running: list[Ticket] = []
-    asked = 0
+    requests = 0
 
     def ask_next() -> None:
-        nonlocal asked
-        index = asked % len(sizes)
-        tickets = ask(at, f"run{index % 3}", f"b{asked}", sizes[index], envs[index])
-        waiting[asked], since[asked] = tickets, releases
-        asked += 1
+        nonlocal requests
+        index = requests % len(sizes)
+        tickets = ask(at, f"run{index % 3}", f"b{requests}", sizes[index], envs[index])
+        waiting[requests], since[requests] = tickets, releases
+        requests += 1
 
     releases = 0
     for _ in range(len(sizes)):

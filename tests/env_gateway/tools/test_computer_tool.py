@@ -61,10 +61,10 @@ def test_thousandths_become_pixels() -> None:
 
 
 def test_a_policy_of_thousandths_is_told_of_a_screen_of_a_thousand() -> None:
-    told = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).describe_tool(COMPUTER)
-    assert "1000x1000" in told.description and "1280" not in told.description
-    assert "x from 0 to 999" in told.description
-    assert "1000x1000" in told.input_schema_json
+    reported = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).describe_tool(COMPUTER)
+    assert "1000x1000" in reported.description and "1280" not in reported.description
+    assert "x from 0 to 999" in reported.description
+    assert "1000x1000" in reported.input_schema_json
 
 
 def test_a_policy_of_pixels_is_told_the_tool_as_it_is() -> None:

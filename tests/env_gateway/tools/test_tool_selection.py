@@ -12,7 +12,7 @@ from services.env_gateway.tools.tool_selection import NothingToOfferError, selec
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]
-ASKS = "Find the price and call submit_final_answer with it."
+PROMPT = "Find the price and call submit_final_answer with it."
 
 
 def names(**task: Any) -> list[str]:
@@ -26,7 +26,7 @@ def test_tool_use_leaves_the_computer_out() -> None:
 
 @pytest.mark.parametrize("modality", ["computer_use", "browser_use"])
 def test_a_screen_modality_offers_the_computer_alone(modality: str) -> None:
-    assert names(task_modality=modality, prompt=ASKS) == ["computer"]
+    assert names(task_modality=modality, prompt=PROMPT) == ["computer"]
 
 
 def test_joint_offers_everything() -> None:
@@ -45,12 +45,12 @@ def test_an_unknown_modality_is_refused() -> None:
 
 
 def test_the_final_answer_can_be_submitted_where_the_prompt_asks_for_it() -> None:
-    assert names(prompt=ASKS) == ["search", "book", "submit_final_answer"]
+    assert names(prompt=PROMPT) == ["search", "book", "submit_final_answer"]
 
 
 def test_an_environments_own_submit_tool_is_not_replaced() -> None:
     own = Tool("submit_final_answer", "ours", '{"type": "object"}')
-    tools = select_tools([*TOOLS, own], parse_task(task_json(prompt=ASKS)))
+    tools = select_tools([*TOOLS, own], parse_task(task_json(prompt=PROMPT)))
     assert tools["submit_final_answer"] is own
 
 
@@ -60,9 +60,9 @@ def test_a_task_may_leave_tools_out() -> None:
         "search",
         "computer",
     ]
-    assert names(offered_tools=["book"], prompt=ASKS) == ["book", "submit_final_answer"]
+    assert names(offered_tools=["book"], prompt=PROMPT) == ["book", "submit_final_answer"]
     own = Tool("submit_final_answer", "ours", '{"type": "object"}')
-    task = parse_task(task_json(prompt=ASKS, offered_tools=["book"]))
+    task = parse_task(task_json(prompt=PROMPT, offered_tools=["book"]))
     assert select_tools([*TOOLS, own], task)["submit_final_answer"] is own
 
 
@@ -95,7 +95,7 @@ async def test_a_tool_that_was_left_out_is_neither_shown_nor_callable() -> None:
 async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> None:
     backend, grader = FakeBackend(), FakeGrader()
     async with running(backend, grader) as gateway:
-        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         answer, _ = await gateway.call_tool(
             session, 0, "submit_final_answer", '{"answer": "42 EUR"}', 5.0
         )
@@ -108,7 +108,7 @@ async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> No
 async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -> None:
     grader = FakeGrader()
     async with running(FakeBackend(), grader) as gateway:
-        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         await gateway.call_tool(session, 0, "submit_final_answer", '{"answer": "42"}', 5.0)
         await gateway.grade_episode(session, "43", None, 5.0)
     assert grader.seen[0].arguments == {"final_answer": "43"}
@@ -116,7 +116,7 @@ async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -
 
 async def test_a_malformed_answer_is_told_to_the_policy() -> None:
     async with running(FakeBackend()) as gateway:
-        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         answer, _ = await gateway.call_tool(
             session, 0, "submit_final_answer", '{"answer": 42}', 5.0
         )

@@ -38,6 +38,6 @@ async def run_as_ordinary_user(*selected: str) -> None:
         cwd=file.parents[2],
         env=environment(),
     )
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     # Not skipped, above all.
-    assert process.returncode == 0 and b" skipped" not in told, told.decode("utf-8", "replace")
+    assert process.returncode == 0 and b" skipped" not in output, output.decode("utf-8", "replace")

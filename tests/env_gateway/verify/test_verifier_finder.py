@@ -72,10 +72,14 @@ async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_process_that_parses_has_bounds_of_its_own() -> None:
-    told = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
+    reported = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
     inside: Any = verifier_finder
     *command, program, root = inside._COMMAND
     ran = subprocess.run(
-        [*command, program + told, root], input=VERIFIER, text=True, capture_output=True, check=True
+        [*command, program + reported, root],
+        input=VERIFIER,
+        text=True,
+        capture_output=True,
+        check=True,
     )
     assert ran.stdout.splitlines()[-1] == f"({2**30}, {2**30}) (5, 5)"

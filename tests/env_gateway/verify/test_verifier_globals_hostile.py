@@ -61,10 +61,10 @@ async def executed(source: str, change: str = "", **arguments: str) -> Execution
         raise AssertionError("there is a copy")
 
     function = find_verifier(source).name
-    asked = Verification(source, function, query, snapshot, arguments, trusted=True)
+    requests = Verification(source, function, query, snapshot, arguments, trusted=True)
     pool = VerifierPool(size=1, memory_bytes=2**29)
     try:
-        return await pool.run_verifier(asked, timeout_s=20.0)
+        return await pool.run_verifier(requests, timeout_s=20.0)
     finally:
         await pool.close()
 
@@ -97,11 +97,11 @@ def verify(env, final_answer):
 
 
 async def test_a_grade_waits_until_what_was_shown_last_is_noted() -> None:
-    backend, grader, asked = FakeBackend(), FakeGrader(), asyncio.Event()
+    backend, grader, requests = FakeBackend(), FakeGrader(), asyncio.Event()
     grader.executions.append(Execution(result=0, stdout="JUDGE ERROR: x"))
 
     async def answer(name: str, arguments: Any) -> CallResult:
-        asked.set()
+        requests.set()
         # So long that it is read in a thread.
         return CallResult((Text(f"{'judge ' * 2**18}JUDGE ERROR: x"),))
 
@@ -109,7 +109,7 @@ async def test_a_grade_waits_until_what_was_shown_last_is_noted() -> None:
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec())
         call = asyncio.create_task(gateway.call_tool(session, 0, "add", '{"by": 1}', 5.0))
-        await asked.wait()
+        await requests.wait()
         grade = await gateway.grade_episode(session, "done", None, 30.0)
         await call
     assert (grade.reward, grade.suspicion) == (0.0, "JUDGE ERROR: x")

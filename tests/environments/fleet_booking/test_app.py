@@ -92,16 +92,16 @@ def test_a_search_filters_sorts_and_pages(site: Instance) -> None:
 
 
 def test_rooms_run_out_and_a_cancelled_booking_frees_them(site: Instance) -> None:
-    ask = {"hotel_id": 5652, **DATES}
-    free = next(r["free"] for r in site.call("check_availability", ask) if r["id"] == 11207)
+    request = {"hotel_id": 5652, **DATES}
+    free = next(r["free"] for r in site.call("check_availability", request) if r["id"] == 11207)
     booking = book(site, room_count=free, adults=free)
-    assert 11207 not in ids(site.call("check_availability", ask))
+    assert 11207 not in ids(site.call("check_availability", request))
     with pytest.raises(ToolError, match="room 11207 is not free"):
         book(site)
     later = {"check_in_date": "2026-05-07", "check_out_date": "2026-05-08"}
     assert book(site, **later)
     site.call("cancel_booking", {"booking_id": booking})
-    assert 11207 in ids(site.call("check_availability", ask))
+    assert 11207 in ids(site.call("check_availability", request))
 
 
 def test_a_paid_booking_is_confirmed_with_one_transaction(site: Instance) -> None:

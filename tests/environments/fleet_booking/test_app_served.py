@@ -39,10 +39,10 @@ async def test_over_mcp_the_results_are_the_same(root: str) -> None:
         for name, arguments in calls:
             result = await client.call_tool(name, arguments)
             assert isinstance(result.content[0], TextContent)
-            assert result.content[0].text == told(local, name, arguments)
+            assert result.content[0].text == reports(local, name, arguments)
 
 
-def told(site: Instance, name: str, arguments: dict[str, Any]) -> str:
+def reports(site: Instance, name: str, arguments: dict[str, Any]) -> str:
     try:
         return json.dumps(site.call(name, arguments))
     except ToolError as error:

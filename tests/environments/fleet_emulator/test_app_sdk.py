@@ -31,8 +31,8 @@ async def fleet(
 
 
 async def make(fleet: Any, task: Any, **options: Any) -> Any:
-    asked = {"data_key": task.data_key, "env_variables": task.env_variables, "run_id": "run"}
-    return await settled(fleet.make(task.env_key, **asked | options))
+    requests = {"data_key": task.data_key, "env_variables": task.env_variables, "run_id": "run"}
+    return await settled(fleet.make(task.env_key, **requests | options))
 
 
 async def first_task(fleet: Any) -> Any:

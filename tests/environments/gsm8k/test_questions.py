@@ -149,8 +149,8 @@ def test_a_bad_file_is_refused_with_its_row(
     source = tmp_path / "q.jsonl"
     source.write_text(lines)
     assert main(["--from", str(source), "--out", str(tmp_path / "tasks.json")]) == 2
-    told = capsys.readouterr().err
-    assert message in told and str(source) in told
+    output = capsys.readouterr().err
+    assert message in output and str(source) in output
     assert not (tmp_path / "tasks.json").exists()
 
 
@@ -179,8 +179,8 @@ def test_what_is_no_data_file_is_refused(
 def test_a_split_that_is_not_generated_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--from", "arithmetic", "--split", "validation", "--out", str(tmp_path / "t.json")]
-    assert main(asked) == 2
+    requests = ["--from", "arithmetic", "--split", "validation", "--out", str(tmp_path / "t.json")]
+    assert main(requests) == 2
     assert "use one of train, test, demo" in capsys.readouterr().err
 
 

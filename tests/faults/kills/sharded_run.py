@@ -69,8 +69,8 @@ class ShardedRun(KilledRun):
     async def _live(self, play: Callable[[int, asyncio.Task[int]], Awaitable[None]]) -> int:
         """One life, in which `play` is told the learner's process once its port is open."""
         life = self._make_life()
-        told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(life).items()}
-        pid = await self.server.begin("live-sharded", told, self.log)
+        message = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(life).items()}
+        pid = await self.server.begin("live-sharded", message, self.log)
         ending = asyncio.create_task(self.server.end(LIFE_S))
         try:
             if await self._opened(ending):

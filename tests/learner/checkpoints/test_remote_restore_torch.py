@@ -33,8 +33,8 @@ class TrustedRanks(LocalRanks):
 
     async def publish_weights(self, version: int) -> Publication:
         published = await super().publish_weights(version)
-        said = np.full(len(published.canary_token_ids) - 1, -1.0, dtype=np.float32)
-        return replace(published, canary_logprobs=said)
+        message = np.full(len(published.canary_token_ids) - 1, -1.0, dtype=np.float32)
+        return replace(published, canary_logprobs=message)
 
 
 async def run(model: Path, folder: Path, store: FsspecStore | None, steps: int) -> None:

@@ -148,16 +148,16 @@ async def test_a_failed_request_is_repeated_and_one_that_is_refused_is_not(
     flaky = unreliable(store, fail)
     await UploadingMachine(tmp_path, flaky).upload(10)
     assert manifests(store) == ["e000001-s000010"]
-    asked = 0
+    requests = 0
 
     def refuse() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         raise RemoteStoreRefusedError("no permission")
 
     with pytest.raises(RemoteStoreRefusedError):
         retry_request(refuse, no_wait)
-    assert asked == 1
+    assert requests == 1
 
 
 def test_pauses_between_requests_grow_and_end_with_the_learner() -> None:

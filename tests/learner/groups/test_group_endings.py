@@ -65,8 +65,8 @@ async def test_a_task_comes_back_as_often_as_it_may_and_is_then_given_up(
             for attempt in lease.attempts:
                 await worker.submit(failed(lease, attempt, LOST))
     assert names == ["g000000r0", "g000000r1", "g000000r2", "g000001r0"]
-    said = [call.args[0] for call in log.error.call_args_list]
-    assert said == ["a task was given up"]
+    message = [call.args[0] for call in log.error.call_args_list]
+    assert message == ["a task was given up"]
     reasons = query(tmp_path, "SELECT DISTINCT reason FROM groups WHERE state = 'dropped'")
     assert reasons == [("too_few_graded",)]
 

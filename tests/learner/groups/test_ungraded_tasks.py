@@ -162,10 +162,10 @@ async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **ch
 async def test_an_environment_that_nobody_serves_ends_the_run_and_names_the_backend(
     tmp_path: Path,
 ) -> None:
-    said = await outcome(tmp_path, [UNKNOWN])
-    assert "nothing serves environment 'env0'" in said
-    assert "no episode of it was ever opened in this run" in said
-    assert "backend 'fleet'" in said
+    message = await outcome(tmp_path, [UNKNOWN])
+    assert "nothing serves environment 'env0'" in message
+    assert "no episode of it was ever opened in this run" in message
+    assert "backend 'fleet'" in message
 
 
 async def test_an_environment_that_was_served_before_does_not_end_the_run(tmp_path: Path) -> None:
@@ -180,18 +180,18 @@ async def test_an_environment_all_of_whose_tasks_are_refused_ends_the_run(tmp_pa
     bad = "BAD_TASK: env_id 'a b' must be letters"
     assert await outcome(tmp_path, [bad] * 7, ends=False, groups_per_step=20) == ""
     (tmp_path / "again").mkdir()
-    said = await outcome(tmp_path / "again", [bad] * 8, groups_per_step=20)
-    assert "refuses the tasks of environment 'env0'" in said
-    assert bad in said
+    message = await outcome(tmp_path / "again", [bad] * 8, groups_per_step=20)
+    assert "refuses the tasks of environment 'env0'" in message
+    assert bad in message
 
 
 DOWN = "connect: http://127.0.0.1:{}/mcp cannot be reached: Connection refused"
 
 
 async def test_a_run_of_which_everything_fails_for_one_reason_ends_with_it(tmp_path: Path) -> None:
-    said = await outcome(tmp_path, [DOWN.format(port) for port in (8001, 8002, 8003)])
-    assert "no attempt of this run was ever graded, and all tries at 3 tasks" in said
-    assert f"failed for the same reason: env_lost: {DOWN.format(8003)}" in said
+    message = await outcome(tmp_path, [DOWN.format(port) for port in (8001, 8002, 8003)])
+    assert "no attempt of this run was ever graded, and all tries at 3 tasks" in message
+    assert f"failed for the same reason: env_lost: {DOWN.format(8003)}" in message
 
 
 @pytest.mark.parametrize(

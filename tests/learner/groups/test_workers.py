@@ -28,7 +28,7 @@ def folder(path: Path, *, words: str = "a b", template: str = TEMPLATE) -> Path:
 async def refusals(tmp_path: Path, theirs: TokenizerDigests) -> list[ServiceError]:
     """Return what both services answer to a worker with these digests."""
     own = tokenizer_digests(folder(tmp_path / "own"))
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "worker_id": "w0",
         "incarnation": "i",
         "tokenizer_digest": theirs.whole,
@@ -37,8 +37,8 @@ async def refusals(tmp_path: Path, theirs: TokenizerDigests) -> list[ServiceErro
     }
     async with learner(tmp_path, make_config(tmp_path), tokenizer=own) as running:
         worker = FakeWorker(running.address)
-        stream = worker.policies.Attach(policies_pb.AttachRequest(**told), wait_for_ready=True)
-        lease = groups_pb.LeaseGroupRequest(request_id="r", **told)
+        stream = worker.policies.Attach(policies_pb.AttachRequest(**reported), wait_for_ready=True)
+        lease = groups_pb.LeaseGroupRequest(request_id="r", **reported)
         found = [
             await refusal(lambda: anext(aiter(stream))),
             await refusal(lambda: worker.groups.LeaseGroup(lease, timeout=10)),

@@ -137,9 +137,9 @@ async def test_a_second_version_over_it_is_sampled_anew_by_engines_loaded_anew(
     dropped = query(tmp_path, "SELECT reason FROM groups WHERE state = 'dropped'")
     assert len(dropped) >= 3
     assert set(dropped) == {("mismatch",)}
-    anew = next(batch for batch in ranks.trained if batch.step == 4)
-    assert {sequence.staleness for sequence in anew.sequences} == {0}
-    assert anew.settings.ratio_limit == 2.0
+    fresh = next(batch for batch in ranks.trained if batch.step == 4)
+    assert {sequence.staleness for sequence in fresh.sequences} == {0}
+    assert fresh.settings.ratio_limit == 2.0
     assert len(ranks.trained) == 6
 
 

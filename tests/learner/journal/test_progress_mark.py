@@ -222,9 +222,9 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 async def test_rows_that_are_not_what_was_written_are_refused(run_dir: Path, name: str) -> None:
-    sql, said = ROWS[name]
+    sql, message = ROWS[name]
     change(run_dir, sql)
-    refused(run_dir, f"{run_dir / JOURNAL_FILE} is ", said, "--accept-loss")
+    refused(run_dir, f"{run_dir / JOURNAL_FILE} is ", message, "--accept-loss")
     restored = accept_loss(run_dir)
     assert restored is not None
     assert (restored.step, restored.lost) == (4, RECEIVED)

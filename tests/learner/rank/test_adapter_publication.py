@@ -87,8 +87,8 @@ def test_what_is_loaded_again_is_published_under_the_same_name(
     for version, source in enumerate((None, tmp_path / "saved")):
         setup = again.model_copy(update={"checkpoint": source})
         rank = FirstRank(setup, load_models(setup))
-        told = decode_publication(rank.publish_weights({"version": version}))
-        found.append(told.fingerprint)
+        reported = decode_publication(rank.publish_weights({"version": version}))
+        found.append(reported.fingerprint)
         rank.close()
     assert found == names
     assert names[0] != names[1]

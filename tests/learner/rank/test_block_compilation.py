@@ -164,8 +164,8 @@ def test_a_compiler_that_the_environment_has_switched_off_is_said(
     with caplog.at_level(logging.WARNING):
         refused = train(model_folder, compile=True)
     assert_same_steps(train(model_folder), refused)
-    [said] = [line for line in caplog.messages if "learner.rank.compile" in line]
-    assert "every block computes uncompiled" in said and "TORCHDYNAMO_DISABLE" in said
+    [message] = [line for line in caplog.messages if "learner.rank.compile" in line]
+    assert "every block computes uncompiled" in message and "TORCHDYNAMO_DISABLE" in message
 
 
 def test_without_a_compiler_it_goes_on_uncompiled_and_says_so_once(
@@ -181,9 +181,9 @@ def test_without_a_compiler_it_goes_on_uncompiled_and_says_so_once(
     with caplog.at_level(logging.WARNING):
         refused = train(model_folder, compile=True)
     assert_same_steps(plain, refused)
-    said = [line for line in caplog.messages if "learner.rank.compile" in line]
-    assert len(said) == 1
-    assert "Qwen3DecoderLayer computes uncompiled" in said[0] and "compiler" in said[0]
+    message = [line for line in caplog.messages if "learner.rank.compile" in line]
+    assert len(message) == 1
+    assert "Qwen3DecoderLayer computes uncompiled" in message[0] and "compiler" in message[0]
     layers = plain[0].config.num_hidden_layers
     assert [result.metrics["policy/uncompiled_blocks"] for result in refused[1]] == [layers] * 3
 
@@ -198,8 +198,8 @@ def test_too_many_variants_of_a_block_are_said_too(
         # Scores are computed without gradients, losses with them.
         refused = train(model_folder, compile=True, algorithm={"proximal": "trainer"})
     assert_same_steps(train(model_folder, algorithm={"proximal": "trainer"}), refused)
-    said = [line for line in caplog.messages if "learner.rank.compile" in line]
-    assert len(said) == 1 and "recompile_limit" in said[0]
+    message = [line for line in caplog.messages if "learner.rank.compile" in line]
+    assert len(message) == 1 and "recompile_limit" in message[0]
 
 
 @pytest.mark.slow

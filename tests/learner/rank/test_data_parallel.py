@@ -69,13 +69,13 @@ def run() -> Iterator[Run]:
         stdout=subprocess.PIPE,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
     ) as process:
-        asked, told = process.stdin, process.stdout
-        assert asked is not None and told is not None
+        requests, output = process.stdin, process.stdout
+        assert requests is not None and output is not None
 
         def call(*arguments: Any) -> list[Done]:
-            pickle.dump(arguments, asked)
-            asked.flush()
-            return pickle.load(told)
+            pickle.dump(arguments, requests)
+            requests.flush()
+            return pickle.load(output)
 
         yield call
         process.kill()

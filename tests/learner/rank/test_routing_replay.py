@@ -212,10 +212,10 @@ def test_measuring_trains_as_without_and_counts(sparse_folder: Path) -> None:
     plain, measuring = load(sparse_folder, "off"), load(sparse_folder, "measure")
     batch = make_batch(plain)
     step(plain, batch)
-    told = step(measuring, with_experts(batch, measuring, shift=1)).metrics
+    reported = step(measuring, with_experts(batch, measuring, shift=1)).metrics
     assert same_bits(parameters(plain), parameters(measuring))
     # Of four experts two: shifted by one, the pair is the same for none.
-    assert told["mismatch/rerouted_choices"] == 1.0
+    assert reported["mismatch/rerouted_choices"] == 1.0
 
 
 def test_the_proximal_scores_and_those_after_the_update_replay_too(sparse_folder: Path) -> None:
@@ -223,11 +223,11 @@ def test_the_proximal_scores_and_those_after_the_update_replay_too(sparse_folder
     batch = with_experts(make_batch(policy), policy, shift=1)
     config = AlgorithmConfig.model_validate({"proximal": "trainer"})
     optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(), offload=False)
-    told = Trainer(policy, optimizer, config, RankConfig()).train_step(batch, 0.0).metrics
+    reported = Trainer(policy, optimizer, config, RankConfig()).train_step(batch, 0.0).metrics
     # With a rate of 0 neither differs from what the gradient was computed with.
-    assert told["policy/clip_ratio"] == 0.0
-    assert told["policy/updates"] == 1.0
-    assert told["policy/post_update_kl"] < 1e-9
+    assert reported["policy/clip_ratio"] == 0.0
+    assert reported["policy/updates"] == 1.0
+    assert reported["policy/post_update_kl"] < 1e-9
 
 
 def test_the_reference_policy_routes_by_itself(sparse_folder: Path) -> None:
@@ -238,8 +238,8 @@ def test_the_reference_policy_routes_by_itself(sparse_folder: Path) -> None:
     for shift, far in ((0, False), (1, True)):
         optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(), offload=False)
         trainer = Trainer(policy, optimizer, config, RankConfig())
-        told = trainer.train_step(with_experts(batch, policy, shift), 0.0).metrics
-        assert (told["policy/kl"] > 1e-4) == far
+        reported = trainer.train_step(with_experts(batch, policy, shift), 0.0).metrics
+        assert (reported["policy/kl"] > 1e-4) == far
 
 
 def test_a_dense_model_is_refused(model_folder: Path) -> None:
@@ -258,6 +258,6 @@ def test_adapters_are_trained_with_the_engines_experts_too(sparse_folder: Path) 
     for shift, far in ((0, False), (1, True)):
         optimizer = Optimizer(policy.trained_parameters(), OptimizerConfig())
         trainer = Trainer(policy, optimizer, kl, RankConfig())
-        told = trainer.train_step(with_experts(batch, policy, shift), 0.0).metrics
-        assert (told["policy/kl"] > 1e-4) == far
-        assert (told["mismatch/rerouted_choices"] > 0.9) == far
+        reported = trainer.train_step(with_experts(batch, policy, shift), 0.0).metrics
+        assert (reported["policy/kl"] > 1e-4) == far
+        assert (reported["mismatch/rerouted_choices"] > 0.9) == far

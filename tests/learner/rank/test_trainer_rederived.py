@@ -49,7 +49,7 @@ CRITIC: dict[str, Any] = {
 
 
 @dataclass
-class Told:
+class Reported:
     """What is fixed before the first update, by sequence; arrays [policy tokens]."""
 
     advantages: list[Tensor]
@@ -87,7 +87,7 @@ class Naive:
         return self.value(states.double()[written]).squeeze(1)
 
     @torch.no_grad()
-    def told(self) -> Told:
+    def told(self) -> Reported:
         sequences = self.batch.sequences
         proximal = [self.logprobs(self.model, s)[0] for s in sequences]
         reference = [self.logprobs(self.first, s)[0] for s in sequences]
@@ -98,10 +98,10 @@ class Naive:
             raw = torch.cat([pair[0] for pair in pairs])
             scale = (raw.var() + 1e-8).sqrt()
             advantages = [(pair[0] - raw.mean()) / scale for pair in pairs]
-            return Told(advantages, [pair[1] for pair in pairs], values, proximal, reference)
+            return Reported(advantages, [pair[1] for pair in pairs], values, proximal, reference)
         numbers = self.compared()
         advantages = [torch.full((len(p),), a) for p, a in zip(proximal, numbers, strict=True)]
-        return Told(advantages, values, values, proximal, reference)
+        return Reported(advantages, values, values, proximal, reference)
 
     def traced(self, s: TrainSequence, p: Tensor, r: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """GAE by its recursion, not whitened, and returns; an attempt has one sequence."""
@@ -137,7 +137,7 @@ class Naive:
             found.append((own - group.mean()) / (group.std(ddof=1) + 1e-6))
         return found
 
-    def policy_loss(self, told: Told, index: int) -> Tensor:
+    def policy_loss(self, told: Reported, index: int) -> Tensor:
         """The sum over one sequence's tokens, before the reduction."""
         s, c = self.batch.sequences[index], self.config
         now, entropy = self.logprobs(self.model, s)
@@ -164,7 +164,7 @@ class Naive:
         x = self.batch.settings.ratio_limit
         return None if x is None else (1 / x, x)
 
-    def value_loss(self, told: Told, index: int) -> Tensor:
+    def value_loss(self, told: Reported, index: int) -> Tensor:
         v, old = self.values(self.batch.sequences[index]), told.values[index]
         clip = self.config.critic.value_clip
         held = old + (v - old).clamp(-clip, clip)

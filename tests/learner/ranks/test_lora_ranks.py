@@ -110,7 +110,7 @@ async def test_they_make_the_same_steps_as_one(
     assert resumed.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
-def load_from_the_first(setup: dict[str, Any], told: Connection) -> None:
+def load_from_the_first(setup: dict[str, Any], reported: Connection) -> None:
     """A rank on a machine of its own, of which the first alone sees the checkpoint."""
     place, seen = setup["place"], str(Path(setup["shm_dir"]).with_name("checkpoint"))
     changes = {
@@ -121,7 +121,7 @@ def load_from_the_first(setup: dict[str, Any], told: Connection) -> None:
     }
     models = load_models(RankSetup.model_validate({**setup, **changes}))
     held = {**models.policy.trained_parameters(), **models.optimizer.state_tensors()}
-    told.send((models.step, {name: value.detach().numpy() for name, value in held.items()}))
+    reported.send((models.step, {name: value.detach().numpy() for name, value in held.items()}))
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ async def test_one_that_is_killed_ends_them_all_within_seconds(tmp_path: Path) -
     assert not {str(first), str(second)} & set(os.listdir("/proc"))
 
 
-def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
+def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that makes a step and says what it holds of parameters, gradients and moments."""
     models = load_models(RankSetup.model_validate(setup))
     gradients: list[int] = []
@@ -302,10 +302,10 @@ def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
     models.trainer.train_step(make_batch(), 1e-3)
     parameters = models.policy.named_parameters().values()
     moments = [value for value in models.optimizer.state_tensors().values() if value.ndim]
-    told.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
+    reported.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
 
 
-def load_a_part(setup: dict[str, Any], told: Connection) -> None:
+def load_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that says how much its memory grew at the most while it read its part of a policy, and
     then while it read that of a critic's body."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
@@ -315,10 +315,12 @@ def load_a_part(setup: dict[str, Any], told: Connection) -> None:
     model = read_split_model(given.policy, layout)
     peak, held = peak_memory_bytes() - before, held_bytes(model.parameters())
     body = load_split_body(given.policy, given.rank, layout)
-    told.send(((peak, held), (peak_memory_bytes() - before, held + held_bytes(body.parameters()))))
+    reported.send(
+        ((peak, held), (peak_memory_bytes() - before, held + held_bytes(body.parameters())))
+    )
 
 
-def save_a_part(setup: dict[str, Any], told: Connection) -> None:
+def save_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that writes its part of a policy and a critic, with moments, as a checkpoint."""
     given = RankSetup.model_validate(setup)
     models = load_models(given)
@@ -331,20 +333,20 @@ def save_a_part(setup: dict[str, Any], told: Connection) -> None:
         optimizer.add_empty_state([f"{kind}.{name}" for name in parameters for kind in kinds])
     writer = CheckpointWriter(given.place.index, models.policy.device, models.describe_state)
     writer.begin_writing(given.shm_dir / "saved", models.state, 1)
-    told.send(sorted(writer.when_written(lambda files: files.sha256).result()))
+    reported.send(sorted(writer.when_written(lambda files: files.sha256).result()))
 
 
-def resume_a_part(setup: dict[str, Any], told: Connection) -> None:
+def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that says how much its memory grew at the most while it went on from a checkpoint, and
     what it then holds of it."""
     checkpoint = Path(setup["shm_dir"]) / "saved"
     before = psutil.Process().memory_info().rss
     models = load_models(RankSetup.model_validate({**setup, "checkpoint": checkpoint}))
     peak = peak_memory_bytes() - before
-    told.send((peak, sum(held_bytes(tensors.values()) for tensors in models.state.values())))
+    reported.send((peak, sum(held_bytes(tensors.values()) for tensors in models.state.values())))
 
 
-def read_buffers(setup: dict[str, Any], told: Connection) -> None:
+def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reads its part of a model, writes it as a checkpoint and reads that; it says what
     its buffers then are."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
@@ -362,7 +364,7 @@ def read_buffers(setup: dict[str, Any], told: Connection) -> None:
     writer.when_written(lambda files: files).result()
     torch.distributed.barrier()
     again = read_split_model(given.policy, layout, given.shm_dir / "saved")
-    told.send((found, [again.get_buffer(name).tolist() for name in LAYER_SCALARS]))
+    reported.send((found, [again.get_buffer(name).tolist() for name in LAYER_SCALARS]))
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

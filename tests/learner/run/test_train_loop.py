@@ -238,8 +238,8 @@ async def test_a_run_goes_on_with_a_wider_selection_and_says_so(
     begun = "".join(capfd.readouterr())
     await start(tmp_path, select={**chosen, "max_tasks": 7})
     wider = "".join(capfd.readouterr())
-    said = "learner.tasks, with learner.select, is not what the run started with"
-    assert (said in begun, said in wider) == (False, True)
+    message = "learner.tasks, with learner.select, is not what the run started with"
+    assert (message in begun, message in wider) == (False, True)
 
 
 async def test_a_learner_whose_disk_refuses_ends_instead_of_waiting(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.launcher import until
 from tests.support.learner import FakeWorker, failed, graded, learner, make_config, write_tasks
 
 UNRENDERED = trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
-SAID = "the chat template cannot render user, assistant, tool: roles must alternate"
+MESSAGE = "the chat template cannot render user, assistant, tool: roles must alternate"
 # Nothing here renews its leases, so that they last.
 GROUPS = {"lease_ttl_s": 300, "group_size": 4, "groups_per_step": 4, "max_staleness": 0}
 
@@ -35,7 +35,7 @@ async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
     for attempt in lease.attempts[:after]:
         await worker.submit(graded(lease, attempt, worker.policy))
     submission = failed(lease, lease.attempts[after], UNRENDERED)
-    submission.header.detail = SAID
+    submission.header.detail = MESSAGE
     receipt = await worker.submit(submission)
     assert receipt.group_complete, "the others of its group need not go on"
 
@@ -119,10 +119,10 @@ async def ends(tmp_path: Path, tasks: int, spoiled: list[bool], *, wait_s: float
 async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
     tmp_path: Path,
 ) -> None:
-    said = await ends(tmp_path, 12, [True, False, True, False, True], wait_s=10)
-    assert said.startswith("rollout: the policy's input cannot be rendered")
-    assert SAID in said
-    assert 'rollout.dialect.name = "full"' in said
+    message = await ends(tmp_path, 12, [True, False, True, False, True], wait_s=10)
+    assert message.startswith("rollout: the policy's input cannot be rendered")
+    assert MESSAGE in message
+    assert 'rollout.dialect.name = "full"' in message
     check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)
 
 
@@ -150,7 +150,7 @@ async def test_two_groups_raise_an_alarm_which_ends_after_groups_without_one(
         await worker.channel.close()
     raised, cleared = template_alarms(tmp_path)
     assert (raised["state"], cleared["state"]) == ("raised", "cleared")
-    assert SAID in raised["cause"]
+    assert MESSAGE in raised["cause"]
     assert raised["scope"] == cleared["scope"] == "env0"
 
 
@@ -160,7 +160,9 @@ def test_groups_without_a_template_error_count_for_their_environment_alone(
 ) -> None:
     tally = Tally()
     for env in ("env0", "env1"):
-        tally.count_unrendered(GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), SAID)
+        tally.count_unrendered(
+            GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), MESSAGE
+        )
     for _ in range(groups):
         tally.count_rendered("env0")
     found = {verdict.scope: verdict.bad for verdict in judge_template_errors(tally.template_errors)}
@@ -169,17 +171,17 @@ def test_groups_without_a_template_error_count_for_their_environment_alone(
 
 def test_one_hostile_task_does_not_end_the_run() -> None:
     unrendered = TemplateFailures(tasks=12)
-    assert not any(unrendered.note_dropped("hostile", SAID) for _ in range(50))
-    assert not unrendered.note_dropped("second", SAID)
-    assert "3 different tasks" in unrendered.note_dropped("third", SAID)
+    assert not any(unrendered.note_dropped("hostile", MESSAGE) for _ in range(50))
+    assert not unrendered.note_dropped("second", MESSAGE)
+    assert "3 different tasks" in unrendered.note_dropped("third", MESSAGE)
 
 
 def test_a_run_of_one_task_ends_when_nothing_else_happens() -> None:
     unrendered = TemplateFailures(tasks=1)
     for _ in range(9):
-        assert not unrendered.note_dropped("only", SAID)
-        assert not unrendered.note_dropped("only", SAID)
+        assert not unrendered.note_dropped("only", MESSAGE)
+        assert not unrendered.note_dropped("only", MESSAGE)
         unrendered.note_complete()
-    assert not unrendered.note_dropped("only", SAID)
-    assert not unrendered.note_dropped("only", SAID)
-    assert "1 different task" in unrendered.note_dropped("only", SAID)
+    assert not unrendered.note_dropped("only", MESSAGE)
+    assert not unrendered.note_dropped("only", MESSAGE)
+    assert "1 different task" in unrendered.note_dropped("only", MESSAGE)

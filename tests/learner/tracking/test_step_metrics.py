@@ -143,14 +143,14 @@ def test_every_alarm_is_documented() -> None:
     text = DOCS.read_text()
     table = text[text.index("| alarm |") :]
     rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
-    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    reported = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     sources = [
         Path(str(module.__file__)).read_text()
         for module in (event_rules, learning_rules, task_rules)
     ]
     raised = {name for source in sources for name in re.findall(r'Verdict\(\s+"(\w+)"', source)}
-    assert raised <= told
-    assert told - raised == {
+    assert raised <= reported
+    assert reported - raised == {
         event_rules.NO_PROGRESS,
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
         "lost_with_disk",

@@ -25,7 +25,7 @@ async def run_with(
     worker: type[FakeWorker] = FakeWorker,
     until: Callable[[FakeWorker], Awaitable[None]] | None = None,
     heard: AlarmSink | None = None,
-    told: Mapping[str, float] | None = None,
+    reported: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> None:
     """One start of a run, to its end, its failure, or that of `until`; `told` is what a launcher
@@ -33,10 +33,10 @@ async def run_with(
     changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
     address = free_address()
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
-    if told is not None:
+    if reported is not None:
         identity = ReplicaIdentity("run", "learner", 0, "i1")
         runtime.lifecycle = Lifecycle(runtime.drain, identity, None, None)
-        runtime.lifecycle.launcher_metrics = told
+        runtime.lifecycle.launcher_metrics = reported
     ranks = ranks or FakeRanks(tmp_path / "weights")
     sinks = [heard] if heard else []
     vendors = LearnerDependencies(ranks, tracker, TOKENIZER, alarm_sinks=sinks)

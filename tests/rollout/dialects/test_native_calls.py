@@ -220,12 +220,12 @@ def test_answers_to_two_calls_are_shown_in_their_order(name: str) -> None:
 def test_the_next_turn_follows_however_a_turn_was_ended(name: str) -> None:
     """Also by a thinking that was never closed, and by an end of text that is no turn's."""
     stage = stage_of(name)
-    told = [Reply(None, "no_call", [])]
+    reported = [Reply(None, "no_call", [])]
     text = stage.writer.encode("nonsense")
     thought = stage.writer.encode((stage.family.think or "").partition("{}")[0] + "nonsense")
     for end in stage.dialect.stop_ids:
         follows = [
-            stage.dialect.bridge_ids(stage.prompt_ids, [*turn, end], told, TOOLS)
+            stage.dialect.bridge_ids(stage.prompt_ids, [*turn, end], reported, TOOLS)
             for turn in (text, thought, [])
         ]
         assert len(set(map(tuple, follows))) == 1

@@ -33,9 +33,9 @@ def test_calls_that_a_template_writes_and_nobody_reads_are_refused() -> None:
     strange = tokenizer_with(calls_in(STRANGE_CALLS))
     with pytest.raises(TemplateError) as refused:
         rehearse_dialect(TemplateDialect(strange), strange)
-    said = str(refused.value)
-    assert "a call that the chat template writes is not read again" in said
-    assert "<call:look_up>" in said, "it shows what the template writes"
+    message = str(refused.value)
+    assert "a call that the chat template writes is not read again" in message
+    assert "<call:look_up>" in message, "it shows what the template writes"
     native = tokenizer_with(calls_in(NATIVE_CALLS))
     rehearse_dialect(TemplateDialect(native), native)
 

@@ -42,10 +42,10 @@ async def play(
 def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_played() -> None:
     with pytest.raises(TemplateError) as refused:
         TemplateDialect(tokenizer_with(GEMMA))
-    said = str(refused.value)
-    assert "Conversation roles must alternate" in said
-    assert "user, assistant, tool" in said, "it says what could not be rendered"
-    assert 'rollout.dialect.name = "full"' in said, "and what to do"
+    message = str(refused.value)
+    assert "Conversation roles must alternate" in message
+    assert "user, assistant, tool" in message, "it says what could not be rendered"
+    assert 'rollout.dialect.name = "full"' in message, "and what to do"
 
 
 def test_a_template_that_wants_ids_of_calls_gets_them() -> None:

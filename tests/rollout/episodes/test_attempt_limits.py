@@ -84,10 +84,10 @@ async def test_a_long_answer_is_cut_and_says_by_how_much(
     trajectory = await play(
         [LOOK, "<done>"], environment, observation_tokens=40, observation_side=side
     )
-    told = len(tokenizer().encode(LONG)) - 40
-    assert told > 1000
+    reported = len(tokenizer().encode(LONG)) - 40
+    assert reported > 1000
     shown = text_of(trajectory).partition("<tool_response>\n")[2].partition("\n</tool_resp")[0]
-    mark = f"[... {told:,} tokens left out ...]"
+    mark = f"[... {reported:,} tokens left out ...]"
     assert mark in shown
     kept = "".join(shown.split(mark))
     assert 38 <= len(tokenizer().encode(kept)) <= 44

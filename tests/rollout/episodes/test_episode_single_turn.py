@@ -59,16 +59,16 @@ async def test_a_call_of_a_tool_that_nobody_offered_is_not_made() -> None:
 
 
 def test_a_prompt_without_tools_speaks_of_none() -> None:
-    asked = PromptFacts("Find it.", "", {})
+    requests = PromptFacts("Find it.", "", {})
     texts = [
-        tokenizer().decode(dialect(name).prompt_ids(asked, [])) for name in ("template", "full")
+        tokenizer().decode(dialect(name).prompt_ids(requests, [])) for name in ("template", "full")
     ]
     assert texts == ["<|im_start|>user\nFind it.<|im_end|>\n<|im_start|>assistant\n"] * 2
 
 
 def test_a_prompt_without_tools_still_says_what_the_environment_knows() -> None:
-    told = system_text(PromptFacts("Find it.", "2026-02-14", {"LOGGED_IN_NAME": "Ada"}), [])
-    assert told.startswith("## Current Date\nToday is 2026-02-14.")
-    assert told.endswith("- Logged in as: Ada")
+    reported = system_text(PromptFacts("Find it.", "2026-02-14", {"LOGGED_IN_NAME": "Ada"}), [])
+    assert reported.startswith("## Current Date\nToday is 2026-02-14.")
+    assert reported.endswith("- Logged in as: Ada")
     schema = {"function": {"name": Tool("look", "", {}).name}}
     assert "tool" in system_text(PromptFacts("", "", {}), [schema])

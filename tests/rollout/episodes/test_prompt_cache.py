@@ -168,10 +168,10 @@ async def test_an_attempt_that_is_cancelled_leaves_the_others_their_prompt() -> 
     dialect = CountingDialect()
     prompts = PromptCache(dialect)
     info = replace(INFO, facts=LARGE)
-    asked = [asyncio.create_task(prompts.get_prompt(info)) for _ in range(3)]
+    requests = [asyncio.create_task(prompts.get_prompt(info)) for _ in range(3)]
     await asyncio.to_thread(dialect.begun.wait)
-    asked[0].cancel()
-    first, *others = await asyncio.gather(*asked, return_exceptions=True)
+    requests[0].cancel()
+    first, *others = await asyncio.gather(*requests, return_exceptions=True)
     assert isinstance(first, asyncio.CancelledError)
     assert others[0] is others[1]
     assert len(dialect.made) == 1

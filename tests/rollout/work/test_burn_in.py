@@ -90,10 +90,10 @@ async def test_it_waits_for_the_first_weights_and_then_goes_to_the_last_position
     assert burn_in.over
     (line,) = [each for each in logs if each["event"] == "burn-in passed"]
     assert (line["engine_peak_gib"], line["gpu_peak_gib"], line["gpu_gib"]) == ([1, 2], [3], [8])
-    told = burn_in.metrics
-    assert told["engine_peak_memory_bytes"] == 3 * 2**30
-    assert told["engine_peak_gpu_bytes"] == 3 * 2**30
-    assert 2**25 < told["peak_memory_bytes"] <= peak_memory_bytes()
+    reported = burn_in.metrics
+    assert reported["engine_peak_memory_bytes"] == 3 * 2**30
+    assert reported["engine_peak_gpu_bytes"] == 3 * 2**30
+    assert 2**25 < reported["peak_memory_bytes"] <= peak_memory_bytes()
 
 
 def test_its_prompt_has_no_token_that_structures_a_conversation() -> None:
@@ -133,26 +133,26 @@ async def test_one_that_is_switched_off_tries_nothing() -> None:
 
 
 async def test_a_death_of_the_engine_names_the_share_of_the_gpu() -> None:
-    said = await refused(config(), fails=EngineDead("it has ended"))
-    assert said == (
+    message = await refused(config(), fails=EngineDead("it has ended"))
+    assert message == (
         "the burn-in (a prompt of 48 tokens and an answer of 16) ended the engine: it has ended;"
         " lower rollout.engine.gpu_memory_utilization (0.9), or policy.max_model_len"
     )
-    said = await refused(config(engine={"device": "cpu"}), fails=EngineDead("it has ended"))
-    assert said.endswith("; lower policy.max_model_len, or give the machine more memory")
+    message = await refused(config(engine={"device": "cpu"}), fails=EngineDead("it has ended"))
+    assert message.endswith("; lower policy.max_model_len, or give the machine more memory")
 
 
 async def test_an_answer_that_time_cuts_names_the_time_and_the_length() -> None:
-    said = await refused(config(burn_in={"timeout_s": 5}), reach=3)
-    assert said.endswith(
+    message = await refused(config(burn_in={"timeout_s": 5}), reach=3)
+    assert message.endswith(
         "is not over after 5 s, with 3 tokens sampled; raise rollout.burn_in.timeout_s (5), or"
         " lower rollout.max_generate_length (16)"
     )
 
 
 async def test_an_answer_that_cannot_be_used_is_told_as_the_engine_tells_it() -> None:
-    said = await refused(config(), fails=EngineError("a logprob that is no number"))
-    assert said.endswith("failed: a logprob that is no number")
+    message = await refused(config(), fails=EngineError("a logprob that is no number"))
+    assert message.endswith("failed: a logprob that is no number")
 
 
 async def test_an_engine_that_dies_under_later_weights_may_be_replaced() -> None:

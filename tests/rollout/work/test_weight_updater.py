@@ -344,11 +344,11 @@ async def test_held_weights_are_loaded_again_when_they_are_not_to_be_trusted(
 async def test_probes_are_sampled_and_reported_with_their_logprobs(tmp_path: Path) -> None:
     async with following(tmp_path, FakeLearner()) as it:
         prompt = np.arange(3, dtype="<i4").tobytes()
-        asked = [
+        requests = [
             policy_pb.Probe(prompt_token_ids=prompt, max_tokens=count, temperature=1.0, seed=1)
             for count in (1, 8)
         ]
-        it.learner.updates.put_nowait(publication(tmp_path / "v0", 0, probes=asked))
+        it.learner.updates.put_nowait(publication(tmp_path / "v0", 0, probes=requests))
         await until(lambda: it.learner.reports)
         answers = it.learner.reports[0].probes
         sampled = [len(answer.token_ids) // 4 for answer in answers]

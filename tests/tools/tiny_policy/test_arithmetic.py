@@ -31,8 +31,8 @@ def passed(habits: Habits, count: int = 600) -> float:
     return sum(is_right(one.problem, one.text) for one in drawn) / count
 
 
-def is_right(asked: Problem, text: str) -> bool:
-    return marked_number(text) == str(asked.answer)
+def is_right(requests: Problem, text: str) -> bool:
+    return marked_number(text) == str(requests.answer)
 
 
 def test_a_diligent_demonstrator_solves_everything_and_a_lazy_one_nothing() -> None:
@@ -76,8 +76,8 @@ def test_a_demonstration_is_a_prompt_and_one_turn_of_the_policy(
     written = [token for token, own in zip(example.ids, example.policy, strict=True) if own]
     assert tokenizer.decode(written) == f"{make_problem('demo', 3).solution}<|im_end|>"
     text = tokenizer.decode(example.ids)
-    asked = make_problem("demo", 3).question
-    assert text.startswith(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    requests = make_problem("demo", 3).question
+    assert text.startswith(f"<|im_start|>user\n{requests}<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_policy_of_a_course_is_built_and_evaluated(

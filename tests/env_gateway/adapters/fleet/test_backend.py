@@ -238,11 +238,11 @@ async def test_a_heartbeat_learns_that_an_instance_has_ended(emulator: Emulator)
         with pytest.raises(BackendError) as caught:
             await instance.send_heartbeat(5.0)
         assert caught.value.lost
-        asked = (await emulator.count())["requests"]["get_instance"]
+        requested = (await emulator.count())["requests"]["get_instance"]
         with pytest.raises(BackendError) as caught:
             await instance.call_tool("find_bookings", {}, timeout_s=TIMEOUT_S)
         assert caught.value.lost
-        assert (await emulator.count())["requests"]["get_instance"] == asked
+        assert (await emulator.count())["requests"]["get_instance"] == requested
 
 
 async def test_a_worker_that_renews_hears_of_an_instance_that_ended_unheard(

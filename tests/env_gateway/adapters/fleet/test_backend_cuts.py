@@ -90,13 +90,13 @@ async def bad_line(emulator: Emulator, seed: int) -> AsyncGenerator[tuple[Bench,
 
 
 async def episode(
-    bench: Bench, attempt: int, told: Counter[tuple[str, ToolOutcome]]
+    bench: Bench, attempt: int, reported: Counter[tuple[str, ToolOutcome]]
 ) -> float | None:
     """The grade, if there is one. Ends with the first call that is not answered."""
     session = await bench.open(attempt, task=attempt % 3, group_id=f"group-{attempt}")
     for call in bench.harness.solution(attempt % 3):
         answer = await bench.call(session, call)
-        told[call[0], answer.outcome] += 1
+        reported[call[0], answer.outcome] += 1
         if answer.outcome is not ToolOutcome.OK:
             break
     grade = await bench.grade(session)
@@ -109,13 +109,13 @@ async def episode(
 async def test_no_write_is_done_twice_no_grade_is_wrong_and_nothing_is_left(
     emulator: Emulator, seed: int
 ) -> None:
-    told: Counter[tuple[str, ToolOutcome]] = Counter()
+    reported: Counter[tuple[str, ToolOutcome]] = Counter()
     async with bad_line(emulator, seed) as (bench, line):
-        rewards = await asyncio.gather(*(episode(bench, n, told) for n in range(EPISODES)))
+        rewards = await asyncio.gather(*(episode(bench, n, reported) for n in range(EPISODES)))
         assert line.cuts > 10
         assert set(rewards) <= {1.0, None} and rewards.count(1.0) > EPISODES // 2
         executed: dict[str, int] = (await emulator.count())["tools"]
-    assert {outcome for _, outcome in told} <= {ToolOutcome.OK, ToolOutcome.OUTCOME_UNKNOWN}
+    assert {outcome for _, outcome in reported} <= {ToolOutcome.OK, ToolOutcome.OUTCOME_UNKNOWN}
     for name in executed.keys() - set(READS):
-        sure = told[name, ToolOutcome.OK]
-        assert sure <= executed[name] <= sure + told[name, ToolOutcome.OUTCOME_UNKNOWN]
+        sure = reported[name, ToolOutcome.OK]
+        assert sure <= executed[name] <= sure + reported[name, ToolOutcome.OUTCOME_UNKNOWN]

@@ -40,11 +40,11 @@ RESULT = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, Any]) -> None:
     try:
-        told = mcp_wire.parse_call_result(result)
+        reported = mcp_wire.parse_call_result(result)
     except BackendError as error:
         assert (error.kind, error.delivered) == ("protocol", None)
     else:
-        parts = asyncio.run(MediaStore(2**20).store_large_parts(told.parts))
+        parts = asyncio.run(MediaStore(2**20).store_large_parts(reported.parts))
         codec.encode_answer(CallAnswer(ToolOutcome.OK, parts), replayed=False).SerializeToString()
 
 

@@ -195,10 +195,10 @@ async def test_a_connection_that_died_in_silence_is_noticed() -> None:
 
 async def test_closing_ends_what_is_in_flight() -> None:
     async with channel_to(silent) as channel:
-        asked = asyncio.create_task(failure(channel))
+        requests = asyncio.create_task(failure(channel))
         await asyncio.sleep(0.01)
         await channel.close(timeout_s=0.1)
-        assert (await asked).lost
+        assert (await requests).lost
 
 
 def step(**observation: Any) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def test_a_server_that_never_does_better_costs_the_message_and_is_told_of_once()
         wait_for(lambda: hook.dropped == 3)
         hook.close()
     assert len(texts) == 15
-    told = [line for line in lines if line["event"].startswith("the webhook accepts no")]
-    assert [line["error"] for line in told] == ["HTTP 500"]
+    reported = [line for line in lines if line["event"].startswith("the webhook accepts no")]
+    assert [line["error"] for line in reported] == ["HTTP 500"]
 
 
 def test_what_is_refused_is_not_sent_again() -> None:

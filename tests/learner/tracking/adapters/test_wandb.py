@@ -152,8 +152,8 @@ def test_a_key_without_a_network_goes_offline_and_says_so(tmp_path: Path) -> Non
     assert "cannot be reached" in done.stdout + done.stderr
     assert [point["step"] for point in history(tmp_path)] == [1]
     # Its process was given its own key, and nobody else's.
-    [told] = [line for line in done.stdout.splitlines() if line.startswith("wandb's process has")]
-    variables = set(told.split())
+    [output] = [line for line in done.stdout.splitlines() if line.startswith("wandb's process has")]
+    variables = set(output.split())
     assert {"WANDB_API_KEY", "WANDB_BASE_URL", "PATH", "HOME"} <= variables
     assert not store.keys() & variables
 
