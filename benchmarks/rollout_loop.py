@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     given = parser.parse_args()
     if not given.model.is_dir():
-        parser.error(f"{given.model} is no folder; `make demo` builds build/tiny-0")
+        parser.error(f"{given.model} is not a folder; `make demo` builds build/tiny-0")
     print(json.dumps(asyncio.run(measure_loop(given.model, given.pairs))))
 
 

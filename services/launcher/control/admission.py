@@ -112,8 +112,8 @@ class Admission:
         ]
         if found:
             lines = "\n".join(f"  {each}" for each in found)
-            message = f"run {stored.run.run_id} cannot resume so; start a new run:\n{lines}"
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+            head = f"run {stored.run.run_id} cannot resume with these changes; start a new run:"
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", f"{head}\n{lines}")
 
     def _load_resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
         stored = self._store.get_run(run_id) or recover_stored_run(self._folder, run_id)

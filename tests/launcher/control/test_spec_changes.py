@@ -69,7 +69,7 @@ async def test_what_a_run_stands_on_is_refused_by_name(tmp_path: Path) -> None:
     changed = ("--seed=1", "--policy.model=other", "--policy.dtype=float32", "--learner.steps=9")
     code, output = await run_cli(*train, *changed)
     assert code == 2, output
-    assert "run fake-1 cannot resume so; start a new run:" in output
+    assert "run fake-1 cannot resume with these changes; start a new run:" in output
     for key in ("seed", "policy.model", "policy.dtype"):
         assert f"  {key}: the run has " in output
     assert "learner.steps" not in output
@@ -145,7 +145,7 @@ async def test_a_launcher_refuses_a_change_of_what_a_run_stands_on_whoever_asks(
     write_run(tmp_path / "fake-1", learner={"steps": 3})
     async with serving(tmp_path) as served:
         answer = await refusal(served, "fake-1", json.dumps({**spec(), "seed": 3}))
-    assert answer.startswith("BAD_SPEC: run fake-1 cannot resume so")
+    assert answer.startswith("BAD_SPEC: run fake-1 cannot resume with these changes")
     assert "seed: the run has 0, the file 3" in answer
 
 
