@@ -1,4 +1,4 @@
-"""Writes of files and folders that are on disk when a function returns."""
+"""Atomic writes of files, and writes that are on disk when a function returns."""
 
 import hashlib
 import os
@@ -11,6 +11,16 @@ def write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file atomically: readers find its old content or the new. `mode` are the permissions
+    before the umask."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    draft.replace(path)
 
 
 def sync_path(path: Path) -> None:

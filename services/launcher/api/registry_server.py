@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common import log, rpc
+from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
 from services.common.redaction import add_secret
+from services.common.tls import TLS_VARIABLE
 from services.launcher.backends.local.own_address import route_address
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import certificates
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
-TOKEN_VARIABLE, TLS_VARIABLE = "FLOTILLA_TOKEN", "FLOTILLA_TLS"
 _GRACE_S = 1.0
 _log = log.get_logger(__name__)
 

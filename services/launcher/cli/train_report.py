@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from services.common.durable_files import replace_file
 from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.terminal import Terminal
 
@@ -31,9 +32,8 @@ def add_total_seconds(run_dir: Path, total: float) -> None:
     if summary is None:
         return
     summary.setdefault("seconds", {})["total"] = round(total, 1)
-    draft = run_dir / f".{SUMMARY_FILE}"
-    draft.write_text(json.dumps(summary, indent=2) + "\n")
-    draft.replace(run_dir / SUMMARY_FILE)
+    text = json.dumps(summary, indent=2) + "\n"
+    replace_file(run_dir / SUMMARY_FILE, text.encode())
 
 
 def make_eval_table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after")) -> Table:

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from services.common import log
 from services.common.errors import ConfigError
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls
+from services.launcher.security.secret_files import write_secret, write_tls
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 LAUNCHER = "launcher"
@@ -92,13 +93,11 @@ def store_identity(runs: Path, identity: RunIdentity) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     draft.mkdir(mode=0o700)
-    _write_private(draft / _TOKEN_FILE, identity.token.encode())
+    write_secret(draft / _TOKEN_FILE, identity.token.encode())
     for service, tls in identity.members.items():
         member = draft / service
         member.mkdir(mode=0o700)
-        _write_private(member / CA_FILE, tls.ca)
-        _write_private(member / CERTIFICATE_FILE, tls.certificate)
-        _write_private(member / KEY_FILE, tls.key)
+        write_tls(member, tls)
     shutil.rmtree(place, ignore_errors=True)
     draft.rename(place)
 
@@ -148,12 +147,6 @@ def _earliest_expiry(identity: RunIdentity) -> datetime:
 def _read_member(folder: Path, run_id: str) -> Tls:
     texts = [(folder / name).read_bytes() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
     return Tls(*texts, name=_member_name(folder.name, run_id))
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 def _member_name(service: str, run_id: str) -> str:

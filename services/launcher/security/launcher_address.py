@@ -6,12 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from services.common.errors import ConfigError
 from services.common.network_addresses import join_host_port, split_host_port
 from services.common.tls import Tls, from_text
+from services.launcher.security.secret_files import write_secret
 
 REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"
 _ADDRESS_FILE = "launcher.json"
@@ -53,11 +55,8 @@ def published_address(
         content["tls"] = tls.to_text()
     if listen:
         content["listen"] = listen
-    path, draft = runs / _ADDRESS_FILE, runs / f".{_ADDRESS_FILE}.{os.getpid()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file)
-    draft.replace(path)
+    path = runs / _ADDRESS_FILE
+    write_secret(path, json.dumps(content).encode())
     try:
         yield
     finally:
@@ -73,15 +72,11 @@ def address_from_environment() -> LauncherAddress | None:
     if not text:
         return None
     try:
-        content = json.loads(text)
-        address, token, tls = str(content["address"]), str(content["token"]), content.get("tls")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _parse_address(json.loads(text), where=REMOTE_VARIABLE, elsewhere=True)
+    except (LookupError, TypeError, AttributeError, json.JSONDecodeError):
         raise ConfigError(
             f"{REMOTE_VARIABLE} is not the content of a launcher's runs/launcher.json"
         ) from None
-    return LauncherAddress(
-        address, token, 0, from_text(tls, where=REMOTE_VARIABLE) if tls else None, elsewhere=True
-    )
 
 
 def read_address(runs: Path) -> LauncherAddress | None:
@@ -89,8 +84,9 @@ def read_address(runs: Path) -> LauncherAddress | None:
     ignored.
 
     Raises ConfigError if its certificate has expired."""
+    path = runs / _ADDRESS_FILE
     try:
-        content = json.loads((runs / _ADDRESS_FILE).read_text())
+        content = json.loads(path.read_text())
         process = psutil.Process(content["pid"])
         alive = abs(process.create_time() - content["started"]) < 1.0
         zombie = process.status() == psutil.STATUS_ZOMBIE
@@ -98,8 +94,13 @@ def read_address(runs: Path) -> LauncherAddress | None:
         return None
     if not alive or zombie:
         return None
-    text = content.get("tls")
-    tls = from_text(text, where=str(runs / _ADDRESS_FILE)) if text else None
-    return LauncherAddress(
-        content["address"], content["token"], content["pid"], tls, listen=content.get("listen", "")
-    )
+    return _parse_address(content, where=str(path))
+
+
+def _parse_address(content: Any, *, where: str, elsewhere: bool = False) -> LauncherAddress:
+    """Parse the content of a launcher.json. Raises ConfigError for a bad certificate."""
+    address, token, text = str(content["address"]), str(content["token"]), content.get("tls")
+    tls = from_text(text, where=where) if text else None
+    if elsewhere:
+        return LauncherAddress(address, token, 0, tls, elsewhere=True)
+    return LauncherAddress(address, token, content["pid"], tls, listen=content.get("listen", ""))

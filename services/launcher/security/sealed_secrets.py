@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 
 from services.common.errors import ConfigError
+from services.launcher.security.secret_files import write_secret
 
 # In the folder of code that the machines get.
 KEY_FILE = ".seal-key"
@@ -22,10 +23,7 @@ def load_or_make_key(folder: Path) -> bytes:
     """Return the key of the run with this code folder; make it on first use."""
     path = folder / KEY_FILE
     if not path.exists():
-        draft = path.with_name(f"{KEY_FILE}.draft")
-        draft.touch(0o600)
-        draft.write_bytes(Fernet.generate_key())
-        draft.replace(path)
+        write_secret(path, Fernet.generate_key())
     return path.read_bytes()
 
 
@@ -38,13 +36,11 @@ def seal_secrets(values: Mapping[str, str], key: bytes) -> dict[str, str]:
     """Return the same names with sealed values, which are useless without the key."""
     fernet = Fernet(key)
     return {
-        name: value if name.startswith(_OF_SKYPILOT) else _MARK + _encrypt_value(fernet, value)
+        name: value
+        if name.startswith(_OF_SKYPILOT)
+        else _MARK + fernet.encrypt(value.encode()).decode()
         for name, value in values.items()
     }
-
-
-def _encrypt_value(fernet: Fernet, value: str) -> str:
-    return fernet.encrypt(value.encode()).decode()
 
 
 def unseal_secrets(environ: MutableMapping[str, str], key_file: Path | None) -> tuple[str, ...]:

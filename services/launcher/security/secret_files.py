@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE, read_token
+from services.common.durable_files import replace_file
 from services.common.redaction import add_secret
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_tls
 
@@ -44,17 +45,21 @@ def secrets_in_files() -> Generator[SecretFiles]:
 
 
 def _write_files(folder: Path, token: str, tls: Tls | None) -> tuple[str, ...]:
-    _write_private(folder / "token", token.encode())
+    write_secret(folder / "token", token.encode())
     arguments = ("--token-file", str(folder / "token"))
     if tls is None:
         return arguments
-    contents = {CA_FILE: tls.ca, CERTIFICATE_FILE: tls.certificate, KEY_FILE: tls.key}
-    for name, content in contents.items():
-        _write_private(folder / name, content)
+    write_tls(folder, tls)
     return (*arguments, "--tls-dir", str(folder))
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    replace_file(path, content, mode=0o600)
+
+
+def write_tls(folder: Path, tls: Tls) -> None:
+    """Write the files of a service's identity, as --tls-dir names their folder."""
+    contents = {CA_FILE: tls.ca, CERTIFICATE_FILE: tls.certificate, KEY_FILE: tls.key}
+    for name, content in contents.items():
+        write_secret(folder / name, content)

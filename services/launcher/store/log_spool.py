@@ -11,6 +11,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.common.durable_files import replace_file
+
 MAX_CHUNK_BYTES = 256 * 1024
 
 
@@ -79,7 +81,8 @@ class LogSpool:
             pad = 0 if _ends_a_line(self._log, size) else 1
             last = LogSegment(incarnation, position, size, pad)
             self._segments.append(last)
-            _write_segments(self._index, self._segments)
+            text = json.dumps([asdict(segment) for segment in self._segments])
+            replace_file(self._index, text.encode())
         return max(0, last.offset + last.pad - size)
 
 
@@ -95,10 +98,3 @@ def _read_segments(path: Path) -> list[LogSegment]:
     if not path.exists():
         return []
     return [LogSegment(**found) for found in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _write_segments(path: Path, segments: list[LogSegment]) -> None:
-    """Write the index atomically: a launcher may be killed at any moment."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps([asdict(segment) for segment in segments]), encoding="utf-8")
-    draft.replace(path)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from services.common.durable_files import replace_file
 from services.launcher.backends.ports import (
     BackendError,
     BackendUnreachable,
@@ -199,9 +200,7 @@ def _load_owner(runs: Path) -> str:
     path = runs / _OWNER_FILE
     runs.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        draft = path.with_name(f"{_OWNER_FILE}.draft")
-        draft.write_text(f"{names.owner_of(runs)}\n", encoding="utf-8")
-        draft.replace(path)
+        replace_file(path, f"{names.owner_of(runs)}\n".encode())
     return path.read_text(encoding="utf-8").strip()
 
 
