@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import grpc.aio
 
@@ -11,21 +13,57 @@ from services.common.errors import ConfigError
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (
     LauncherConnection,
-    LauncherError,
     connect_to_launcher,
     describe_failure,
 )
 from services.launcher.cli.progress_view import RunConsole
-from services.launcher.cli.run_source import NoRunError, RunSource, find_run, open_run_source
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.run_source import RunSource, find_run, open_run_source
+from services.launcher.cli.terminal import CommandError
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
+P = ParamSpec("P")
+
+
+def reports_errors(*, bad_spec: int = FAILED) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a decorator that has a command print its errors and return their exit code;
+    `bad_spec` is that of a ConfigError."""
+
+    def decorate(command: Callable[P, int]) -> Callable[P, int]:
+        @wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return command(*args, **kwargs)
+            except ConfigError as error:
+                return report_error(str(error), bad_spec)
+            except CommandError as error:
+                return report_error(str(error))
+            except InterruptedByUserError:
+                return INTERRUPTED
+            except grpc.aio.AioRpcError as error:
+                known = rpc.service_error(error)
+                refused = known is not None and known.reason == "BAD_SPEC"
+                return report_error(describe_failure(error), bad_spec if refused else FAILED)
+
+        return run
+
+    return decorate
+
+
+def run_interruptible(work: Callable[[Interrupts], Awaitable[int]]) -> int:
+    """Call `work` with the user's interrupts and return its exit code."""
+
+    async def main() -> int:
+        interrupts = Interrupts()
+        with interrupts.catch_signals():
+            return await work(interrupts)
+
+    return asyncio.run(main())
 
 
 def with_run_launcher(
     run_id: str, runs: Path, work: Callable[[LauncherConnection, str], Awaitable[None]]
 ) -> int:
-    """Call `work` with a run's id and its launcher, and turn errors into a message and an exit
+    """Call `work` with the launcher of a run and the run's id; print errors and return the exit
     code."""
 
     async def call_launcher(known: RunSource, interrupts: Interrupts) -> int:
@@ -41,63 +79,38 @@ def with_run_launcher(
     return with_run_source(runs, call_launcher)
 
 
+@reports_errors()
 def with_run_source(runs: Path, work: Callable[[RunSource, Interrupts], Awaitable[int]]) -> int:
-    """Call `work` with the run source, and turn errors into a message and an exit code."""
+    """Call `work` with the run source; print errors and return the exit code."""
 
-    async def main() -> int:
-        interrupts = Interrupts()
-        with interrupts.catch_signals():
-            async with open_run_source(runs, interrupts) as known:
-                return await work(known, interrupts)
+    async def open_and_work(interrupts: Interrupts) -> int:
+        async with open_run_source(runs, interrupts) as known:
+            return await work(known, interrupts)
 
-    try:
-        return asyncio.run(main())
-    except (NoRunError, LauncherError, ConfigError) as error:
-        return report_error(str(error))
-    except InterruptedByUserError:
-        return INTERRUPTED
-    except grpc.aio.AioRpcError as error:
-        return report_error(describe_failure(error))
+    return run_interruptible(open_and_work)
 
 
+@reports_errors(bad_spec=BAD_SPEC)
 def with_launcher(
     runs: Path,
     work: Callable[[LauncherConnection, Interrupts], Awaitable[int]],
     *,
     start: bool = True,
 ) -> int:
-    """Call `work` with the launcher, and turn errors into a message and an exit code."""
+    """Call `work` with the launcher; print errors and return the exit code."""
 
-    async def main() -> int:
-        interrupts = Interrupts()
-        with interrupts.catch_signals():
-            async with connect_to_launcher(runs, interrupts, start=start) as connection:
-                return await work(connection, interrupts)
+    async def connect_and_work(interrupts: Interrupts) -> int:
+        async with connect_to_launcher(runs, interrupts, start=start) as connection:
+            return await work(connection, interrupts)
 
-    try:
-        return asyncio.run(main())
-    except ConfigError as error:
-        return _report_error(str(error), BAD_SPEC)
-    except LauncherError as error:
-        return _report_error(str(error), FAILED)
-    except InterruptedByUserError:
-        return INTERRUPTED
-    except grpc.aio.AioRpcError as error:
-        known = rpc.service_error(error)
-        bad_spec = known is not None and known.reason == "BAD_SPEC"
-        return _report_error(describe_failure(error), BAD_SPEC if bad_spec else FAILED)
+    return run_interruptible(connect_and_work)
 
 
-def report_error(message: str) -> int:
+def report_error(message: str, code: int = FAILED) -> int:
     """Print an error message and return the exit code."""
-    Terminal().print(f"error: {message}", soft_wrap=True)
-    return FAILED
+    print_text(f"error: {message}")
+    return code
 
 
 def print_text(text: str) -> None:
-    RunConsole().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _report_error(message: str, code: int) -> int:
-    print_text(f"error: {message}")
-    return code
+    RunConsole().print(text, soft_wrap=True)

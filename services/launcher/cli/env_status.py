@@ -16,17 +16,15 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
-from services.common.errors import ConfigError
 from services.common.network_addresses import is_loopback, split_host_port
 from services.common.printable_text import say_json
 from services.common.tls import Tls, read_tls
-from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.run_source import NoRunError, find_stored_run
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.command_runner import OK, reports_errors
+from services.launcher.cli.run_source import find_stored_run
+from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_identity
 from services.launcher.state import GATEWAY
 
-_OK = 0
 _CALL_S = 5.0
 # Width of the widest table. A narrower terminal wraps lines; cells are never truncated.
 _WIDTH = 140
@@ -37,7 +35,7 @@ _ENVIRONMENTS = (
 _LIMITERS = ("LIMITER", "OF", "IN FLIGHT", "WAITING", "LIMIT")
 
 
-class NoGatewayError(Exception):
+class NoGatewayError(CommandError):
     """Raised when no gateway can be reached; the message states the cause."""
 
 
@@ -51,20 +49,17 @@ class GatewayTarget:
     tls: Tls | None = None
 
 
+@reports_errors()
 def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -> int:
     """Print the status of a run's gateways, or of the one at `address`."""
-    try:
-        gateways = _find_gateways(run_id, runs, address)
-        answers = asyncio.run(_get_statuses(gateways))
-    except (NoRunError, NoGatewayError, ConfigError) as error:
-        return report_error(str(error))
+    answers = asyncio.run(_get_statuses(_find_gateways(run_id, runs, address)))
     if as_json:
         say_json({"gateways": [_status_to_dict(one, answer) for one, answer in answers]})
-        return _OK
+        return OK
     console = Terminal(width=max(Terminal().width, _WIDTH))
     for gateway, answer in answers:
         _print_status(gateway, answer, console)
-    return _OK
+    return OK
 
 
 def _find_gateways(run_id: str, runs: Path, address: str | None) -> list[GatewayTarget]:

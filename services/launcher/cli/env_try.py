@@ -22,7 +22,7 @@ from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.printable_text import say
 from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
@@ -49,7 +49,7 @@ _CHUNK_BYTES = 1 << 16
 _CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
 
 
-class TryError(Exception):
+class TryError(CommandError):
     """Raised when the episode cannot be played; the message states the cause."""
 
 

@@ -5,16 +5,14 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.run_source import NoRunError, find_run_dir
+from services.launcher.cli.command_runner import reports_errors
+from services.launcher.cli.run_source import find_run_dir
 
 
+@reports_errors()
 def export_model(run_id: str, step: int | None, out: Path, runs: Path, *, adapters: bool) -> int:
     """Write the model of one of a run's checkpoints; return the exit code."""
-    try:
-        run_dir = find_run_dir(run_id, runs)
-    except NoRunError as error:
-        return report_error(str(error))
+    run_dir = find_run_dir(run_id, runs)
     # Checkpoints belong to the learner, so its own program reads them.
     command = [
         *python_command("-m", "services.learner.checkpoints.export_command"),

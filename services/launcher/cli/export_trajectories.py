@@ -9,19 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.run_source import NoRunError, find_run_dir
+from services.launcher.cli.command_runner import OK, reports_errors
+from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import Terminal
 
-_OK = 0
 
-
+@reports_errors()
 def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]) -> int:
     """Write the episodes selected by `arguments` of the learner's program."""
-    try:
-        run_dir = find_run_dir(run_id, runs)
-    except NoRunError as error:
-        return report_error(str(error))
+    run_dir = find_run_dir(run_id, runs)
     # Journal and dumps belong to the learner, so its own program reads them.
     command = [
         *python_command("-m", "services.learner.dumps.export_command"),
@@ -33,13 +29,13 @@ def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]
         command, stdout=subprocess.PIPE, text=True, env=child_environment(ours=True)
     ) as process:
         result = _follow_progress(process)
-    if process.returncode != _OK or result is None:
+    if process.returncode != OK or result is None:
         return process.returncode
     text = f"Wrote {result['rows']} episodes of {run_dir.name} to {out}"
     if result["pruned"]:
         text += f"; {result['pruned']} more are omitted: their tokens were pruned"
     Terminal().print(text, soft_wrap=True)
-    return _OK
+    return OK
 
 
 def _follow_progress(process: "subprocess.Popen[str]") -> dict[str, Any] | None:

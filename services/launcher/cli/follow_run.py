@@ -1,11 +1,14 @@
-"""Start of a run, and following it to its end despite reconnects and launcher deaths."""
+"""Start of a run, and following it to its end across reconnects and launcher deaths."""
 
 import asyncio
 import json
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -30,22 +33,12 @@ from services.launcher.cli.terminal import Terminal
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
 
-# Longest stream of events. gRPC waits this long for a launcher that dies while a stream begins; the
-# death of a local launcher is detected soon, and another one takes over.
+# Limit of one stream of events. If a launcher dies while a stream opens, gRPC waits that long; the
+# death of a local one is known sooner, and another takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
-# Launcher deaths before one command gives up: something else must be wrong.
-MAX_LAUNCHERS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Request to start a run. `spec_json` may be empty if `resume` names a run. With `detach` the
-    run is started but not followed."""
-
-    spec_json: str
-    mode: "pb.RunMode.ValueType"
-    resume: str = ""
-    detach: bool = False
+# After so many launchers have died under one command, something else must be wrong.
+_MAX_LAUNCHERS = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,117 +52,112 @@ class FollowOutcome:
 
 @dataclass(slots=True)
 class FollowedRun:
-    """Followed part of a run, across all its launchers."""
+    """A run as far as it was followed, under any number of launchers."""
 
     since: int
     run_id: str = ""
     last_event: int = 0
-    # After an interrupted start at a launcher of another command: its answer to the cancellation.
-    cancel_answered: bool = False
+    # Whether a launcher that this command does not own was told to cancel the start, and the run
+    # that had begun by then.
+    start_cancelled: bool = False
     cancelled: pb.Run | None = None
     board: RunBoard = field(default_factory=RunBoard)
 
 
+async def with_successors(
+    open_launcher: Callable[[], AbstractAsyncContextManager[LauncherConnection]],
+    work: Callable[[LauncherConnection], Awaitable[T]],
+    show_line: Callable[[str], object],
+) -> T:
+    """Call `work` with a launcher, and again with the next one each time that one dies. Raises
+    LauncherError."""
+    for _ in range(_MAX_LAUNCHERS - 1):
+        try:
+            async with open_launcher() as connection:
+                return await work(connection)
+        except LauncherGoneError:
+            show_line("The launcher has died; another one takes over.")
+    async with open_launcher() as connection:
+        return await work(connection)
+
+
 async def run_to_end(
-    runs: Path, run_request: RunRequest, console: Terminal, interrupts: Interrupts
-) -> FollowOutcome:
-    """Start the requested run and follow it to its end; if its launcher dies, continue with
-    another one. Raises LauncherError, AioRpcError."""
-    began, followed = time.monotonic(), FollowedRun(int(time.time()))
-    request_id = uuid.uuid4().hex
-    run: pb.Run | None = None
-    try:
-        for _ in range(MAX_LAUNCHERS):
-            try:
-                run = await _run_under_one_launcher(
-                    runs, run_request, request_id, followed, console, interrupts
-                )
-                break
-            except LauncherGoneError:
-                console.print("The launcher has died; another one takes over.")
-        else:
-            message = f"{MAX_LAUNCHERS} launchers died one after another; see {runs}/launcher.log"
-            raise LauncherError(message)
-    except InterruptedByUserError:
-        # The launcher may have begun the run before the cancellation reached it.
-        run = followed.cancelled if followed.cancel_answered else _find_begun_run(runs, request_id)
-    return FollowOutcome(run, interrupts.first.is_set(), time.monotonic() - began)
-
-
-async def _run_under_one_launcher(
     runs: Path,
-    run_request: RunRequest,
-    request_id: str,
-    followed: FollowedRun,
+    request: pb.StartRunRequest,
     console: Terminal,
     interrupts: Interrupts,
-) -> pb.Run:
-    async with connect_to_launcher(runs, interrupts, start=True) as connection:
+    *,
+    detach: bool = False,
+) -> FollowOutcome:
+    """Start the requested run and watch it to its end, or with `detach` only start it; if its
+    launcher dies, continue under another one. Raises LauncherError, AioRpcError."""
+    began, followed = time.monotonic(), FollowedRun(int(time.time()))
+    request.request_id = uuid.uuid4().hex
+
+    async def start_and_follow(connection: LauncherConnection) -> pb.Run:
         if not followed.run_id:
-            began = _begin_run(connection, run_request, request_id, followed, console, interrupts)
-            run_id = followed.run_id = await began
+            run_id = await _begin_run(connection, request, followed, console, interrupts)
+            followed.run_id = run_id
             console.print(f"Run {run_id} in {runs / run_id}", soft_wrap=True)
-        if not run_request.detach:
+        if not detach:
             async with linked_inspector(runs, followed.run_id, console):
                 await _follow_run(connection, followed, console, interrupts)
-        request = pb.GetRunRequest(run_id=followed.run_id)
-        return (await connection.await_answer(connection.stub.GetRun(request))).run
+        return await connection.get_run(followed.run_id)
+
+    run: pb.Run | None
+    try:
+        run = await with_successors(
+            lambda: connect_to_launcher(runs, interrupts, start=True),
+            start_and_follow,
+            console.print,
+        )
+    except InterruptedByUserError:
+        # The launcher may have begun the run before it learnt of the interrupt.
+        started_here = not followed.start_cancelled
+        run = _find_begun_run(runs, request.request_id) if started_here else followed.cancelled
+    return FollowOutcome(run, interrupts.first.is_set(), time.monotonic() - began)
 
 
 async def _begin_run(
     connection: LauncherConnection,
-    run_request: RunRequest,
-    request_id: str,
+    request: pb.StartRunRequest,
     followed: FollowedRun,
     console: Terminal,
     interrupts: Interrupts,
 ) -> str:
     """Start the run. On an interrupt, a launcher that this command owns exits with it and ends
-    the run; any other launcher gets a cancellation of the request."""
+    the run; any other launcher cancels the request."""
     try:
-        return await interrupts.unless_interrupted(
-            _start_or_resume(connection, run_request, request_id)
-        )
+        return await interrupts.unless_interrupted(_start_or_resume(connection, request))
     except InterruptedByUserError:
         if connection.own is None:
             console.print("Cancelling the start of the run. Ctrl-C again stops waiting.")
-            followed.cancelled = await cancel_request(connection, request_id, interrupts)
-            followed.cancel_answered = True
+            cancel = cancel_request(connection, request.request_id, interrupts)
+            followed.cancelled = await cancel
+            followed.start_cancelled = True
         raise
 
 
-async def _start_or_resume(
-    connection: LauncherConnection, run_request: RunRequest, request_id: str
-) -> str:
-    """Start or resume the run and return its id. If it is already active with the requested spec,
-    only return its id."""
+async def _start_or_resume(connection: LauncherConnection, request: pb.StartRunRequest) -> str:
+    """Start or resume the run; one that is already active with the requested spec is only
+    followed."""
     try:
-        return await start_run(connection, _to_start_request(run_request, request_id))
+        return await start_run(connection, request)
     except grpc.aio.AioRpcError as error:
         known = service_error(error)
         if known is None or known.reason != "RUN_ACTIVE":
             raise
-        if not await _has_spec(connection, run_request):
+        if not await _has_spec(connection, request):
             raise
-        return run_request.resume
+        return request.resume_run_id
 
 
-async def _has_spec(connection: LauncherConnection, run_request: RunRequest) -> bool:
-    """Return whether the run to resume has the requested spec, if one is given."""
-    if not run_request.spec_json:
+async def _has_spec(connection: LauncherConnection, request: pb.StartRunRequest) -> bool:
+    """Return whether the run to resume has the requested spec, if there is one."""
+    if not request.spec_json:
         return True
-    request = pb.GetRunRequest(run_id=run_request.resume)
-    run = (await connection.await_answer(connection.stub.GetRun(request))).run
-    return not diff_specs(json.loads(run.spec_json), json.loads(run_request.spec_json))
-
-
-def _to_start_request(run_request: RunRequest, request_id: str) -> pb.StartRunRequest:
-    return pb.StartRunRequest(
-        request_id=request_id,
-        spec_json=run_request.spec_json,
-        mode=run_request.mode,
-        resume_run_id=run_request.resume,
-    )
+    run = await connection.get_run(request.resume_run_id)
+    return not diff_specs(json.loads(run.spec_json), json.loads(request.spec_json))
 
 
 def _find_begun_run(runs: Path, request_id: str) -> pb.Run | None:
@@ -190,15 +178,28 @@ async def _follow_run(
                 problem = await watch_to_end(connection, followed, view, interrupts)
             finally:
                 stopping.cancel()
-    # Raised outside of the task group, which would wrap it into an exception group.
+    # Raised inside the group, it would come out as part of an ExceptionGroup.
     if problem is not None:
         raise problem
 
 
-def _show_event(view: ProgressView, board: RunBoard, line: str) -> None:
-    if line:
-        view.show_line(line)
-    view.show_board(board)
+async def watch_until_left(
+    connection: LauncherConnection,
+    followed: FollowedRun,
+    view: ProgressView,
+    interrupts: Interrupts,
+) -> bool:
+    """Follow the run; return True at its end, False if the user has left. A launcher that this
+    command started keeps running. Raises LauncherError, AioRpcError."""
+    try:
+        problem = await interrupts.unless_interrupted(
+            watch_to_end(connection, followed, view, interrupts)
+        )
+    except InterruptedByUserError:
+        return False
+    if problem is not None:
+        raise problem
+    return True
 
 
 async def watch_to_end(
@@ -210,7 +211,7 @@ async def watch_to_end(
     """Process events until the run has ended, over as many streams as needed. Return an error
     if its end cannot be observed because the launcher is gone.
 
-    A resumed run first replays its past, so only the close of the stream proves its end."""
+    The server closes the stream of an ended run, so an end in the past does not count."""
     board, patience = followed.board, ReconnectDeadline(connection)
     watch_s = _WATCH_S if connection.address.elsewhere else _WATCH_HERE_S
     while True:
@@ -221,7 +222,9 @@ async def watch_to_end(
                 line = board.take_event(event)
                 # A resumed run replays its past events first.
                 if event.time.seconds >= followed.since:
-                    _show_event(view, board, line)
+                    if line:
+                        view.show_line(line)
+                    view.show_board(board)
         except grpc.aio.AioRpcError as error:
             if error.code() not in TRANSIENT_CODES:
                 return error
@@ -241,8 +244,8 @@ async def _await_remote_launcher(
     interrupts: Interrupts,
     error: grpc.aio.AioRpcError,
 ) -> LauncherError | None:
-    """Wait for a remote launcher. No local file shows its death, so it is retried for a while,
-    or until the user interrupts again."""
+    """Wait for a remote launcher. No local file shows whether it is gone: it is retried for a
+    while, or until the user interrupts again."""
     if await connection.is_answering():
         patience.note_answer()
         return None

@@ -9,9 +9,14 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.concurrency import running_tasks
-from services.common.errors import ConfigError
 from services.common.python_command import python_command
-from services.launcher.cli.command_runner import FAILED, OK, report_error, with_run_source
+from services.launcher.cli.command_runner import (
+    FAILED,
+    OK,
+    reports_errors,
+    run_interruptible,
+    with_run_source,
+)
 from services.launcher.cli.inspector_process import (
     INSPECTOR,
     InspectorError,
@@ -20,15 +25,10 @@ from services.launcher.cli.inspector_process import (
 )
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.run_mirror import RunMirror, mirrored_run
-from services.launcher.cli.run_source import (
-    JOURNAL,
-    NoRunError,
-    RunSource,
-    find_run,
-    find_run_dir,
-)
+from services.launcher.cli.run_source import NEWEST, RunSource, find_run, find_run_dir
 from services.launcher.cli.terminal import Terminal
 from services.launcher.security.launcher_address import address_from_environment
+from services.launcher.store.run_files import JOURNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,19 @@ class PageOptions:
         return [] if self.policy is None else [f"--policy={self.policy}"]
 
 
+@reports_errors()
 def inspect_runs(run_id: str | None, runs: Path, options: PageOptions) -> int:
     """Serve the pages of a run, or of all runs, until Ctrl-C."""
-    try:
-        check_inspector_is_installed()
-        if _is_elsewhere(run_id, runs):
-            return with_run_source(
-                runs, lambda known, interrupts: _serve_mirror(known, interrupts, run_id, options)
-            )
-        found = None if run_id is None else find_run_dir(run_id, runs).name
-        return asyncio.run(_serve_local(found, runs, options))
-    except (ConfigError, NoRunError, InspectorError) as error:
-        return report_error(str(error))
+    check_inspector_is_installed()
+    if _is_elsewhere(run_id, runs):
+        return with_run_source(
+            runs, lambda known, interrupts: _serve_mirror(known, interrupts, run_id, options)
+        )
+    found = None if run_id is None else find_run_dir(run_id, runs).name
+    return run_interruptible(lambda interrupts: _serve_pages(found, runs, options, interrupts))
 
 
+@reports_errors()
 def write_bundle(
     run_id: str, runs: Path, out: Path, steps: Sequence[int], policy: Path | None
 ) -> int:
@@ -71,18 +70,15 @@ def write_bundle(
                 await interrupts.unless_interrupted(mirror.refresh())
                 return await asyncio.to_thread(_bundle, mirror.folder, out, arguments)
 
-    try:
-        check_inspector_is_installed()
-        if _is_elsewhere(run_id, runs):
-            return with_run_source(runs, bundle_mirror)
-        return _bundle(find_run_dir(run_id, runs), out, arguments)
-    except (ConfigError, NoRunError) as error:
-        return report_error(str(error))
+    check_inspector_is_installed()
+    if _is_elsewhere(run_id, runs):
+        return with_run_source(runs, bundle_mirror)
+    return _bundle(find_run_dir(run_id, runs), out, arguments)
 
 
 def _is_elsewhere(run_id: str | None, runs: Path) -> bool:
     """Return whether FLOTILLA_LAUNCHER names a launcher and the run is not in this folder."""
-    here = run_id not in (None, "newest") and (runs / str(run_id) / JOURNAL).exists()
+    here = run_id not in (None, NEWEST) and (runs / str(run_id) / JOURNAL).exists()
     return not here and address_from_environment() is not None
 
 
@@ -99,18 +95,12 @@ def _bundle(run_dir: Path, out: Path, arguments: Sequence[str]) -> int:
     return OK if done.returncode == 0 else FAILED
 
 
-async def _serve_local(run_id: str | None, runs: Path, options: PageOptions) -> int:
-    interrupts = Interrupts()
-    with interrupts.catch_signals():
-        return await _serve_pages(run_id, runs, options, interrupts)
-
-
 async def _serve_mirror(
     known: RunSource, interrupts: Interrupts, run_id: str | None, options: PageOptions
 ) -> int:
     """Serve the pages of a remote launcher's run; without `run_id`, of the newest."""
     async with known.open_launcher() as connection:
-        run = await interrupts.unless_interrupted(find_run(known, run_id or "newest"))
+        run = await interrupts.unless_interrupted(find_run(known, run_id or NEWEST))
         with mirrored_run(connection, run.run_id) as mirror:
             where = connection.address.address
             text = f"Fetching run {run.run_id} from the launcher at {where}"

@@ -11,7 +11,7 @@ from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
 
 INSPECTOR = "services.learner.inspector"
@@ -22,7 +22,7 @@ _END_S = 10.0
 _POLL_S = 0.5
 
 
-class InspectorError(Exception):
+class InspectorError(CommandError):
     """Raised when the inspector does not serve; the message has the end of its log."""
 
 

@@ -20,6 +20,7 @@ from services.common.concurrency import run_unless
 from services.common.python_command import python_command
 from services.launcher.cli import command_hints
 from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.terminal import CommandError
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 from services.launcher.security.launcher_address import LauncherAddress
@@ -52,7 +53,7 @@ TRANSIENT_CODES = (*_UNREACHABLE_CODES, grpc.StatusCode.CANCELLED)
 T = TypeVar("T")
 
 
-class LauncherError(Exception):
+class LauncherError(CommandError):
     """Raised when no launcher is available; the message states the cause."""
 
 
@@ -96,6 +97,20 @@ class LauncherConnection:
             f" {self.runs / LAUNCHER_LOG}; its runs continue. Repeat the command to start"
             " another launcher, which takes them over"
         )
+
+    async def get_run(self, run_id: str, limit_s: float | None = None) -> pb.Run:
+        """Return a run as the launcher has it now."""
+        call = self.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=limit_s)
+        return (await self.await_answer(call)).run
+
+    async def stop_run(
+        self, grace_s: float, limit_s: float, *, run_id: str = "", request_id: str = ""
+    ) -> pb.StopRunResponse:
+        """Stop the run with this id, or the one that a request began; a request that has begun
+        none never will. Wait `limit_s` longer than the grace for its end."""
+        grace = rpc.to_duration(grace_s)
+        request = pb.StopRunRequest(run_id=run_id, request_id=request_id, grace=grace)
+        return await self.await_answer(self.stub.StopRun(request, timeout=grace_s + limit_s))
 
     async def is_answering(self) -> bool:
         """Return whether the launcher answers. A stream does not show it: it is silent until its

@@ -12,9 +12,7 @@ from services.launcher.cli.command_runner import (
     with_launcher,
 )
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.cli.launcher_client import (
-    LauncherConnection,
-)
+from services.launcher.cli.launcher_client import LauncherConnection
 
 _REAP_S = 300.0
 
@@ -23,9 +21,9 @@ def reap_orphans(runs: Path, *, dry_run: bool) -> int:
     """Terminate orphaned resources that belong to no run, or list what would be terminated."""
 
     async def reap_and_report(connection: LauncherConnection, interrupts: Interrupts) -> int:
-        request = pb.ReapRequest(dry_run=dry_run)
+        call = connection.stub.Reap(pb.ReapRequest(dry_run=dry_run), timeout=_REAP_S)
         try:
-            found = await interrupts.unless_interrupted(_send_reap(connection, request))
+            found = await interrupts.unless_interrupted(connection.await_answer(call))
         except InterruptedByUserError:
             print_text(
                 "Interrupted. A launcher that keeps running may still end the orphans it found."
@@ -47,7 +45,3 @@ def _print_orphans(found: pb.ReapResponse, runs: Path, *, dry_run: bool) -> None
         print_text(f"unreachable: {text}")
     if not (found.reaped or found.suspected_run_ids):
         print_text("no orphaned resources")
-
-
-async def _send_reap(connection: LauncherConnection, request: pb.ReapRequest) -> pb.ReapResponse:
-    return await connection.await_answer(connection.stub.Reap(request, timeout=_REAP_S))

@@ -8,11 +8,11 @@ from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.security.env_filter import STORE_VARIABLES
 
 
-class RestoreFailedError(Exception):
+class RestoreFailedError(CommandError):
     """Raised when the run cannot be recovered; the message states the cause."""
 
 

@@ -14,18 +14,20 @@ from services.common.network_addresses import split_host_port
 from services.launcher.api import codec
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher
+from services.launcher.cli.terminal import CommandError
 from services.launcher.security import launcher_address
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
+from services.launcher.store.run_files import JOURNAL
 
-# The learner's journal in a run's folder.
-JOURNAL = "journal.sqlite"
+NEWEST = "newest"
+_LEDGER = "launcher.sqlite"
 _CALL_S = 15.0
 _STREAM_S = 60.0
 
 
-class NoRunError(Exception):
+class NoRunError(CommandError):
     """Raised when the requested run does not exist."""
 
 
@@ -70,7 +72,7 @@ async def open_run_source(runs: Path, interrupts: Interrupts) -> AsyncGenerator[
 
 async def find_run(known: RunSource, run_id: str) -> pb.Run:
     """Return a run by its id, or the `newest`. Raises NoRunError."""
-    if run_id != "newest":
+    if run_id != NEWEST:
         return await known.get_run(run_id)
     for run in await known.list_runs():
         return await known.get_run(run.run_id)
@@ -86,14 +88,15 @@ class LocalRunSource:
 
     async def ensure_attended(self) -> None:
         """Start a launcher if live runs have lost theirs; it stays while runs are active."""
-        if all(stored.run.state.has_ended for stored in _read_ledger(self._runs)):
+        if all(stored.run.state.has_ended for stored in _read_existing_ledger(self._runs)):
             return
         async with self.open_launcher():
             return
 
     async def list_runs(self) -> Sequence[pb.Run]:
         return [
-            codec.run_to_pb(stored, self._runs, brief=True) for stored in _read_ledger(self._runs)
+            codec.run_to_pb(stored, self._runs, brief=True)
+            for stored in _read_existing_ledger(self._runs)
         ]
 
     async def get_run(self, run_id: str) -> pb.Run:
@@ -153,20 +156,27 @@ class RemoteRunSource:
         return f"{path} on {split_host_port(self._connection.address.address, 'launcher')[0]}"
 
 
-def _read_ledger(runs: Path) -> list[StoredRun]:
-    path = runs / "launcher.sqlite"
+def read_ledger(runs: Path) -> list[StoredRun]:
+    """Return all runs of the local ledger, newest first; none if there is no ledger."""
+    path = runs / _LEDGER
     if not path.exists():
-        raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` starts one")
+        return []
     store = Ledger(path)
     found = store.list_newest()
     store.close()
     return found
 
 
+def _read_existing_ledger(runs: Path) -> list[StoredRun]:
+    if not (runs / _LEDGER).exists():
+        raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` starts one")
+    return read_ledger(runs)
+
+
 def find_local_run(run_id: str, runs: Path) -> StoredRun:
     """Return a run of the local ledger by its id, or the `newest`. Raises NoRunError."""
-    for stored in _read_ledger(runs):
-        if run_id in ("newest", stored.run.run_id):
+    for stored in _read_existing_ledger(runs):
+        if run_id in (NEWEST, stored.run.run_id):
             return stored
     raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
 
@@ -187,6 +197,6 @@ def find_stored_run(run_id: str, runs: Path) -> StoredRun:
 
 def find_run_dir(run_id: str, runs: Path) -> Path:
     """Return the folder of a run, from the ledger or from its journal alone. Raises NoRunError."""
-    if run_id != "newest" and (runs / run_id / JOURNAL).exists():
+    if run_id != NEWEST and (runs / run_id / JOURNAL).exists():
         return runs / run_id
     return runs / find_stored_run(run_id, runs).run.run_id

@@ -124,3 +124,7 @@ def duration_text(seconds: float) -> str:
 
 def format_cleanup(run: pb.Run) -> str:
     return pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower().replace("_", " ")
+
+
+def format_outcome(run: pb.Run) -> str:
+    return pb.Outcome.Name(run.outcome).removeprefix("OUTCOME_").lower()

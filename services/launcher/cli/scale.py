@@ -4,9 +4,7 @@ from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli.command_runner import report_error, with_run_launcher
-from services.launcher.cli.launcher_client import (
-    LauncherConnection,
-)
+from services.launcher.cli.launcher_client import LauncherConnection
 from services.launcher.cli.terminal import Terminal
 
 _CALL_S = 30.0

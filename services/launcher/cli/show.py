@@ -11,11 +11,10 @@ from services.common.adapters.token_text import Decode, NoTokenizerError, load_d
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
 from services.launcher.cli.attempt_text import draw_attempt
-from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.run_source import JOURNAL, NoRunError, find_run_dir
-from services.launcher.cli.terminal import Terminal
-
-_OK = 0
+from services.launcher.cli.command_runner import OK, reports_errors
+from services.launcher.cli.run_source import find_run_dir
+from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class AttemptFilter:
         return arguments
 
 
+@reports_errors()
 def show_attempts(
     run_id: str, runs: Path, chosen: AttemptFilter, policy: str | None, *, whole: bool = False
 ) -> int:
@@ -46,57 +46,48 @@ def show_attempts(
     `policy` is the model folder or hub id with the tokenizer; None selects the run's own. `whole`
     prints in full the tool results that were truncated for the policy.
     """
-    try:
-        run_dir = find_run_dir(run_id, runs)
-    except NoRunError as error:
-        return report_error(str(error))
-    read = _inspect_journal(run_dir / JOURNAL, *chosen.to_arguments())
-    if read.returncode != 0:
-        return report_error(read.stderr.strip())
-    lines = [json.loads(line) for line in read.stdout.splitlines()]
-    *attempts, last = lines
+    run_dir = find_run_dir(run_id, runs)
+    *attempts, last = _inspect_journal(run_dir / JOURNAL, *chosen.to_arguments())
     try:
         decode = _load_run_decoder(run_dir, policy)
     except NoTokenizerError as error:
-        return report_error(f"{error}; pass a model folder with a tokenizer as --policy")
+        message = f"{error}; pass a model folder with a tokenizer as --policy"
+        raise CommandError(message) from error
     _print_attempts(attempts, last["matched"], decode, whole)
-    return _OK
+    return OK
 
 
+@reports_errors()
 def show_tasks(run_id: str, runs: Path) -> int:
     """Print the tasks that a run has parked or quarantined, and why."""
-    try:
-        journal = find_run_dir(run_id, runs) / JOURNAL
-    except NoRunError as error:
-        return report_error(str(error))
-    read = _inspect_journal(journal, "--tasks")
-    if read.returncode != 0:
-        return report_error(read.stderr.strip())
-    tasks = [json.loads(line) for line in read.stdout.splitlines()]
+    tasks = _inspect_journal(find_run_dir(run_id, runs) / JOURNAL, "--tasks")
     console = Terminal()
     for task in tasks:
         head = f"{task['standing']:<12} {task['env_key']}  {task['task_key']}"
         console.print(f"{head}  {task['reason']}", soft_wrap=True)
     text = f"{len(tasks)} tasks are parked or quarantined"
     console.print(text, style="dim")
-    return _OK
+    return OK
 
 
-def _inspect_journal(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the learner's journal reader: the journal belongs to the learner."""
+def _inspect_journal(journal: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Return the output of the learner's journal reader. Raises CommandError."""
     command = [
         *python_command("-m", "services.learner.journal.inspect_command"),
         str(journal),
         *arguments,
     ]
     environ = child_environment(ours=True)
-    return subprocess.run(command, capture_output=True, text=True, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    if done.returncode != 0:
+        raise CommandError(done.stderr.strip())
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:
     if policy is not None:
         return load_decoder(policy)
-    path = run_dir / "spec.json"
+    path = run_dir / SPEC_FILE
     if not path.exists():
         raise NoTokenizerError(f"{path} does not exist, so the run's policy is unknown")
     own = json.loads(path.read_text())["policy"]

@@ -5,9 +5,7 @@ from pathlib import Path
 from services.common.printable_text import say
 from services.launcher.cli.command_runner import OK, with_run_source
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import (
-    LauncherError,
-)
+from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.run_source import RunSource, find_run
 from services.launcher.cli.status_json import format_status_json
 from services.launcher.cli.status_text import make_runs_table, print_run, print_table

@@ -9,7 +9,13 @@ from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli.progress_view import ALARM_STYLES, format_metrics
-from services.launcher.cli.run_view import ENDED, STATE_NAMES, alarm_text, duration_text
+from services.launcher.cli.run_view import (
+    ENDED,
+    STATE_NAMES,
+    alarm_text,
+    duration_text,
+    format_outcome,
+)
 from services.launcher.cli.terminal import Terminal
 
 _RATES = ("training pass@1", "held-out pass@1")
@@ -83,7 +89,7 @@ def _format_ending(run: pb.Run) -> str:
         if parts and run.state not in ENDED:
             words.append(f"estimated ${sum(parts.values()):,.2f} by max_hours")
     if run.outcome:
-        words.append(f"outcome {pb.Outcome.Name(run.outcome).removeprefix('OUTCOME_').lower()}")
+        words.append(f"outcome {format_outcome(run)}")
     if run.cleanup not in _QUIET_CLEANUPS:
         cleanup = pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower()
         words.append(f"cleanup {cleanup}: {run.cleanup_detail}".removesuffix(": "))

@@ -1,5 +1,5 @@
-"""`flotilla submit`: a run at a launcher elsewhere, for machines that are not part of it, such as
-those of continuous integration."""
+"""`flotilla submit`: starts a run at a remote launcher, for machines that are not part of it, such
+as those of continuous integration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,15 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.spec import parse_shared
-from services.launcher.cli.command_runner import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    print_text,
-    with_launcher,
-)
-from services.launcher.cli.follow_run import FollowedRun
+from services.launcher.cli.command_runner import FAILED, INTERRUPTED, OK, print_text, with_launcher
+from services.launcher.cli.follow_run import FollowedRun, watch_until_left
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.cli.launcher_client import (
-    LauncherConnection,
-    start_run,
-)
+from services.launcher.cli.launcher_client import LauncherConnection, start_run
 from services.launcher.cli.progress_view import PlainView, RunConsole
-from services.launcher.cli.run_view import STATE_NAMES, format_cleanup
-from services.launcher.cli.watch import print_detach_hints, watch_until_left
+from services.launcher.cli.run_source import NEWEST
+from services.launcher.cli.run_view import STATE_NAMES, format_cleanup, format_outcome
+from services.launcher.cli.watch import print_detach_hints
 
-NEWEST = "newest"
 _CALL_S = 30.0
 
 
@@ -50,27 +41,28 @@ def submit_run(submission: SubmitRequest, runs: Path) -> int:
         spec = load_spec(submission.spec, submission.overrides)
         if submission.resume == NEWEST:
             name = parse_shared(spec, where=str(submission.spec)).name
-            raise ConfigError(
-                await interrupts.unless_interrupted(_explain_newest_refusal(connection, name))
-            )
+            explanation = _explain_newest_refusal(connection, name)
+            raise ConfigError(await interrupts.unless_interrupted(explanation))
         request = pb.StartRunRequest(
             request_id=submission.request_id,
             spec_json=canonical_json(spec),
             mode=pb.RUN_MODE_TRAIN,
             resume_run_id=submission.resume,
         )
-        stopping = connection.cancel_command(submission.request_id)
+        cancel = connection.cancel_command(submission.request_id)
         try:
             run_id = await interrupts.unless_interrupted(start_run(connection, request))
         except InterruptedByUserError:
-            known = "interrupted before the run was known to have begun"
-            print_text(f"{known}: {stopping} makes sure of it that it does not go on")
+            print_text(f"interrupted, and the run may have begun: {cancel} makes sure it ends")
             return INTERRUPTED
         print_text(f"Run {run_id}")
-        if submission.detach or not await _watch_until_left(connection, run_id, interrupts):
-            print_detach_hints(RunConsole(), run_id, runs, stopping)
+        console, followed = RunConsole(), FollowedRun(0, run_id)
+        if submission.detach or not await watch_until_left(
+            connection, followed, PlainView(console), interrupts
+        ):
+            print_detach_hints(console, run_id, runs, cancel)
             return OK if submission.detach else INTERRUPTED
-        return await _print_conclusion(connection, run_id, submission.summary)
+        return _print_conclusion(await connection.get_run(run_id, _CALL_S), submission.summary)
 
     return with_launcher(runs, start_and_follow)
 
@@ -84,25 +76,12 @@ async def _explain_newest_refusal(connection: LauncherConnection, name: str) -> 
     if not newest:
         return f"--resume newest: there is no run of spec {name!r} at this launcher"
     return (
-        "--resume newest: a request that is repeated names the same run, and the newest may be"
-        f" another one by then; write --resume {newest}, which is the newest of spec {name!r} now"
+        "--resume newest: a repeated request names the same run, and the newest may be another one"
+        f" by then; write --resume {newest}, which is the newest of spec {name!r} now"
     )
 
 
-async def _watch_until_left(
-    connection: LauncherConnection, run_id: str, interrupts: Interrupts
-) -> bool:
-    """Print events until the run has ended (True) or the user leaves (False)."""
-    return await watch_until_left(
-        connection, FollowedRun(0, run_id), PlainView(RunConsole()), interrupts
-    )
-
-
-async def _print_conclusion(
-    connection: LauncherConnection, run_id: str, summary: Path | None
-) -> int:
-    wanted = pb.GetRunRequest(run_id=run_id)
-    run = (await connection.await_answer(connection.stub.GetRun(wanted, timeout=_CALL_S))).run
+def _print_conclusion(run: pb.Run, summary: Path | None) -> int:
     rows = _summary_rows(run)
     for label, value in rows:
         print_text(f"{label}: {value}")
@@ -116,11 +95,10 @@ async def _print_conclusion(
 
 
 def _summary_rows(run: pb.Run) -> list[tuple[str, str]]:
-    outcome = pb.Outcome.Name(run.outcome).removeprefix("OUTCOME_").lower()
     rows = [
         ("Run", run.run_id),
         ("State", STATE_NAMES[run.state]),
-        ("Outcome", outcome),
+        ("Outcome", format_outcome(run)),
         ("Machines", format_cleanup(run)),
         ("Spent", f"${run.cost.accrued:,.2f}"),
         ("Restarts", str(sum(replica.restarts for replica in run.replicas))),

@@ -10,6 +10,10 @@ from rich.text import Text
 from services.common.printable_text import make_visible
 
 
+class CommandError(Exception):
+    """A command cannot do its work; the message says why."""
+
+
 class Terminal(Console):
     """Console that prints all text as plain text. It interprets no markup and forwards no control
     sequence: styles come from the printed objects, never from their text."""

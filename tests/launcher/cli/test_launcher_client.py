@@ -18,12 +18,16 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
 from services.common import rpc
 from services.launcher.cli import follow_run, launcher_client
-from services.launcher.cli.follow_run import FollowedRun, FollowOutcome, RunRequest, run_to_end
+from services.launcher.cli.follow_run import (
+    FollowedRun,
+    FollowOutcome,
+    run_to_end,
+    watch_until_left,
+)
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.progress_view import PlainView
 from services.launcher.cli.terminal import Terminal
-from services.launcher.cli.watch import watch_until_left
 from tests.launcher.cli.test_app import write_spec
 from tests.support.launcher import TOKEN
 from tests.support.repository import ROOT
@@ -129,10 +133,7 @@ async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_s
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert process.returncode == 130
-    assert (
-        "known to have begun: flotilla cancel mine makes sure of it that it does not go on"
-        in output.decode()
-    )
+    assert "may have begun: flotilla cancel mine makes sure it ends" in output.decode()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[FollowOutcome]:
-    wish, console = RunRequest("{}", pb.RUN_MODE_TRAIN), Terminal(file=io.StringIO())
+    wish, console = pb.StartRunRequest(spec_json="{}"), Terminal(file=io.StringIO())
     return asyncio.create_task(run_to_end(tmp_path, wish, console, interrupts))
 
 

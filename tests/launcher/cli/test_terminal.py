@@ -241,7 +241,7 @@ def test_show_of_a_journal(
     """What the learner's program reads out of a journal comes over whole, and is shown as text."""
     lines = "\n".join(map(json.dumps, (ATTEMPT, {"matched": 1})))
     read = subprocess.CompletedProcess((), 0, lines, "")
-    monkeypatch.setattr(show, "_inspect_journal", lambda *_: read)
+    monkeypatch.setattr(show.subprocess, "run", lambda *_, **__: read)
     monkeypatch.setattr(show, "_load_run_decoder", lambda *_: lambda _ids: SURROGATES)
     monkeypatch.setattr(show, "find_run_dir", lambda *_: tmp_path)
     assert show.show_attempts("r", tmp_path, show.AttemptFilter(), None) == 0

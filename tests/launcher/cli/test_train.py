@@ -8,7 +8,7 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import train
-from services.launcher.cli.follow_run import RunRequest
+from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
 from services.launcher.security import launcher_address
@@ -26,9 +26,9 @@ async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.Mon
     async with serving(tmp_path, hooks=LauncherHooks(gate=refuse)) as served:
         address = {"address": served.address, "token": TOKEN, "pid": 1}
         monkeypatch.setenv(launcher_address.REMOTE_VARIABLE, json.dumps(address))
-        wished = RunRequest(json.dumps(spec()), pb.RUN_MODE_TRAIN)
-        request = train.TrainRequest(spec(), wished, "again", "anew")
-        code = await train._run_request(request, tmp_path, Terminal(file=output))  # pyright: ignore[reportPrivateUsage]
+        wished = pb.StartRunRequest(spec_json=json.dumps(spec()), mode=pb.RUN_MODE_TRAIN)
+        request = train.TrainRequest(spec(), wished, "resume", "begin")
+        code = await train._run_request(request, tmp_path, Terminal(file=output), Interrupts())  # pyright: ignore[reportPrivateUsage]
     assert code == train.FAILED
     assert output.getvalue().count(SAID) == 1, output.getvalue()
     assert " failed: " + SAID in output.getvalue()

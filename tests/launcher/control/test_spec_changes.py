@@ -34,7 +34,7 @@ async def test_a_corrected_file_is_named_key_by_key_and_taken_with_update(tmp_pa
     train = ("train", str(path), "--resume", "--runs", str(runs))
     code, output = await run_cli(*train, "fake-1")
     assert code == 2, output
-    assert f"{path} is not what run fake-1 has:" in output
+    assert f"{path} differs from the spec of run fake-1:" in output
     assert "  learner.steps: the run has 3, the file 4\n" in output
     assert "  learner.message: the run has none, the file 'mended'\n" in output
     again = f"flotilla train '{path}' --resume fake-1 --update --runs {runs}"
@@ -86,14 +86,14 @@ async def test_no_hint_to_resume_follows_a_refusal_that_resuming_cannot_mend(
     assert code == 1, output
     assert "learner.tasks: it is not there" in output
     assert "--resume" not in output
-    assert "Nothing was trained. To begin anew, once that is mended:" in output
+    assert "Nothing was trained. To begin again, once that is fixed:" in output
     assert f"  flotilla train '{path}' --runs" in output
     [run_dir] = [found.parent for found in runs.glob("fake-*/spec.json")]
     (run_dir / "journal.sqlite").touch()
     code, output = await run_cli("train", str(path), "--resume", "--runs", str(runs))
     assert code == 1, output
     assert "--resume" not in output
-    assert "What was trained is kept." in output
+    assert "All training is kept." in output
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert "outcome refused" in output
     (run_dir / "journal.sqlite").unlink()
