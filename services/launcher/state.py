@@ -133,6 +133,12 @@ class ExitStatus:
     unready: bool = False
     began: bool = True
 
+    @property
+    def shell_code(self) -> int:
+        """The exit code as a shell reports it; 1 if it is unknown."""
+        code = 1 if self.code is None else self.code
+        return code if code >= 0 else 128 - code
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:

@@ -39,27 +39,26 @@ from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files
 from services.launcher.state import EXIT_BAD_CONFIG, LEARNER, LifecyclePolicy
 
-# Ctrl-C and a scheduler reach a whole session: signals so close are one wish.
+# Ctrl-C and schedulers signal the whole session: signals this close count as one.
 _SAME_SIGNAL_S = 0.5
-# How long what a killed watcher left here may take to end.
+# Time that leftovers of a killed watcher may take to end.
 _LEFT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """One watcher's task: its command line and what the run spec says of it."""
+    """One watcher's task: its command line and its settings from the run spec."""
 
     arguments: Arguments
     config: LauncherConfig
-    # Of the run's uploads, if it has any.
+    # Address of the run's uploads, if it has any.
     url: str | None
-    # Names of variables that the replica gets, besides what any process of ours does.
+    # Variables that the replica inherits besides those of every process of ours.
     inherits: tuple[str, ...]
 
     @property
     def folder(self) -> Path:
-        """The watcher's own folder. It is not inside the run's, where a restored run must not
-        find it."""
+        """The watcher's own folder, outside the run's, where a restored run must not find it."""
         run_dir = self.arguments.run_dir
         return run_dir.with_name(f".{run_dir.name}.units")
 
@@ -85,7 +84,7 @@ def _uses_spot(config: SkyConfig, service: str) -> bool:
 
 
 async def watch_replica(agent_spec: AgentSpec, secrets: SecretFiles) -> int:
-    """See the replica through; return the exit code."""
+    """Watch the replica to its end; return the exit code."""
     await _end_leftovers(agent_spec)
     async with _open_watcher(agent_spec, secrets) as watcher:
         _obey_signals(watcher)
@@ -110,13 +109,13 @@ async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGen
         sender = AgentIdentity(given.run_id, given.key, incarnation, given.node)
         launcher = GrpcLauncherLink(channel, sender)
         beside = SideLogs(given.run_dir / "logs", given.key, given.node)
-        outbox = LogUploader(launcher, agent_spec.folder, given.label, incarnation, beside)
+        uploader = LogUploader(launcher, agent_spec.folder, given.label, incarnation, beside)
         launch = LaunchSpec(
             run_id=given.run_id,
             key=given.here,
             command=(*given.command, *secrets.arguments),
             secrets={},
-            log=outbox.log,
+            log=uploader.log,
             inherits=agent_spec.inherits,
         )
         parts = WatcherDependencies(
@@ -124,8 +123,8 @@ async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGen
             processes=LocalBackend(agent_spec.folder),
             launcher=launcher,
             notices=await _open_notices(agent_spec, stack),
-            outbox=outbox,
-            prepare=_make_prepare(agent_spec, outbox.log, config.to_policy()),
+            uploader=uploader,
+            prepare=_make_prepare(agent_spec, uploader.log, config.to_policy()),
             hostname=socket.gethostname(),
             resume=given.resume,
         )
@@ -135,7 +134,7 @@ async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGen
 
 
 async def _end_leftovers(agent_spec: AgentSpec) -> None:
-    """End what a watcher that was killed left running of this very replica."""
+    """End the processes of this replica that a killed watcher left running."""
     processes = LocalBackend(agent_spec.folder)
     name = f"{agent_spec.arguments.run_id}/{agent_spec.arguments.label}"
     for unit in await processes.list_orphans([]):
@@ -167,7 +166,7 @@ def _make_prepare(agent_spec: AgentSpec, log_path: Path, policy: LifecyclePolicy
     folder = RunFolder(given.run_dir, agent_spec.url, given.config, log_path, agent_spec.inherits)
 
     async def prepare_folder(begun: bool) -> None:
-        # Its further machines have no files of the run.
+        # Further machines have no files of the run.
         if agent_spec.arguments.here[0] == LEARNER:
             await folder.ensure_ready(begun, policy)
 
@@ -177,8 +176,8 @@ def _make_prepare(agent_spec: AgentSpec, log_path: Path, policy: LifecyclePolicy
 def _obey_signals(watcher: Watcher) -> None:
     """Install the signal handlers.
 
-    A SIGTERM that the launcher did not announce means that somebody else wants the machine and
-    does not say when it goes."""
+    A SIGTERM that the launcher did not announce means that the machine is being taken away at an
+    unknown time."""
     StopSignals(
         lambda _number: watcher.lose_machine(UNTOLD_LEFT_S),
         lambda _number: watcher.end_now(),
@@ -187,13 +186,13 @@ def _obey_signals(watcher: Watcher) -> None:
 
 
 def main() -> int:
-    """Run the agent; return its exit code. The codes: see `arguments`."""
+    """Run the agent; return its exit code, as listed in `arguments`."""
     arguments = parse_arguments(sys.argv[1:])
     service, replica = arguments.key
     try:
         agent_spec = read_agent_spec(arguments)
         handed = unseal_secrets(os.environ, arguments.seal_key)
-        # What came sealed is for this service, whatever it is for.
+        # All sealed variables are meant for this service.
         agent_spec = replace(agent_spec, inherits=(*agent_spec.inherits, *handed))
         with (
             secrets_in_files() as secrets,

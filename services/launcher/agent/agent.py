@@ -12,7 +12,6 @@ from services.launcher.agent import decisions as watches
 from services.launcher.agent.decisions import (
     EndCause,
     ProcessAction,
-    ProcessEnding,
     WatchStage,
     WatchState,
 )
@@ -32,15 +31,15 @@ from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus, Unit
 _REPORT_S = 5.0
 _CALL_S = 5.0
 _NOTICE_S = 2.0
-# What is kept of a notice's time for the log and the last word.
+# Share of a notice's time that is kept for the log and the last report.
 _MARGIN_S = 2.0
-# For the log and the last word, at the end of a machine that is not taken away.
+# Time for the log and the last report if the machine is not taken away.
 _FAREWELL_S = 30.0
 _AGAIN_S = 0.5
 _EXIT_RETRYABLE = 3
 _log = log.get_logger(__name__)
 
-# Has the machine ready; told whether the run has trained.
+# Makes the machine ready; its argument is True if the run has trained.
 Prepare = Callable[[bool], Awaitable[object]]
 
 
@@ -52,10 +51,10 @@ class WatcherDependencies:
     processes: Processes
     launcher: LauncherLink
     notices: PreemptionNotices
-    outbox: LogUploader
+    uploader: LogUploader
     prepare: Prepare
     hostname: str
-    # The run has begun: known before the launcher says so.
+    # True if the run is known to have begun before the launcher answers.
     resume: bool = False
 
 
@@ -71,14 +70,14 @@ class Watcher:
         self._unit: Unit | None = None
         self._sees: set[asyncio.Task[None]] = set()
 
-    async def watch_to_end(self) -> ProcessEnding:
-        """Return when the replica, and all it started, are gone for good."""
+    async def watch_to_end(self) -> ExitStatus:
+        """Return the final exit once the replica and all its children are gone."""
         background = [
             asyncio.create_task(work, name=name)
             for name, work in (
                 ("report", self._keep_reporting()),
                 ("notices", self._poll_notices()),
-                ("log", self._parts.outbox.upload_logs()),
+                ("log", self._parts.uploader.upload_logs()),
                 ("prepare", self._prepare_machine()),
             )
         ]
@@ -92,7 +91,7 @@ class Watcher:
         return self._watch.verdict
 
     def drain_replica(self, cause: EndCause, grace_s: float | None = None) -> None:
-        """End the replica in order, within the grace."""
+        """Drain the replica within the grace."""
         policy = self._watch.policy
         grace_s = policy.drain_s if grace_s is None else min(grace_s, policy.drain_s)
         if self._watch.stage is not WatchStage.DRAINING:
@@ -100,7 +99,7 @@ class Watcher:
         self._change_state(watches.request_end(self._watch, cause, time.monotonic(), grace_s))
 
     def lose_machine(self, left_s: float) -> None:
-        """End the replica in order, and report that before the machine is gone."""
+        """Drain the replica and report its end before the machine is gone."""
         self.drain_replica(EndCause.PREEMPTED, max(0.0, left_s - _MARGIN_S))
 
     def end_now(self) -> None:
@@ -151,8 +150,8 @@ class Watcher:
         try:
             self._unit = await self._parts.processes.start_replica(self._parts.launch)
         except BackendError as error:
-            # Asking again changes nothing: the machine lacks the command.
-            return self._handle_exit(ProcessEnding(EXIT_BAD_CONFIG, str(error)))
+            # A retry would fail too: the machine lacks the command.
+            return self._handle_exit(ExitStatus(EXIT_BAD_CONFIG, str(error)))
         task = asyncio.create_task(self._wait_for_process(self._unit))
         self._sees.add(task)
         task.add_done_callback(self._sees.discard)
@@ -161,9 +160,9 @@ class Watcher:
     async def _wait_for_process(self, unit: Unit) -> None:
         how = await self._parts.processes.wait_for_exit(unit)
         self._unit = None
-        self._handle_exit(ProcessEnding(1 if how.code is None else how.code, how.tail))
+        self._handle_exit(how)
 
-    def _handle_exit(self, how: ProcessEnding) -> None:
+    def _handle_exit(self, how: ExitStatus) -> None:
         self._change_state(watches.record_exit(self._watch, how, time.monotonic()))
         if self._watch.stage is WatchStage.WAITING:
             failures = len(self._watch.failures)
@@ -174,14 +173,14 @@ class Watcher:
         try:
             await self._parts.prepare(begun)
         except NotResumableError as error:
-            return self._give_up_setup(ProcessEnding(EXIT_BAD_CONFIG, str(error)))
+            return self._give_up_setup(ExitStatus(EXIT_BAD_CONFIG, str(error)))
         except StoreAwayError as error:
-            return self._give_up_setup(ProcessEnding(_EXIT_RETRYABLE, str(error)))
+            return self._give_up_setup(ExitStatus(_EXIT_RETRYABLE, str(error)))
         self._change_state(watches.mark_prepared(self._watch, time.monotonic()))
 
-    def _give_up_setup(self, how: ProcessEnding) -> None:
+    def _give_up_setup(self, how: ExitStatus) -> None:
         _log.error("the replica cannot be started here", why=how.tail)
-        with self._parts.outbox.log.open("a", encoding="utf-8") as file:
+        with self._parts.uploader.log.open("a", encoding="utf-8") as file:
             file.write(f"error: {how.tail}\n")
         self._change_state(watches.mark_unprepared(self._watch, how))
 
@@ -195,7 +194,7 @@ class Watcher:
             await asyncio.sleep(_NOTICE_S)
 
     async def _keep_reporting(self) -> None:
-        """Report at once when there is news, and often enough for the lease."""
+        """Report each change at once, and often enough for the lease."""
         while True:
             self._news.clear()
             again_s = min(_REPORT_S, self._watch.lease_s / 5)
@@ -208,8 +207,8 @@ class Watcher:
         return min(_CALL_S, self._watch.lease_s / 2)
 
     async def _send_report(self, timeout_s: float) -> bool:
-        """Report the unit's state and obey the answer; return False if there was none."""
-        asked_at = time.monotonic()
+        """Report the unit's state and follow the answer; return False if there was none."""
+        sent_at = time.monotonic()
         try:
             answer = await self._parts.launcher.report_unit(self._make_report(), timeout_s)
         except LauncherAwayError as error:
@@ -219,7 +218,7 @@ class Watcher:
             _log.warning("another machine has this replica", why=str(error))
             self.drain_replica(EndCause.ASKED, watches.STOP_GRACE_S)
             return True
-        self._change_state(watches.renew_lease(self._watch, asked_at, answer.lease_s))
+        self._change_state(watches.renew_lease(self._watch, sent_at, answer.lease_s))
         if not self._answered.done():
             self._answered.set_result(answer.begun)
         if answer.command is ReplicaCommand.DRAIN:
@@ -229,21 +228,19 @@ class Watcher:
         return True
 
     def _make_report(self) -> UnitReport:
-        watch, parts = self._watch, self._parts
-        how = None
-        if watch.stage is WatchStage.OVER:
-            how = ExitStatus(watch.verdict.code, watch.verdict.tail)
-        return UnitReport(watch.phase, how, parts.hostname, watch.restarts)
+        watch = self._watch
+        how = watch.verdict if watch.stage is WatchStage.OVER else None
+        return UnitReport(watch.phase, how, self._parts.hostname, watch.restarts)
 
     async def _send_farewell(self) -> None:
-        """Push the rest of the log and report how the replica ended. Give up soon where time or
-        launcher is gone."""
+        """Push the rest of the log and report the exit. Give up soon if the machine or the
+        launcher is going away."""
         limit_s = {EndCause.SILENCE: 1.0, EndCause.PREEMPTED: _MARGIN_S}.get(
             self._watch.cause or EndCause.ASKED, _FAREWELL_S
         )
         deadline = time.monotonic() + limit_s
-        if not await self._parts.outbox.flush(limit_s):
-            _log.warning("the rest of the log stays here", path=str(self._parts.outbox.log))
+        if not await self._parts.uploader.flush(limit_s):
+            _log.warning("the rest of the log stays here", path=str(self._parts.uploader.log))
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._send_last_report(min(_CALL_S, limit_s))

@@ -10,7 +10,7 @@ from services.launcher.run_plan import may_span
 from services.launcher.state import SERVICES, ReplicaKey
 from services.launcher.store.run_files import RUN_ID_PATTERN
 
-# Where AWS and GCP alike tell a machine about itself.
+# Metadata server of AWS and of GCP.
 METADATA_URL = "http://169.254.169.254"
 
 
@@ -45,30 +45,20 @@ class Arguments:
 def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Parse the command line. Exits with code 2 and a message on a wrong one."""
     parser = _build_parser()
-    known = parser.parse_args(argv)
-    command: list[str] = known.command
-    if not RUN_ID_PATTERN.fullmatch(known.run_id):
-        parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
-    if known.node < 0 or (known.node > 0 and not may_span(known.service)):
+    given = vars(parser.parse_args(argv))
+    service, replica = given.pop("service"), given.pop("replica")
+    if not RUN_ID_PATTERN.fullmatch(given["run_id"]):
+        parser.error(f"--run-id {given['run_id']!r}: use up to 128 of a-z 0-9 . _ -")
+    if given["node"] < 0 or (given["node"] > 0 and not may_span(service)):
         parser.error(
-            f"--node {known.node}: a replica of {known.service} is one machine, 0; set"
-            f" num_nodes = 1 in [launcher.sky.{known.service}], and take more replicas"
+            f"--node {given['node']}: a replica of {service} is one machine, 0; set"
+            f" num_nodes = 1 in [launcher.sky.{service}], and take more replicas"
         )
-    if not command:
+    given["command"] = tuple(given["command"])
+    if not given["command"]:
         parser.error("no command: end with `-- python -m services.SERVICE --config SPEC ...`")
-    return Arguments(
-        config=known.config,
-        key=(known.service, known.replica),
-        node=known.node,
-        run_id=known.run_id,
-        run_dir=known.run_dir.absolute(),
-        registry=known.registry,
-        resume=known.resume,
-        metadata_url=known.metadata_url,
-        notice_file=known.notice_file,
-        seal_key=known.seal_key,
-        command=tuple(command),
-    )
+    given["run_dir"] = given["run_dir"].absolute()
+    return Arguments(key=(service, replica), **given)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -88,10 +78,10 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--run-id", required=True)
     add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
     add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
-    add("--resume", action="store_true", help="the run has begun: never begin it anew here")
+    add("--resume", action="store_true", help="the run has begun: never begin it again here")
     add("--node", type=int, default=0, help="which of the replica's machines this is; 0 runs it")
     add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
     add("--seal-key", type=Path, help="opens the secrets that the launcher has sealed")
-    add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")
+    add("--metadata-url", default=METADATA_URL, help="polled on spot machines")
     add("command", nargs="*", metavar="COMMAND", help="after --: what starts the service")
     return parser

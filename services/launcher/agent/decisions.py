@@ -1,29 +1,29 @@
-"""Pure state machine of a replica on its machine: it runs until it is done, unwanted, or the
-machine goes.
+"""State machine of a replica on its machine: it runs until it is done or unwanted, or the machine
+is taken away. Pure.
 
 The clock is an argument. The launcher's permission to continue is a lease: a watcher that loses
-touch with the launcher ends the replica, so that no forgotten machine keeps costing money."""
+contact with the launcher ends the replica, so that no forgotten machine keeps costing money."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, LifecyclePolicy
+from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, ExitStatus, LifecyclePolicy
 
-# What a command to stop leaves a service, which takes 5 seconds at most to clean up.
+# Grace of a stop command; a service takes at most 5 seconds to clean up.
 STOP_GRACE_S = 7.0
 EXIT_SILENCE = 69
 
 
 class WatchStage(StrEnum):
-    """Stage of the replica; the comments say what `due` means in each."""
+    """Stage of the replica; the comments define `due` in each."""
 
-    # Nothing runs yet.
+    # No process runs yet.
     PREPARING = "preparing"
-    # Start it then.
+    # The start is due then.
     WAITING = "waiting"
     RUNNING = "running"
-    # Kill it then.
+    # The kill is due then.
     DRAINING = "draining"
     OVER = "over"
 
@@ -45,19 +45,6 @@ class ProcessAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEnding:
-    """Exit of a process: exit code (negative: killed by that signal) and its last log lines."""
-
-    code: int
-    tail: str = ""
-
-    @property
-    def shell_code(self) -> int:
-        """The exit code as a shell reports it."""
-        return self.code if self.code >= 0 else 128 - self.code
-
-
-@dataclass(frozen=True, slots=True)
 class WatchState:
     """Known state of the replica. `renewed` is when the launcher last renewed the lease."""
 
@@ -67,12 +54,12 @@ class WatchState:
     stage: WatchStage = WatchStage.PREPARING
     due: float = 0.0
     cause: EndCause | None = None
-    asked: bool = False
+    drain_sent: bool = False
     killed: float = -KILL_AGAIN_S
     starts: int = 0
     failures: tuple[float, ...] = ()
-    # How its process ended last.
-    ending: ProcessEnding | None = None
+    # Last exit of its process.
+    ending: ExitStatus | None = None
 
     @property
     def restarts(self) -> int:
@@ -88,9 +75,9 @@ class WatchState:
         return UnitPhase.SETUP if self.stage is WatchStage.PREPARING else UnitPhase.RUNNING
 
     @property
-    def verdict(self) -> ProcessEnding:
-        """The replica's final ending; its code gives the cause where it was ended."""
-        how = self.ending or ProcessEnding(0)
+    def verdict(self) -> ExitStatus:
+        """The replica's final exit; its code gives the cause if the watcher ended it."""
+        how = self.ending or ExitStatus(0)
         if self.cause is EndCause.PREEMPTED:
             return replace(how, code=EXIT_PREEMPTED)
         if self.cause is EndCause.SILENCE:
@@ -112,13 +99,13 @@ def decide_action(watch: WatchState, now: float) -> tuple[WatchState, ProcessAct
         return watch, None
     if now >= max(watch.due, watch.killed + KILL_AGAIN_S):
         return replace(watch, killed=now), ProcessAction.KILL
-    if not watch.asked:
-        return replace(watch, asked=True), ProcessAction.DRAIN
+    if not watch.drain_sent:
+        return replace(watch, drain_sent=True), ProcessAction.DRAIN
     return watch, None
 
 
 def next_due(watch: WatchState) -> float | None:
-    """Return when `decide_action` next has something to do, even if nothing happens."""
+    """Return when `decide_action` is next due even without an event."""
     if watch.stage is WatchStage.DRAINING:
         return max(watch.due, watch.killed + KILL_AGAIN_S)
     lost = watch.renewed + watch.lease_s if watch.cause is None else None
@@ -128,22 +115,22 @@ def next_due(watch: WatchState) -> float | None:
 
 
 def mark_prepared(watch: WatchState, now: float) -> WatchState:
-    """Record that the machine has what the replica needs."""
+    """Record that the machine is ready for the replica."""
     return watch if watch.stage is not WatchStage.PREPARING else _wait_until(watch, now)
 
 
-def mark_unprepared(watch: WatchState, how: ProcessEnding) -> WatchState:
-    """Record that the machine cannot get what the replica needs."""
+def mark_unprepared(watch: WatchState, how: ExitStatus) -> WatchState:
+    """Record that the machine cannot be made ready for the replica."""
     return replace(watch, stage=WatchStage.OVER, ending=how)
 
 
-def renew_lease(watch: WatchState, asked_at: float, lease_s: float) -> WatchState:
-    """Renew the lease: the launcher has answered what was asked at `asked_at`."""
-    return replace(watch, renewed=max(watch.renewed, asked_at), lease_s=lease_s or watch.lease_s)
+def renew_lease(watch: WatchState, sent_at: float, lease_s: float) -> WatchState:
+    """Renew the lease: the launcher has answered the report sent at `sent_at`."""
+    return replace(watch, renewed=max(watch.renewed, sent_at), lease_s=lease_s or watch.lease_s)
 
 
 def request_end(watch: WatchState, cause: EndCause, now: float, grace_s: float) -> WatchState:
-    """Begin to end the replica. While it drains, this can only shorten the time it has left."""
+    """Begin to end the replica. If it already drains, this can only shorten its grace."""
     if watch.stage is WatchStage.OVER:
         return watch
     if watch.stage is WatchStage.DRAINING:
@@ -153,8 +140,8 @@ def request_end(watch: WatchState, cause: EndCause, now: float, grace_s: float) 
     return replace(watch, stage=WatchStage.OVER, cause=cause)
 
 
-def record_exit(watch: WatchState, how: ProcessEnding, now: float) -> WatchState:
-    """Record that the process, and all that it started, are gone."""
+def record_exit(watch: WatchState, how: ExitStatus, now: float) -> WatchState:
+    """Record that the process and all its children are gone."""
     watch = replace(watch, ending=how)
     if watch.stage is WatchStage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
         return replace(watch, stage=WatchStage.OVER)

@@ -1,7 +1,7 @@
-"""Uploader of a replica's logs from its machine to the launcher, every byte in its order.
+"""Uploader of a replica's logs from its machine to the launcher, every byte in order.
 
-The log is a file here first, so that nothing waits for the launcher. Pieces that an earlier
-watcher of this machine could not push go first, under its incarnation."""
+The log is a local file first, so that nothing waits for the launcher. Logs that an earlier watcher
+of this machine could not push go first, under its incarnation."""
 
 import asyncio
 import socket
@@ -26,14 +26,14 @@ class SideLogs:
     """Logs that a service keeps in `folder` beside its own on this machine, as a learner does
     for its ranks.
 
-    They are only ever appended to, whoever watches: each is an incarnation of its own."""
+    They are only ever appended to, also across watchers: each is an incarnation of its own."""
 
     folder: Path
     key: ReplicaKey
     node: int = 0
 
     def list_logs(self) -> list[tuple[Path, str]]:
-        """List the logs, each with its incarnation, which no file of another machine has."""
+        """List the logs, each with its incarnation, which is unique across machines."""
         there = sorted(self.folder.glob(f"{self.key[0]}-*.log"))
         found = [path for path in there if is_side_log(self.key, self.node, path.stem)]
         return [(path, f"{socket.gethostname()}-{path.stat().st_ino:x}") for path in found]
@@ -47,16 +47,12 @@ class LogUploader:
     ) -> None:
         self._launcher = launcher
         self._beside = beside
-        # How far each of those has come, by their incarnations.
-        self._positions: dict[str, int] = {}
         self._label = label
         self._folder = folder
-        self.log = self._log_path(incarnation)
-        self._position = 0
+        self.log = folder / f"{label}.{incarnation}.log"
+        # Uploaded bytes of each log, by incarnation.
+        self._positions: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
-
-    def _log_path(self, incarnation: str) -> Path:
-        return self._folder / f"{self._label}.{incarnation}.log"
 
     async def upload_logs(self) -> None:
         """Push until cancelled."""
@@ -88,39 +84,35 @@ class LogUploader:
         return False
 
     async def _push_leftovers(self) -> bool:
-        """Push a piece that an earlier incarnation left; return True while there may be more."""
-        old = sorted(set(self._folder.glob(f"{self._label}.*.log")) - {self.log}, key=_modified_at)
-        if not old:
+        """Push a log that an earlier incarnation left; return True while there may be more."""
+        left = set(self._folder.glob(f"{self._label}.*.log")) - {self.log}
+        if not left:
             return False
-        current, self._position = self._position, 0
-        try:
-            while await self._push_piece(old[0], final=True):
-                continue
-        finally:
-            self._position = current
-        old[0].unlink()
+        oldest = min(left, key=lambda path: path.stat().st_mtime)
+        while await self._push_own_piece(oldest, final=True):
+            continue
+        oldest.unlink()
         return True
 
     async def _push_all(self, *, final: bool) -> bool:
-        """Push a piece of each log; return False if there is nothing (yet)."""
-        moved = await self._push_piece(self.log, final=final)
+        """Push a piece of each log; return False if none has more (yet)."""
+        moved = await self._push_own_piece(self.log, final=final)
         for path, incarnation in await asyncio.to_thread(self._beside.list_logs):
-            position = self._positions.get(incarnation, 0)
-            chunk = await asyncio.to_thread(read_piece, path, position, final=final)
-            if chunk:
-                push = self._launcher.push_log(incarnation, position, chunk, path.stem)
-                self._positions[incarnation] = await push
-                moved = True
+            moved |= await self._push_piece(path, incarnation, path.stem, final=final)
         return moved
 
-    async def _push_piece(self, path: Path, *, final: bool) -> bool:
-        """Push one piece; return False if there is nothing (yet)."""
-        chunk = await asyncio.to_thread(read_piece, path, self._position, final=final)
-        if not chunk:
-            return False
+    async def _push_own_piece(self, path: Path, *, final: bool) -> bool:
         incarnation = path.name.removesuffix(".log").rpartition(".")[2]
-        self._position = await self._launcher.push_log(incarnation, self._position, chunk)
-        return True
+        return await self._push_piece(path, incarnation, "", final=final)
+
+    async def _push_piece(self, path: Path, incarnation: str, beside: str, *, final: bool) -> bool:
+        """Push one piece; return False if there is none (yet)."""
+        position = self._positions.get(incarnation, 0)
+        chunk = await asyncio.to_thread(read_piece, path, position, final=final)
+        if chunk:
+            push = self._launcher.push_log(incarnation, position, chunk, beside)
+            self._positions[incarnation] = await push
+        return bool(chunk)
 
 
 def read_piece(path: Path, position: int, *, final: bool) -> bytes:
@@ -135,7 +127,3 @@ def read_piece(path: Path, position: int, *, final: bool) -> bytes:
     if whole:
         return piece[:whole]
     return piece if final or len(piece) == CHUNK_BYTES else b""
-
-
-def _modified_at(path: Path) -> float:
-    return path.stat().st_mtime

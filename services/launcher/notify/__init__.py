@@ -1,4 +1,3 @@
-"""Notifications about runs: `notifier.py` takes the events that people may want to know of,
-`messages.py` writes the messages (its `state_messages` decides which changes of state get none),
-`outbox.py` keeps them, `delivery.py` sends them. Equal alarms are folded where they
-are raised, in the learner."""
+"""Notifications about runs: `notifier.py` selects the events that matter to people, `messages.py`
+writes the messages (`state_messages` decides which changes of state get one), `outbox.py` keeps
+them, `delivery.py` sends them. The learner folds equal alarms where it raises them."""

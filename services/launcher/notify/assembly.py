@@ -16,8 +16,8 @@ from services.launcher.store.ledger import Ledger
 async def open_notifier(
     runs: Path, make_sink: Callable[[DeliveryTarget], Sink]
 ) -> AsyncGenerator[Notifier]:
-    """Open an observer of the runs in this folder. Its messages are sent meanwhile; those left
-    in the end are for the next launcher."""
+    """Open an observer of the runs in this folder and send its messages. The next launcher sends
+    those that are left at the end."""
     store = Ledger(runs / "launcher.sqlite")
     outbox = Outbox(runs / "launcher.sqlite")
     post = DeliveryWorker(outbox, make_sink)

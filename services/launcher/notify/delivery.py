@@ -1,4 +1,4 @@
-"""Delivery of letters from the outbox to their targets, for as long as that takes."""
+"""Delivery of letters from the outbox to their targets, with retries."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefused
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
-# What was refused is tried again: somebody may have mended it where we cannot see.
+# A refused letter is retried: someone may have fixed the cause elsewhere.
 _REFUSED_PAUSE_S = 600.0
 _GIVE_UP_S = 7 * 24 * 3600.0
 _LOOK_S = 5.0
@@ -21,8 +21,8 @@ _log = get_logger(__name__)
 
 
 class DeliveryWorker:
-    """Worker that sends the letters that are due. A target that is away, slow or wrong delays
-    no other."""
+    """Worker that sends the letters that are due. An unreachable, slow or wrong target delays no
+    other."""
 
     def __init__(
         self,
@@ -61,10 +61,11 @@ class DeliveryWorker:
             targets: dict[DeliveryTarget, list[Letter]] = {letter.target: [] for letter in letters}
             for letter in letters:
                 targets[letter.target].append(letter)
-            await asyncio.gather(*(self._deliver_to(found) for found in targets.values()))
+            await asyncio.gather(*(self._deliver_in_order(found) for found in targets.values()))
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Give what is due one more try, within the grace; the rest is for the next launcher."""
+        """Try once more to send what is due, within the grace; leave the rest to the next
+        launcher."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.deliver_due()
@@ -82,7 +83,7 @@ class DeliveryWorker:
         ]
         return max(0.01, min([_LOOK_S, *dues]))
 
-    async def _deliver_to(self, letters: list[Letter]) -> None:
+    async def _deliver_in_order(self, letters: list[Letter]) -> None:
         for letter in letters:
             if self._is_due(letter):
                 await self._deliver_one(letter)
@@ -112,7 +113,7 @@ class DeliveryWorker:
             self._complained = {known for known in self._complained if known[0] != letter.target}
 
     async def _send_letter(self, letter: Letter) -> str:
-        """Send a letter; look first for one that may have arrived before."""
+        """Send a letter, unless an earlier attempt turns out to have arrived."""
         sink = self._sinks.get(letter.target)
         if sink is None:
             sink = self._sinks[letter.target] = self._make(letter.target)
@@ -127,9 +128,10 @@ class DeliveryWorker:
         return min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** min(letter.attempts, 16))
 
     def _complain_once(self, target: DeliveryTarget, problem: str, *, fatal: bool) -> None:
-        """Log each problem once, until something gets through."""
+        """Log each problem once, until a letter gets through."""
         if (target, problem) in self._complained:
             return
         self._complained.add((target, problem))
-        say = _log.error if fatal else _log.warning
-        say("messages wait", sink=target.kind, channel=target.channel, error=redact(problem))
+        log_problem = _log.error if fatal else _log.warning
+        details = {"sink": target.kind, "channel": target.channel}
+        log_problem("messages wait", **details, error=redact(problem))

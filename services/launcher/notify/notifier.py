@@ -1,5 +1,4 @@
-"""Notifier: observes what happens to runs, and puts what people should know of it into the
-outbox."""
+"""Notifier: observes runs and puts messages for people into the outbox."""
 
 import asyncio
 import json
@@ -21,7 +20,7 @@ from services.launcher.run_progress import Alarm
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, RunEvent, StoredRun
 
-# The learner's last word, which the launcher's own says better.
+# Alarm of a failing learner; the launcher's own message is more precise.
 _RUN_FAILED = "run_failed"
 _LOOK_S = 5.0
 _log = get_logger(__name__)
@@ -39,11 +38,10 @@ def targets_of(config: NotifyConfig) -> list[DeliveryTarget]:
 
 
 class Notifier:
-    """Observer that turns events of runs into messages. Implements `Observer`: `__call__` may
-    see an event again, and keeps one message.
+    """Observer that turns events of runs into messages. Implements `RunObserver`: a repeated
+    event gets no second message.
 
-    It takes the first evaluation from the learner's newest metrics, which come with the
-    heartbeats of a learner anywhere."""
+    The first evaluation comes from the learner's metrics, which arrive with its heartbeats."""
 
     def __init__(
         self,
@@ -65,20 +63,22 @@ class Notifier:
             return
         self._note_evaluation(stored)
         for key, message in self._messages_for_event(stored, config, event).items():
-            self._put_message(stored.run.run_id, key, message, config)
+            targets = targets_of(config.notify)
+            self._outbox.put_message(stored.run.run_id, key, message, targets, self._clock())
+            self._post.wake_up()
 
     async def watch_metrics(self) -> None:
-        """Look at the metrics of active runs now and then, until cancelled."""
+        """Check the metrics of active runs periodically, until cancelled."""
         while True:
             try:
                 self.note_first_evaluations()
             except sqlite3.Error as error:
-                # A disk that is full must not end whoever sends what is there already.
+                # A full disk must not stop the delivery of what is in the outbox.
                 _log.warning("the ledger cannot be read", error=str(error))
             await asyncio.sleep(_LOOK_S)
 
     def note_first_evaluations(self) -> None:
-        """Note first evaluations."""
+        """Record the first evaluation of each active run."""
         for stored in self._store.list_newest():
             config = None if stored.run.state.has_ended else _read_config(stored)
             if config is not None:
@@ -99,27 +99,24 @@ class Notifier:
             now=self._clock(),
             with_log=state is RunState.FAILED,
         )
-        # A run that is resumed is warned of its limits again.
+        # Each start of a run warns of its limits again.
         limit = f"limit/{stored.begun:.0f}"
         found_messages = {
-            f"{limit}/{name}": said for name, said in messages.spending_messages(known).items()
+            f"{limit}/{name}": message
+            for name, message in messages.spending_messages(known).items()
         }
         if state is not None:
             resumed = self._outbox.has_begun_before(run_id, key)
-            said = messages.state_messages(state, known, resumed=resumed)
-            found_messages |= {f"{key}/{number}": message for number, message in enumerate(said)}
+            for number, message in enumerate(
+                messages.state_messages(state, known, resumed=resumed)
+            ):
+                found_messages[f"{key}/{number}"] = message
         return found_messages
 
     def _note_evaluation(self, stored: StoredRun) -> None:
         run_id, metrics = stored.run.run_id, stored.metrics
         if run_facts.FIRST_LAST in metrics:
             self._outbox.note_evaluation(run_id, metrics[run_facts.FIRST_LAST])
-
-    def _put_message(
-        self, run_id: str, event: str, message: Message, config: LauncherConfig
-    ) -> None:
-        self._outbox.put_message(run_id, event, message, targets_of(config.notify), self._clock())
-        self._post.wake_up()
 
 
 def _alarm_messages(stored: StoredRun, event: RunEvent) -> dict[str, Message]:
@@ -131,8 +128,8 @@ def _alarm_messages(stored: StoredRun, event: RunEvent) -> dict[str, Message]:
 
 
 def _read_config(stored: StoredRun) -> LauncherConfig | None:
-    """Read the run's config; None for one that this launcher does not understand, as it did not
-    start the run."""
+    """Read the run's config; None if this launcher does not understand it, since another version
+    may have started the run."""
     try:
         return LauncherConfig.model_validate(json.loads(stored.spec_json).get("launcher", {}))
     except (ValidationError, ValueError):

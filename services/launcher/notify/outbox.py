@@ -1,14 +1,14 @@
-"""Outbox of messages yet to be sent, in the launcher's ledger, so that no death of it loses
-one.
+"""Outbox of messages yet to be sent, in the launcher's ledger, so that none is lost when the
+launcher dies.
 
-A row is identified by (run_id, event, sink): the outbox keeps one message of an event that it
-sees twice. A row is `sending` before its first byte leaves. A sender that finds one in that
-state does not know whether it arrived, and has to look."""
+A row is identified by (run_id, event, sink), so a repeated event keeps one message. A row becomes
+`sending` before its first byte leaves: a sender that finds one in that state must check whether it
+arrived."""
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ class DeliveryTarget:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message on its way. `thread` is what earlier letters of the run to this target began."""
+    """A message on its way. `thread` is the one that earlier letters of the run began at this
+    target."""
 
     run_id: str
     event: str
@@ -64,12 +65,12 @@ class Letter:
 
     @property
     def key(self) -> str:
-        """The idempotency key: the same for every attempt at this letter, and for no other."""
+        """Idempotency key: the same for every attempt at this letter, and unique to it."""
         return f"{self.run_id}/{self.event}"
 
 
 class Outbox:
-    """Store of the outbox's tables. It has a connection of its own; calls are short and block."""
+    """Store of the outbox's tables, on its own connection; calls are short and block."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
@@ -88,7 +89,7 @@ class Outbox:
         targets: Sequence[DeliveryTarget],
         now: float,
     ) -> None:
-        """Keep a message for each target, unless that event is there already."""
+        """Keep a message for each target, unless the event has one already."""
         text = redact(json.dumps(asdict(message)))
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
@@ -98,7 +99,7 @@ class Outbox:
         self._db.execute("COMMIT")
 
     def list_heads(self) -> list[Letter]:
-        """List the oldest unsent letter of each run and target: later ones wait, for their
+        """List the oldest unsent letter of each run and target; later ones wait for its
         thread."""
         rows = self._db.execute(
             "SELECT outbox.*, MIN(outbox.rowid), coalesce(threads.thread, '') AS thread FROM outbox"
@@ -112,7 +113,8 @@ class Outbox:
         self._update_row(letter, LetterState.SENDING, letter.attempts + 1, letter.due, "")
 
     def mark_sent(self, letter: Letter, thread: str) -> None:
-        """Record that the letter has arrived; the first of a run to a target begins its thread."""
+        """Record that the letter has arrived; the first of a run begins its thread at a
+        target."""
         self._db.execute("BEGIN IMMEDIATE")
         self._update_row(letter, LetterState.SENT, letter.attempts + 1, letter.due, "")
         self._db.execute(
@@ -122,8 +124,7 @@ class Outbox:
         self._db.execute("COMMIT")
 
     def mark_delayed(self, letter: Letter, due: float, error: str, *, unsure: bool) -> None:
-        """Schedule another attempt at `due`; `unsure` if the letter may have arrived all the
-        same."""
+        """Schedule another attempt at `due`; `unsure` if the letter may have arrived."""
         state = LetterState.SENDING if unsure else LetterState.WAITING
         self._update_row(letter, state, letter.attempts + 1, due, redact(error))
 
@@ -165,22 +166,9 @@ def _target_to_json(target: DeliveryTarget) -> str:
 
 
 def _letter_from_row(row: sqlite3.Row) -> Letter:
-    said: Mapping[str, Any] = json.loads(row["message"])
-    message = Message(
-        kind=MessageKind(said["kind"]),
-        title=said["title"],
-        facts=tuple((label, value) for label, value in said["facts"]),
-        text=said["text"],
-        log=said["log"],
-    )
-    return Letter(
-        run_id=row["run_id"],
-        event=row["event"],
-        target=DeliveryTarget(**json.loads(row["target"])),
-        message=message,
-        created=row["created"],
-        state=LetterState(row["state"]),
-        attempts=row["attempts"],
-        due=row["due"],
-        thread=row["thread"],
-    )
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Letter)}
+    message = json.loads(row["message"])
+    message |= {"kind": MessageKind(message["kind"]), "facts": tuple(map(tuple, message["facts"]))}
+    values["message"], values["state"] = Message(**message), LetterState(row["state"])
+    values["target"] = DeliveryTarget(**json.loads(row["target"]))
+    return Letter(**values)

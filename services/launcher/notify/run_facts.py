@@ -1,4 +1,4 @@
-"""Facts of a run for messages: from the ledger, its spec, and the files that it has here."""
+"""Facts of a run for messages: from the ledger, its spec, and its local files."""
 
 import json
 import re
@@ -29,20 +29,11 @@ def gather_facts(
     known = any(prices.values())
     log = log_tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
     return RunFacts(
-        run_id=run.run_id,
-        name=run.name,
-        backend=run.backend,
-        mode=run.mode,
-        wanted=run.wanted,
+        run,
         estimate=budget.hourly_cost(prices, run.wanted) if known else None,
-        cost=run.cost,
         max_cost=config.max_cost,
         max_hours=config.max_hours,
         hours=max(0.0, (stored.ended or now) - stored.begun) / 3600,
-        error=run.error,
-        outcome=run.outcome,
-        cleanup=run.cleanup,
-        cleanup_detail=run.cleanup_detail,
         tracker=tracker_link(stored.spec_json),
         tasks=selected_tasks(stored.spec_json),
         before=before,
@@ -52,14 +43,14 @@ def gather_facts(
 
 
 def log_tail(run_dir: Path, error: str, lines: int) -> str:
-    """Return the end of the log of the replica that the error names, else of the learner."""
+    """Return the end of the log of the replica named in the error, else of the learner's."""
     named = _REPLICA.match(error)
     name = named.group(0) if named else "learner-0"
     return logs.read_last_lines(run_dir / "logs" / f"{name}.log", lines)
 
 
 def tracker_link(spec_json: str) -> str:
-    """Return where wandb shows the run; empty unless the spec names its entity."""
+    """Return the run's URL at wandb; empty unless the spec names the entity."""
     learner: Any = json.loads(spec_json or "{}").get("learner", {})
     tracking: Any = learner.get("tracking", {})
     if "wandb" not in tracking.get("backends", ()) or not tracking.get("entity"):
@@ -69,15 +60,13 @@ def tracker_link(spec_json: str) -> str:
 
 
 def selected_tasks(spec_json: str) -> str:
-    """Describe the task file and what is chosen of it:
+    """Describe the task file and the selection from it:
     `all.json; modality tool_use; max_tasks 100`."""
     learner: Any = json.loads(spec_json or "{}").get("learner", {})
     chosen: dict[str, Any] = learner.get("select", {})
-    said = [
-        f"{key} {_join_values(value)}" for key, value in chosen.items() if value not in (None, [])
-    ]
-    return "; ".join([*([learner["tasks"]] if "tasks" in learner else []), *said])
-
-
-def _join_values(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    parts = [learner["tasks"]] if "tasks" in learner else []
+    for key, value in chosen.items():
+        if value not in (None, []):
+            values = value if isinstance(value, list) else [value]
+            parts.append(f"{key} {', '.join(map(str, values))}")
+    return "; ".join(parts)

@@ -6,8 +6,7 @@ from services.launcher.notify.outbox import Letter
 
 
 class DeliveryDelayedError(Exception):
-    """A failed attempt that may succeed another time. `unsure`: the letter may have arrived all
-    the same."""
+    """A failed attempt that may succeed later. `unsure`: the letter may have arrived."""
 
     def __init__(self, why: str, *, after_s: float = 0.0, unsure: bool = False) -> None:
         super().__init__(why)
@@ -16,7 +15,7 @@ class DeliveryDelayedError(Exception):
 
 
 class DeliveryRefusedError(Exception):
-    """A letter will not get through until somebody mends something; the message says what."""
+    """A letter cannot get through until someone fixes the cause; the message names it."""
 
 
 class Sink(Protocol):
@@ -28,8 +27,8 @@ class Sink(Protocol):
         ...
 
     async def find_thread(self, letter: Letter) -> str | None:
-        """Return the thread of a letter that has arrived before; None where it has not, or
-        cannot be looked for."""
+        """Return the thread of a letter that has arrived before; None if it has not, or the sink
+        cannot check."""
         ...
 
     async def close(self) -> None: ...

@@ -9,12 +9,11 @@ from services.launcher.agent.decisions import (
     EXIT_SILENCE,
     EndCause,
     ProcessAction,
-    ProcessEnding,
     WatchStage,
     WatchState,
 )
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import LifecyclePolicy
+from services.launcher.state import ExitStatus, LifecyclePolicy
 
 POLICY = LifecyclePolicy(max_restarts=2, restart_window_s=100.0, backoff_s=1.0, drain_s=10.0)
 
@@ -30,7 +29,7 @@ def running(lease_s: float = 1000.0) -> WatchState:
 def test_crashes_are_answered_with_growing_patience_and_then_with_the_exit_code() -> None:
     watch, now, waits = running(), 0.0, list[float]()
     while True:
-        watch = watches.record_exit(watch, ProcessEnding(7), now)
+        watch = watches.record_exit(watch, ExitStatus(7), now)
         if watch.stage is WatchStage.OVER:
             break
         waits.append(watch.due - now)
@@ -45,7 +44,7 @@ def test_crashes_are_answered_with_growing_patience_and_then_with_the_exit_code(
 def test_crashes_that_lie_far_apart_are_forgiven() -> None:
     watch, now = running(), 0.0
     for _ in range(20):
-        watch = watches.record_exit(watch, ProcessEnding(7), now)
+        watch = watches.record_exit(watch, ExitStatus(7), now)
         assert watch.stage is WatchStage.WAITING
         watch, _ = watches.decide_action(watch, watch.due)
         now = watch.due + 101.0
@@ -53,7 +52,7 @@ def test_crashes_that_lie_far_apart_are_forgiven() -> None:
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_done_and_wrongly_configured_are_final(code: int) -> None:
-    watch = watches.record_exit(running(), ProcessEnding(code), 1.0)
+    watch = watches.record_exit(running(), ExitStatus(code), 1.0)
     assert (watch.stage, watch.verdict.code) == (WatchStage.OVER, code)
 
 
@@ -68,7 +67,7 @@ def test_a_lease_that_runs_out_drains_then_kills_and_says_so() -> None:
     assert action is ProcessAction.KILL
     assert watches.decide_action(watch, 46.0)[1] is None
     assert watches.decide_action(watch, 47.0)[1] is ProcessAction.KILL
-    assert watches.record_exit(watch, ProcessEnding(-9), 47.0).verdict.code == EXIT_SILENCE
+    assert watches.record_exit(watch, ExitStatus(-9), 47.0).verdict.code == EXIT_SILENCE
 
 
 def test_an_answer_that_was_long_under_way_renews_only_from_when_it_was_asked_for() -> None:
@@ -78,7 +77,7 @@ def test_an_answer_that_was_long_under_way_renews_only_from_when_it_was_asked_fo
 
 
 def test_a_replica_that_only_waits_to_be_started_again_is_over_at_once() -> None:
-    watch = watches.record_exit(running(), ProcessEnding(1), 0.0)
+    watch = watches.record_exit(running(), ExitStatus(1), 0.0)
     assert watches.request_end(watch, EndCause.ASKED, 0.5, 10.0).stage is WatchStage.OVER
     lost, action = watches.decide_action(replace(watch, renewed=-2000.0), 0.5)
     assert (lost.stage, action, lost.verdict.code) == (WatchStage.OVER, None, EXIT_SILENCE)
@@ -95,15 +94,15 @@ def test_a_later_cause_only_shortens_what_is_left() -> None:
 def test_a_machine_that_goes_is_told_until_the_end() -> None:
     watch = watches.request_end(running(), EndCause.PREEMPTED, 0.0, 10.0)
     assert watch.phase is UnitPhase.PREEMPTED
-    watch = watches.record_exit(watch, ProcessEnding(0), 1.0)
+    watch = watches.record_exit(watch, ExitStatus(0), 1.0)
     assert (watch.phase, watch.verdict.code) == (UnitPhase.EXITED, EXIT_PREEMPTED)
 
 
 def test_a_replica_that_cannot_be_prepared_never_starts() -> None:
-    watch = watches.mark_unprepared(WatchState(0.0, 10.0, POLICY), ProcessEnding(2, "no journal"))
+    watch = watches.mark_unprepared(WatchState(0.0, 10.0, POLICY), ExitStatus(2, "no journal"))
     assert watches.decide_action(watches.mark_prepared(watch, 1.0), 1.0)[1] is None
-    assert watch.verdict == ProcessEnding(2, "no journal")
+    assert watch.verdict == ExitStatus(2, "no journal")
 
 
 def test_a_signal_is_told_as_a_shell_does() -> None:
-    assert (ProcessEnding(-9).shell_code, ProcessEnding(3).shell_code) == (137, 3)
+    assert (ExitStatus(-9).shell_code, ExitStatus(3).shell_code) == (137, 3)

@@ -33,10 +33,7 @@ from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, s
 
 RUN = "demo-20261121-120000"
 FACTS = RunFacts(
-    run_id=RUN,
-    name="demo",
-    backend="sky",
-    wanted={"learner": 1, "rollout": 2},
+    Run(RUN, "demo", wanted={"learner": 1, "rollout": 2}, backend="sky"),
     estimate=12.5,
     max_cost=100.0,
     max_hours=24.0,
@@ -44,7 +41,9 @@ FACTS = RunFacts(
 
 
 def facts(**changes: Any) -> RunFacts:
-    return replace(FACTS, **changes)
+    """The facts with changes of their own or of their run."""
+    of_run = {name: changes.pop(name) for name in [*changes] if hasattr(FACTS.run, name)}
+    return replace(FACTS, run=replace(FACTS.run, **of_run), **changes)
 
 
 def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:

@@ -1,4 +1,4 @@
-"""Construction of the sink that delivers to a target. Only a vendor that is used is imported."""
+"""Construction of the sink that delivers to a target. It imports only the vendors in use."""
 
 import os
 
@@ -10,7 +10,7 @@ from services.launcher.notify.sinks import Sink
 def make_sink(target: DeliveryTarget) -> Sink:
     """Make the sink that delivers to a target, with its secret from this process's environment."""
     secret = os.environ.get(target.secret_env, "")
-    # Their HTTP client takes a while to import, and most launchers tell nobody.
+    # The HTTP client is slow to import, and most launchers send no messages.
     if target.kind == "slack":
         from services.launcher.notify.adapters.slack import SlackSink
 
@@ -19,4 +19,4 @@ def make_sink(target: DeliveryTarget) -> Sink:
         from services.launcher.notify.adapters.webhook import WebhookSink
 
         return WebhookSink(target, secret)
-    raise ConfigError(f"the outbox has a letter for {target.kind!r}, which is nothing known here")
+    raise ConfigError(f"the outbox has a letter for {target.kind!r}, an unknown kind of sink")

@@ -15,7 +15,7 @@ from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefused
 
 _TIMEOUT_S = 10.0
 _TOO_MANY_REQUESTS = 429
-# Messages that are looked through for one that may have arrived.
+# Number of messages, and the time before a letter, that are searched for it.
 _LOOK_BACK = 200
 _LOOK_BACK_S = 60.0
 _EVENT_TYPE = "flotilla_run"
@@ -40,21 +40,14 @@ _SEPARATOR = ":"
 class SlackSink:
     """Sink that posts to Slack.
 
-    A message carries its key as metadata. Where the bot may read the channel (channels:history)
-    and the channel is given by its id, a message that may have arrived is found again by that."""
+    A message carries its key as metadata, by which it is found again if the bot may read the
+    channel (channels:history) and the channel is given by its id."""
 
     def __init__(self, target: DeliveryTarget, token: str) -> None:
         self._target = target
         self._token = token
-        add_secret(token)
-        # Its lines say no more than ours.
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._client = httpx.AsyncClient(
-            base_url=target.address,
-            timeout=_TIMEOUT_S,
-            verify=shared_ssl_context(),
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-        )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = open_client(token, base_url=target.address, headers=headers)
 
     async def send_letter(self, letter: Letter) -> str:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
@@ -71,11 +64,11 @@ class SlackSink:
             case {"channel": str(where), "ts": str(ts)}:
                 return letter.thread or f"{where}{_SEPARATOR}{ts}"
             case _:
-                raise DeliveryDelayedError("Slack does not say where the message is", unsure=True)
+                raise DeliveryDelayedError("Slack returned no location of the message", unsure=True)
 
     async def find_thread(self, letter: Letter) -> str | None:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
-        asked: dict[str, Any] = {
+        query: dict[str, Any] = {
             "channel": channel or self._target.channel,
             "include_all_metadata": True,
             "limit": _LOOK_BACK,
@@ -83,17 +76,17 @@ class SlackSink:
         }
         method = "conversations.replies" if parent else "conversations.history"
         if parent:
-            asked["ts"] = parent
+            query["ts"] = parent
         try:
-            answer = await self._call_api(method, params=asked)
+            answer = await self._call_api(method, params=query)
         except DeliveryRefusedError:
-            # It may write there and not read: twice is better than never.
+            # The bot may lack the right to read: twice is better than never.
             return None
         messages = answer.get("messages")
         for message in messages if isinstance(messages, list) else ():
             match message:
                 case {"ts": str(ts), "metadata": {"event_payload": {"key": letter.key}}}:
-                    return letter.thread or f"{asked['channel']}{_SEPARATOR}{ts}"
+                    return letter.thread or f"{query['channel']}{_SEPARATOR}{ts}"
                 case _:
                     continue
         return None
@@ -120,17 +113,14 @@ class SlackSink:
         return await self._judge_answer(answer)
 
     async def _judge_answer(self, answer: httpx.Response) -> dict[str, Any]:
-        if answer.status_code == _TOO_MANY_REQUESTS:
-            raise DeliveryDelayedError("Slack limits the rate", after_s=retry_after(answer))
-        if answer.is_server_error:
-            raise DeliveryDelayedError(f"Slack answered HTTP {answer.status_code}", unsure=True)
+        raise_if_delayed(answer, "Slack", unsure=True)
         try:
-            said = await object_of(answer)
+            result = await object_of(answer)
         except ValueError:
-            said = dict[str, Any]()
-        if said.get("ok"):
-            return said
-        error = str(said.get("error") or f"http_{answer.status_code}")
+            result = dict[str, Any]()
+        if result.get("ok"):
+            return result
+        error = str(result.get("error") or f"http_{answer.status_code}")
         if error == "ratelimited":
             raise DeliveryDelayedError("Slack limits the rate", after_s=retry_after(answer))
         if error in _PASSING:
@@ -142,7 +132,7 @@ class SlackSink:
         if error in _TOKEN:
             return (
                 f"Slack refuses the token in {target.secret_env} ({error}): set it to the token of"
-                " a bot (xoxb-...) where the launcher starts, and start the launcher anew"
+                " a bot (xoxb-...) where the launcher starts, and restart the launcher"
             )
         if error in _CHANNEL:
             return (
@@ -154,11 +144,26 @@ class SlackSink:
         return f"Slack refuses the message ({error})"
 
 
+def open_client(secret: str, **settings: Any) -> httpx.AsyncClient:
+    """Open an HTTP client; no log shows the secret, or a URL that contains it."""
+    add_secret(secret)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, verify=shared_ssl_context(), **settings)
+
+
 @cache
 def shared_ssl_context() -> ssl.SSLContext:
-    """Return the SSL context with the certificates of the world's authorities. Reading them
-    takes a while; once is enough."""
+    """Return the SSL context with the public authorities' certificates, which are slow to
+    read."""
     return httpx.create_ssl_context()
+
+
+def raise_if_delayed(answer: httpx.Response, receiver: str, *, unsure: bool) -> None:
+    """Raise DeliveryDelayedError if the receiver is overloaded or failing."""
+    if answer.status_code == _TOO_MANY_REQUESTS:
+        raise DeliveryDelayedError(f"{receiver} limits the rate", after_s=retry_after(answer))
+    if answer.is_server_error:
+        raise DeliveryDelayedError(f"{receiver} answered HTTP {answer.status_code}", unsure=unsure)
 
 
 def slack_text(message: Message) -> str:

@@ -1,31 +1,22 @@
 """Messages as JSON to any URL. The receiver drops repeats by the header Idempotency-Key."""
 
-import logging
-
 import httpx
 
-from services.common.redaction import add_secret
-from services.launcher.adapters.bounded_http import ask, retry_after
-from services.launcher.notify.adapters.slack import shared_ssl_context
+from services.launcher.adapters.bounded_http import ask
+from services.launcher.notify.adapters.slack import open_client, raise_if_delayed
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Letter
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
 
-_TIMEOUT_S = 10.0
-_TOO_MANY_REQUESTS = 429
-
 
 class WebhookSink:
-    """Sink that posts to a webhook. It cannot look for a letter: one that may have arrived is
-    sent again."""
+    """Sink that posts to a webhook. It cannot check whether a letter has arrived, and sends it
+    again."""
 
     def __init__(self, target: DeliveryTarget, url: str) -> None:
         self._target = target
         self._url = url
-        add_secret(url)
-        # Its lines name the URL, which is a secret.
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, verify=shared_ssl_context())
+        self._client = open_client(url)
 
     async def send_letter(self, letter: Letter) -> str:
         if not self._url.startswith(("http://", "https://")):
@@ -42,19 +33,13 @@ class WebhookSink:
             raise DeliveryDelayedError(
                 f"the webhook cannot be reached: {type(error).__name__}"
             ) from None
-        self._check_answer(answer)
-        return ""
-
-    def _check_answer(self, answer: httpx.Response) -> None:
-        if answer.status_code == _TOO_MANY_REQUESTS:
-            raise DeliveryDelayedError("the webhook limits the rate", after_s=retry_after(answer))
-        if answer.is_server_error:
-            raise DeliveryDelayedError(f"the webhook answered HTTP {answer.status_code}")
+        raise_if_delayed(answer, "the webhook", unsure=False)
         if not answer.is_success:
             raise DeliveryRefusedError(
                 f"the webhook in {self._target.secret_env} answered HTTP {answer.status_code}:"
                 " check its URL"
             )
+        return ""
 
     async def find_thread(self, letter: Letter) -> str | None:
         return None
@@ -64,7 +49,7 @@ class WebhookSink:
 
 
 def webhook_body(letter: Letter) -> dict[str, object]:
-    """Return the request's body. `text` alone is what a chat's incoming webhook shows."""
+    """Return the request's body. Incoming webhooks of chats show its `text` alone."""
     message = letter.message
     return {
         "run_id": letter.run_id,
