@@ -1,13 +1,11 @@
 """Canary tasks, one played per environment before a run, and a check that verifiers compile."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.python_command import python_command
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
     TaskFileError,
@@ -20,8 +18,8 @@ from services.launcher.doctor.dataset import (
     select_tasks,
     task_field,
 )
-from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
+from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, RunMode
 
@@ -115,12 +113,10 @@ async def _check_verifiers(context: RunContext, found: Sequence[Canary]) -> dict
     given = dict(list(sources.items())[:_MOST_VERIFIERS])
     if not given:
         return {}
-    command = python_command("-c", _CHECK_SCRIPT)
-    code, output, errors = await run_command(command, json.dumps(given).encode(), context.environ)
-    if code != 0:
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        raise NotApplicableError(f"the gateway's own check of verifiers ended with {code}: {last}")
-    return json.loads(output)
+    try:
+        return await run_script(_CHECK_SCRIPT, given, context.environ)
+    except ScriptError as error:
+        raise NotApplicableError(f"the gateway's own check of verifiers {error}") from error
 
 
 def _report_broken(broken: Sequence[Canary], why: str, whole: Sequence[Canary]) -> Finding:

@@ -9,16 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.python_command import python_command
-from services.launcher.doctor.findings import (
-    Finding,
-    Status,
-    fail,
-    first_line,
-    ok,
-)
+from services.launcher.doctor.findings import Finding, Status, fail, ok
 from services.launcher.doctor.misnamed_environments import find_misnamed
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.state import GATEWAY, LEARNER
 
@@ -144,14 +137,11 @@ async def select_tasks(
         "select": section["select"],
         "seed": context.shared.seed,
     }
-    command = python_command("-c", _SELECT_SCRIPT)
-    code, output, errors = await run_command(
-        command, json.dumps(question).encode(), context.environ
-    )
-    if code != 0:
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        raise TaskSelectionError(f"the learner's selection of tasks ended with code {code}: {last}")
-    return {path: (offered, wrong) for path, (offered, wrong) in json.loads(output).items()}
+    try:
+        used = await run_script(_SELECT_SCRIPT, question, context.environ)
+    except ScriptError as error:
+        raise TaskSelectionError(f"the learner's selection of tasks {error}") from error
+    return {path: (offered, wrong) for path, (offered, wrong) in used.items()}
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:

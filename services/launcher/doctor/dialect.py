@@ -1,45 +1,35 @@
 """Probe of the dialect: the rollout's own rehearsal of how the policy is written to and read."""
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Any
 
-from services.common.python_command import python_command
-from services.launcher.doctor.findings import (
-    Finding,
-    NotApplicableError,
-    fail,
-    first_line,
-    ok,
-    warn,
-)
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.policy_files import (
     NoPolicyError,
     fetch_policy_folder,
     reads_text_alone,
 )
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
 
-# It prints what is wrong, or nothing.
+# Prints the error, or an empty string.
 _REHEARSAL = """
 import json, sys
 from pathlib import Path
 from services.common.adapters.hidden_torch import hide_torch
 
-asked = json.load(sys.stdin)
-if asked["text_only"]:
+question = json.load(sys.stdin)
+if question["text_only"]:
     hide_torch()
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig
 
-policy, dialect = PolicyConfig(**asked["policy"]), DialectConfig(**asked["dialect"])
+policy, dialect = PolicyConfig(**question["policy"]), DialectConfig(**question["dialect"])
 try:
-    read_model_folder(Path(asked["folder"]), policy, dialect)
+    read_model_folder(Path(question["folder"]), policy, dialect)
 except ConfigError as error:
     print(json.dumps(str(error)))
 else:
@@ -69,19 +59,11 @@ async def probe_dialect(context: RunContext) -> list[Finding]:
         "dialect": dialect,
         "text_only": reads_text_alone(context),
     }
-    return [await _rehearse(context, python, question)]
-
-
-async def _rehearse(context: RunContext, python: str, question: dict[str, Any]) -> Finding:
-    command = python_command("-c", _REHEARSAL, executable=python)
-    code, output, errors = await run_command(
-        command, json.dumps(question).encode(), context.environ
-    )
-    if code != 0:
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        what = f"not rehearsed: the rollout's functions ended with code {code}: {last}"
-        return warn(what, "see whether the rollout's environment is whole")
-    wrong = json.loads(output.strip().splitlines()[-1])
+    try:
+        wrong = await run_script(_REHEARSAL, question, context.environ, python)
+    except ScriptError as error:
+        what = f"not rehearsed: the rollout's functions {error}"
+        return [warn(what, "check that the rollout's environment is complete")]
     if wrong:
-        return fail(wrong, _FIX)
-    return ok(f"{context.shared.policy.model} is read as it is written to")
+        return [fail(wrong, _FIX)]
+    return [ok(f"{policy.model} is read as it is written to")]

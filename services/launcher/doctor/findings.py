@@ -91,6 +91,11 @@ def first_line(text: str, limit: int = 300) -> str:
     return (text.strip().splitlines() or [""])[0][:limit]
 
 
+def last_line(text: str, limit: int = 300) -> str:
+    """Return the last line of a foreign output that is not blank: errors come last."""
+    return first_line("\n".join(reversed(text.strip().splitlines())), limit)
+
+
 def hide_secrets(text: str, environ: Mapping[str, str], also: tuple[str, ...] = ()) -> str:
     """Replace the values of variables that hold secrets, and of those in `also`, by their
     names: vendors repeat what they were sent."""

@@ -12,7 +12,7 @@ from typing import Any
 from services.common import python_command
 from services.common.child_environment import child_environment
 from services.common.printable_text import say_json
-from services.launcher.doctor.findings import Finding, Status, fail, first_line
+from services.launcher.doctor.findings import Finding, Status, fail, last_line
 
 
 async def run_command(
@@ -22,8 +22,8 @@ async def run_command(
     handed: Sequence[int] = (),
     also: Sequence[str] = (),
 ) -> tuple[int, str, str]:
-    """Run a command and return its exit code, output and errors. It gets the descriptors in
-    `handed` and, of `environ`, what every process of ours gets and what `also` names. On
+    """Run a command and return its exit code, output and errors. It inherits the descriptors in
+    `handed` and, from `environ`, the variables of every process of ours and those in `also`. On
     cancellation its whole process group is killed."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -38,10 +38,29 @@ async def run_command(
         output, errors = await process.communicate(given)
     finally:
         with suppress(ProcessLookupError):
-            # Also what a probe that answered has left behind.
+            # A probe that answered may have left children behind.
             os.killpg(process.pid, signal.SIGKILL)
         code = await process.wait()
     return code, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+class ScriptError(Exception):
+    """A script failed; the message states its exit code and last line."""
+
+
+async def run_script(
+    script: str,
+    question: Any,
+    environ: Mapping[str, str],
+    python: str | None = None,
+) -> Any:
+    """Run a script that reads a question from standard input and prints its answer, both as JSON;
+    return the answer. Raises ScriptError."""
+    command = python_command.python_command("-c", script, executable=python)
+    code, output, errors = await run_command(command, json.dumps(question).encode(), environ)
+    if code != 0:
+        raise ScriptError(f"ended with code {code}: {last_line(errors)}")
+    return json.loads(output.strip().splitlines()[-1])
 
 
 async def run_probe_module(
@@ -51,7 +70,7 @@ async def run_probe_module(
     environ: Mapping[str, str],
     also: Sequence[str] = (),
 ) -> list[Finding]:
-    """Run a probe's module in another process, where it calls `answer_question`, and return its
+    """Run a probe's module, which calls `answer_question`, in another process; return its
     findings."""
     command = python_command.python_command("-m", module, executable=python)
     given = json.dumps(question).encode()
@@ -60,9 +79,9 @@ async def run_probe_module(
         pairs = json.loads(output.strip().splitlines()[-1])
         return [Finding(Status(status), detail) for status, detail in pairs]
     except (ValueError, IndexError, TypeError):
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        what = f"{' '.join(command)} ended with code {code}: {last or 'it said nothing'}"
-        return [fail(what, "see whether it runs by hand, in an environment made anew by `make`")]
+        last = last_line(errors) or "it printed nothing"
+        what = f"{' '.join(command)} ended with code {code}: {last}"
+        return [fail(what, "run it by hand, in an environment rebuilt by `make`")]
 
 
 def answer_question(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None:

