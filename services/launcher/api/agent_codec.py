@@ -6,15 +6,10 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.launcher.agent_protocol import ReplicaCommand, UnitPhase
 
 COMMANDS: Mapping[ReplicaCommand, "registry_pb.Command.ValueType"] = {
-    ReplicaCommand.NONE: registry_pb.COMMAND_NONE,
-    ReplicaCommand.DRAIN: registry_pb.COMMAND_DRAIN,
-    ReplicaCommand.STOP: registry_pb.COMMAND_STOP,
+    command: registry_pb.Command.Value(f"COMMAND_{command.name}") for command in ReplicaCommand
 }
 PHASES: Mapping[UnitPhase, "registry_pb.UnitPhase.ValueType"] = {
-    UnitPhase.SETUP: registry_pb.UNIT_PHASE_SETUP,
-    UnitPhase.RUNNING: registry_pb.UNIT_PHASE_RUNNING,
-    UnitPhase.PREEMPTED: registry_pb.UNIT_PHASE_PREEMPTED,
-    UnitPhase.EXITED: registry_pb.UNIT_PHASE_EXITED,
+    phase: registry_pb.UnitPhase.Value(f"UNIT_PHASE_{phase.name}") for phase in UnitPhase
 }
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -20,41 +19,21 @@ from services.launcher.store.ledger import RunEvent, StoredRun
 from services.launcher.store.roster import Member
 
 STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
-    RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
-    RunState.PROVISIONING: run_pb.RUN_STATE_PROVISIONING,
-    RunState.STARTING: run_pb.RUN_STATE_STARTING,
-    RunState.RUNNING: run_pb.RUN_STATE_RUNNING,
-    RunState.DRAINING: run_pb.RUN_STATE_DRAINING,
-    RunState.TEARDOWN: run_pb.RUN_STATE_TEARDOWN,
-    RunState.COMPLETED: run_pb.RUN_STATE_COMPLETED,
-    RunState.FAILED: run_pb.RUN_STATE_FAILED,
-    RunState.STOPPED: run_pb.RUN_STATE_STOPPED,
+    state: run_pb.RunState.Value(f"RUN_STATE_{state.name}") for state in RunState
 }
 OUTCOMES: Mapping[Outcome, "run_pb.Outcome.ValueType"] = {
+    **{each: run_pb.Outcome.Value(f"OUTCOME_{each.name}") for each in Outcome if each},
     Outcome.NONE: run_pb.OUTCOME_UNSPECIFIED,
-    Outcome.COMPLETED: run_pb.OUTCOME_COMPLETED,
-    Outcome.FAILED: run_pb.OUTCOME_FAILED,
-    Outcome.STOPPED: run_pb.OUTCOME_STOPPED,
-    Outcome.BUDGET: run_pb.OUTCOME_BUDGET,
-    Outcome.DEADLINE: run_pb.OUTCOME_DEADLINE,
-    Outcome.CAPACITY: run_pb.OUTCOME_CAPACITY,
-    Outcome.REFUSED: run_pb.OUTCOME_REFUSED,
 }
 CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
-    Cleanup.PENDING: run_pb.CLEANUP_PENDING,
-    Cleanup.VERIFYING: run_pb.CLEANUP_VERIFYING,
-    Cleanup.VERIFIED: run_pb.CLEANUP_VERIFIED,
-    Cleanup.LEAK_SUSPECTED: run_pb.CLEANUP_LEAK_SUSPECTED,
+    cleanup: run_pb.Cleanup.Value(f"CLEANUP_{cleanup.name}") for cleanup in Cleanup
 }
 MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
-    RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
-    RunMode.EVAL_ONLY: run_pb.RUN_MODE_EVAL_ONLY,
+    mode: run_pb.RunMode.Value(f"RUN_MODE_{mode.name}") for mode in RunMode
 }
-
 SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
-    "notice": alarm_pb.ALARM_SEVERITY_NOTICE,
-    "warning": alarm_pb.ALARM_SEVERITY_WARNING,
-    "error": alarm_pb.ALARM_SEVERITY_ERROR,
+    name: alarm_pb.AlarmSeverity.Value(f"ALARM_SEVERITY_{name.upper()}")
+    for name in ("notice", "warning", "error")
 }
 _NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
 # Metrics of a run in a list of runs.
@@ -75,10 +54,6 @@ def timestamp_to_pb(seconds: float | None) -> Timestamp | None:
     return stamp
 
 
-def replica_to_pb(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
-    return run_pb.ServiceReplica(**body)
-
-
 def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
     """Convert the current state of a run; `brief` omits its spec and most metrics."""
     found = stored.run
@@ -89,7 +64,7 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
         state=STATES[found.state],
         mode=MODES[found.mode],
         spec_json="" if brief else stored.spec_json,
-        replicas=[replica_to_pb(body) for body in bodies],
+        replicas=[run_pb.ServiceReplica(**body) for body in bodies],
         create_time=timestamp_to_pb(stored.created),
         end_time=timestamp_to_pb(stored.ended),
         error=found.error,
@@ -127,7 +102,7 @@ def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
         case "state":
             response.state = STATES[RunState(found.body["state"])]
         case "replica":
-            response.replica.CopyFrom(replica_to_pb(found.body))
+            response.replica.CopyFrom(run_pb.ServiceReplica(**found.body))
         case "cost":
             response.cost.CopyFrom(
                 _cost_to_pb(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)

@@ -6,18 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from services.launcher.run_progress import Alarm
-from services.launcher.state import (
-    Cleanup,
-    Cost,
-    Outcome,
-    Replica,
-    ReplicaState,
-    Run,
-    RunMode,
-    RunState,
-    Unit,
-)
+from services.launcher.state import Replica, Run, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +55,8 @@ class StoredRun:
     total_steps: int = 0
 
 
+_RUN, _STORED_RUN = TypeAdapter(Run), TypeAdapter(StoredRun)
+_REPLICA, _UNIT = TypeAdapter(Replica), TypeAdapter(Unit)
 # Columns of a run that change while it runs, in the order of `run_to_values`.
 RUN_COLUMNS = (
     *("state", "outcome", "drain_by", "cleanup", "cleanup_detail", "cleanings", "clean_at"),
@@ -96,58 +90,22 @@ def replica_to_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     return (*head, replica.address, *past, *last)
 
 
-def stored_run_from_row(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
-    run = Run(
-        run_id=row["run_id"],
-        name=row["name"],
-        wanted=json.loads(row["wanted_json"]),
-        mode=RunMode(row["mode"]),
-        backend=row["backend"],
-        state=RunState(row["state"]),
-        outcome=Outcome(row["outcome"]),
-        drain_by=row["drain_by"],
-        cleanup=Cleanup(row["cleanup"]),
-        cleanup_detail=row["cleanup_detail"],
-        cleanings=row["cleanings"],
-        clean_at=row["clean_at"],
-        clean_by=row["clean_by"],
-        error=row["error"],
-        unreachable=row["unreachable"],
-        cost=Cost(**json.loads(row["cost_json"])),
-        metered=row["metered"],
-        replicas={replica.key: replica for replica in replicas},
-    )
-    return StoredRun(
-        run,
-        spec_json=row["spec_json"],
-        created=row["created"],
-        ended=row["ended"],
-        metrics=json.loads(row["metrics_json"]),
-        begun=row["begun"],
-        registry=row["registry"],
-        prices=json.loads(row["prices_json"]),
-        alarms=tuple(Alarm(**body) for body in json.loads(row["alarms_json"])),
-        step=row["step"],
-        total_steps=row["total_steps"],
-    )
+def stored_run_from_row(row: sqlite3.Row, replicas: Iterable[Replica]) -> StoredRun:
+    values = _fields_from_row(row)
+    run = _RUN.validate_python({**values, "replicas": {each.key: each for each in replicas}})
+    return _STORED_RUN.validate_python({**values, "run": run, "spec_json": row["spec_json"]})
 
 
 def replica_from_row(row: sqlite3.Row) -> Replica:
-    unit = None
-    if row["unit"] is not None:
-        unit = Unit(row["unit"], row["pid"], row["started"], row["ref"])
-    return Replica(
-        service=row["service"],
-        index=row["replica"],
-        state=ReplicaState(row["state"]),
-        unit=unit,
-        phase=row["phase"],
-        address=row["address"],
-        metrics_address=row["metrics_address"],
-        restarts=row["restarts"],
-        failures=tuple(json.loads(row["failures_json"])),
-        attempt=row["attempt"],
-        setups=row["setups"],
-        price=row["price"],
-        due=row["due"],
-    )
+    values = _fields_from_row(row)
+    name = values.pop("unit")
+    unit = None if name is None else _UNIT.validate_python({**values, "name": name})
+    return _REPLICA.validate_python({**values, "index": row["replica"], "unit": unit})
+
+
+def _fields_from_row(row: sqlite3.Row) -> dict[str, Any]:
+    """Return a row's values by field; a column NAME_json holds the field NAME as JSON."""
+    return {
+        name.removesuffix("_json"): json.loads(row[name]) if name.endswith("_json") else row[name]
+        for name in row.keys()  # noqa: SIM118 (a row iterates over its values)
+    }
