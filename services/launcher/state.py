@@ -117,6 +117,15 @@ class Unit:
     started: float = 0.0
     ref: str = ""
 
+    @property
+    def replica_name(self) -> str:
+        """Name of the replica, RUN_ID/SERVICE-REPLICA: a unit's may end with #START."""
+        return self.name.partition("#")[0]
+
+    @property
+    def run_id(self) -> str:
+        return self.name.partition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:

@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from services.common.config import canonical_json
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.contract.test_run_service import units, wish
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher
 
 REFUSED, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

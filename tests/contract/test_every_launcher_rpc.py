@@ -16,9 +16,9 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
 from services.common.rpc import service_error
 from services.launcher.api.registry_service import RegistryService
-from services.launcher.backends.fake import FakeBackend
 from tests.contract.launcher_cases import CASES, Case, World
 from tests.support.every_rpc import of_service, refusals
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import TOKEN, serving
 from tests.support.repository import ROOT
 

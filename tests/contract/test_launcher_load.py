@@ -13,8 +13,8 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.rpc import service_error
-from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import units, wish
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import TOKEN, ServedLauncher, serving
 
 CALLERS = 100

@@ -8,8 +8,8 @@ import grpc
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import to_seconds
-from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import refusal, units, wish
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving
 
 PB = registry_service_pb2

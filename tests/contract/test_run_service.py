@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import service_error
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.state import Unit
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec
 
 ACCEPTING = {s: "tests.support.accepting_service" for s in ("learner", "rollout", "env_gateway")}

@@ -33,10 +33,10 @@ async def test_a_child_without_a_mark_is_ended_after_its_leader_and_launcher_wer
     os.kill(unit.pid, signal.SIGKILL)
     await _until(lambda: not psutil.pid_exists(unit.pid))
     heir = LocalBackend(tmp_path)
-    assert await heir.list_orphans([unit]) == [unit]
+    assert await heir.list_units([unit]) == [unit]
     await heir.end_orphan(unit, 0.0)
     assert not any(map(runs, children))
-    assert await heir.list_orphans([unit]) == []
+    assert await heir.list_units([unit]) == []
 
 
 async def _until(reached: Callable[[], bool]) -> None:

@@ -95,7 +95,7 @@ async def test_a_group_scales_by_members_and_leaves_nothing(
     assert await successor.attach_replica(launch((LEARNER, 0)), learner)
     assert await successor.find_replica(launch((ROLLOUT, 0))) is not None
     assert await successor.find_replica(launch((ROLLOUT, 1))) is None
-    assert {unit.name for unit in await successor.list_orphans([])} == {
+    assert {unit.name for unit in await successor.list_units([])} == {
         unit.name for unit in (learner, gateway, rollout)
     }
     assert await successor.reap_orphans([run_id]) == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2
-from services.launcher.backends.fake import FakeBackend
 from tests.sky.box.layout import ROOT
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import serving
 from tools.requirements import read_pins
 

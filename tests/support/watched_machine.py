@@ -21,10 +21,10 @@ from services.common import rpc
 from services.common.tls import Tls
 from services.launcher.agent_protocol import UnitReport
 from services.launcher.api.registry_service import RegistryService
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
+from tests.support.fake_backend import FakeBackend
 from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, ServedLauncher, serving, spec
 from tests.support.repository import ROOT

@@ -28,7 +28,7 @@ from services.launcher.agent.decisions import WatchState
 from services.launcher.agent.log_uploader import LogUploader, SideLogs
 from services.launcher.agent.parent_death_reaper import cleaned_up_after_death
 from services.launcher.agent.ports import PreemptionNotices
-from services.launcher.agent.preemption import UNTOLD_LEFT_S, AnyNotices, FileNotices
+from services.launcher.agent.preemption import DEFAULT_LEFT_S, AnyNotices, FileNotices
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
@@ -137,8 +137,8 @@ async def _end_leftovers(agent_spec: AgentSpec) -> None:
     """End the processes of this replica that a killed watcher left running."""
     processes = LocalBackend(agent_spec.folder)
     name = f"{agent_spec.arguments.run_id}/{agent_spec.arguments.label}"
-    for unit in await processes.list_orphans([]):
-        if unit.name.startswith(f"{name}#"):
+    for unit in await processes.list_units():
+        if unit.replica_name == name:
             await processes.end_orphan(unit, _LEFT_GRACE_S)
 
 
@@ -179,7 +179,7 @@ def _obey_signals(watcher: Watcher) -> None:
     A SIGTERM that the launcher did not announce means that the machine is being taken away at an
     unknown time."""
     StopSignals(
-        lambda _number: watcher.lose_machine(UNTOLD_LEFT_S),
+        lambda _number: watcher.lose_machine(DEFAULT_LEFT_S),
         lambda _number: watcher.end_now(),
         same_s=_SAME_SIGNAL_S,
     ).handle_in_loop()

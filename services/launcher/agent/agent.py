@@ -20,12 +20,11 @@ from services.launcher.agent.ports import (
     LauncherAwayError,
     LauncherLink,
     PreemptionNotices,
-    Processes,
     ReplicaReplacedError,
 )
 from services.launcher.agent.run_folder import NotResumableError, StoreAwayError
 from services.launcher.agent_protocol import ReplicaCommand, UnitReport
-from services.launcher.backends.ports import BackendError, LaunchSpec
+from services.launcher.backends.ports import Backend, BackendError, LaunchSpec
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus, Unit
 
 _REPORT_S = 5.0
@@ -48,7 +47,7 @@ class WatcherDependencies:
     """Everything a watcher works with."""
 
     launch: LaunchSpec
-    processes: Processes
+    processes: Backend
     launcher: LauncherLink
     notices: PreemptionNotices
     uploader: LogUploader

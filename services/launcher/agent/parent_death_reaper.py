@@ -33,7 +33,7 @@ def _clean_after_death(reader: int, clean: Callable[[], None]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        # Nobody writes: this returns when the last writer is gone.
+        # Nothing is written: the read returns when the last writer is gone.
         os.read(reader, 1)
         clean()
     finally:

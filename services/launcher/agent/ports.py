@@ -1,26 +1,24 @@
-"""Ports of the watcher: the launcher, preemption notices and processes."""
+"""Ports of the watcher: the launcher and preemption notices."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.launcher.agent_protocol import ReplicaCommand, UnitReport
-from services.launcher.backends.ports import LaunchSpec
-from services.launcher.state import ExitStatus, Unit
 
 
 class LauncherAwayError(Exception):
-    """No answer from the launcher, or it does not know this run now; it may again later."""
+    """The launcher does not answer, or does not know this run at present."""
 
 
 class ReplicaReplacedError(Exception):
-    """Another machine runs this replica by now."""
+    """Another machine has taken over this replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherAnswer:
-    """The launcher's command, and how long it lets the replica continue (0: as before).
+    """The launcher's command, and the new lease of the replica (0: as before).
 
-    `begun`: the run has trained, and must never begin anew."""
+    `begun`: the run has trained and must never start over."""
 
     command: ReplicaCommand
     lease_s: float
@@ -46,18 +44,5 @@ class PreemptionNotices(Protocol):
     """Source of notices that the machine is about to be taken away."""
 
     async def poll_notice(self) -> float | None:
-        """Return the seconds that are left; None without a notice. May be asked every few
-        seconds."""
+        """Return the seconds that are left; None without a notice. Polled every few seconds."""
         ...
-
-
-class Processes(Protocol):
-    """Processes of the replica on this machine. A part of `backends.ports.Backend`; see there."""
-
-    async def start_replica(self, launch: LaunchSpec) -> Unit: ...
-
-    async def wait_for_exit(self, unit: Unit) -> ExitStatus: ...
-
-    async def drain_replica(self, unit: Unit) -> None: ...
-
-    async def kill_replica(self, unit: Unit) -> None: ...

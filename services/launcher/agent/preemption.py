@@ -5,9 +5,9 @@ from pathlib import Path
 
 from services.launcher.agent.ports import PreemptionNotices
 
-# What is left after a notice that says no time, a hook's file or a scheduler's SIGTERM: a little
-# less than the 30 s that both Slurm (KillWait) and Kubernetes leave by default before they kill.
-UNTOLD_LEFT_S = 25.0
+# Time left after a notice without a time (a hook's file, a scheduler's SIGTERM): a little less than
+# the 30 s before Slurm (KillWait) and Kubernetes kill by default.
+DEFAULT_LEFT_S = 25.0
 
 
 class FileNotices:
@@ -18,7 +18,7 @@ class FileNotices:
 
     async def poll_notice(self) -> float | None:
         """Look for the file. See `ports.PreemptionNotices`."""
-        return UNTOLD_LEFT_S if self._path.exists() else None
+        return DEFAULT_LEFT_S if self._path.exists() else None
 
 
 class AnyNotices:
@@ -28,7 +28,7 @@ class AnyNotices:
         self._sources = sources
 
     async def poll_notice(self) -> float | None:
-        """Ask the sources in order. See `ports.PreemptionNotices`."""
+        """Poll the sources in order. See `ports.PreemptionNotices`."""
         for source in self._sources:
             left_s = await source.poll_notice()
             if left_s is not None:

@@ -1,7 +1,7 @@
 """The run's folder on the machine of its learner: kept, restored from the store, or begun.
 
-A run that has trained never begins anew: its readers would take the first steps of another run
-for its next ones."""
+A run that has trained never starts over: its readers would take the first steps of another run for
+its next ones."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _RETRYABLE, _NOTHING = 3, 4
 
 
 class NotResumableError(Exception):
-    """The run cannot be continued here; the message says why and what to do."""
+    """The run cannot be continued here; the message gives the reason and the fix."""
 
 
 class StoreAwayError(Exception):
@@ -42,7 +42,7 @@ class FolderSource(StrEnum):
 class RunFolder:
     """Location of the run's folder and of its uploads.
 
-    `spec` says how to reach the uploads, with the variables that the program `inherits`."""
+    The `spec` and the variables that the program `inherits` give access to the uploads."""
 
     run_dir: Path
     url: str | None

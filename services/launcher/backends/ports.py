@@ -1,46 +1,44 @@
-"""Port of the backends: a replica to start, what becomes of it, and how a start may fail."""
+"""Port of the backends: a replica to start, its end, and the ways in which a start may fail."""
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import ExitStatus, ReplicaKey, RunMode, Unit
 
 
 class BackendError(Exception):
-    """A replica cannot be started, now or later. The message says why."""
+    """A replica cannot be started, now or later. The message gives the reason."""
 
 
 class CapacityError(BackendError):
-    """No such machine is available at present. Another attempt may find one, perhaps
-    elsewhere."""
+    """No such machine is available now. Another attempt may find one, perhaps elsewhere."""
 
 
 class SetupError(BackendError):
-    """There was a machine, and it could not be made ready. Another one may work."""
+    """The machine was found but could not be made ready. Another one may work."""
 
 
 class StartLostError(BackendError):
-    """Somebody else ended the replica before it was started, or the backend failed during
-    the start. The next start may succeed. It counts as a crash of the replica."""
+    """Another party ended the replica before it started, or the backend failed during the start.
+    The next start may succeed. It counts as a crash of the replica."""
 
 
 class BackendUnreachable(Exception):
-    """The backend cannot be asked, so nothing is known: nothing is torn down, nothing counted.
-
-    Any method of a backend may raise it; the launcher asks again.
-    """
+    """The backend does not answer, so its state is unknown: the launcher tears nothing down, counts
+    no failure, and retries. Any method of a backend may raise it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """Specification of one replica to start. `secrets` are for it alone and are written
-    nowhere.
+    """Specification of one replica to start. `secrets` are for it alone and are never written.
 
-    `command` is for this machine, and so are the variables that it `inherits`. A backend of
-    other machines builds its own from the rest."""
+    `command` and the variables that it `inherits` are for this machine. A backend of other
+    machines builds its own from the rest."""
 
     run_id: str
     key: ReplicaKey
@@ -48,10 +46,10 @@ class LaunchSpec:
     secrets: Mapping[str, str]
     log: Path
     gpus: int = 0
-    # Of asking for a machine, counted from 1: another attempt may go to the next candidate.
+    # Number of the request for a machine, from 1: each attempt may go to the next candidate.
     attempt: int = 1
     mode: RunMode = RunMode.TRAIN
-    # host:port of the run's registry, as it is listened on.
+    # Listen address (host:port) of the run's registry.
     registry: str = ""
     spec_json: str = ""
     config: LauncherConfig = field(default_factory=LauncherConfig)
@@ -66,18 +64,18 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class ResourceOffer:
-    """Resources that a backend would use for one replica: for people, with the task file of
-    the backend if it has one."""
+    """Resources that a backend would use for one replica, as text, with the backend's task file if
+    it has one."""
 
     resources: str
     task_yaml: str = ""
-    # US dollars for one replica; None where nobody knows a price.
+    # US dollars for one replica; None if unknown.
     dollars_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupEvidence:
-    """Result of asking a backend whether anything of a run is left."""
+    """Result of a check whether anything of a run is left at a backend."""
 
     gone: bool
     detail: str = ""
@@ -85,91 +83,110 @@ class CleanupEvidence:
 
 @dataclass(frozen=True, slots=True)
 class OrphanResource:
-    """Resource that is ours and belongs to no active run, by its name at the backend.
-    `run_id` is empty if the name does not say whose it is."""
+    """Resource of this launcher that belongs to no active run, by its name at the backend.
+    `run_id` is empty if the name does not identify the run."""
 
     name: str
     run_id: str = ""
-    # What it is, for people.
+    # Kind and state, as text.
     detail: str = ""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Backend that runs replicas somewhere. All methods may be repeated; a name identifies a
-    replica.
+    replica. The output of a replica is appended to `LaunchSpec.log`, wherever it runs.
 
-    Output of a replica is appended to `LaunchSpec.log`, wherever it runs."""
+    A backend implements the abstract methods. The others derive from these, as far as it knows
+    no better: one that must wait for requests that are under way, or that keeps more than
+    replicas, overrides them."""
 
+    @abstractmethod
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
-        """Return the resources that starting this would use. Raises BackendError if they
-        cannot be had."""
-        ...
+        """Return the resources that starting this would use. Raises BackendError if they are
+        unavailable."""
 
+    @abstractmethod
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         """Start a replica; may take minutes on machines that must be found first.
 
-        Raises CapacityError, SetupError, StartLostError, BackendError. `undo_start` ends
-        what a failed or cancelled start leaves."""
-        ...
+        Raises CapacityError, SetupError, StartLostError, BackendError. `undo_start` ends the
+        leftovers of a failed or cancelled start."""
 
-    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
-        """Take over a replica that an earlier launcher started. False: it is gone.
+    @abstractmethod
+    async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
+        """List the running units of this launcher's folder, recorded or not; a unit of `known`
+        counts while any of its children runs."""
 
-        After True the unit may be waited for, drained and killed like one of our own.
-        """
-        ...
+    @abstractmethod
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
+        """Return once the replica *and all its children* are gone."""
 
-    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
-        """Return the replica that a start of this has left, if any. Nobody recorded the
-        result of that start."""
-        ...
+    @abstractmethod
+    async def drain_replica(self, unit: Unit) -> None:
+        """Request the replica to finish and exit, by the platform's own means if there are any."""
 
-    async def undo_start(self, launch: LaunchSpec) -> None:
-        """End what a start of this has left, if anything. It is no longer wanted."""
-        ...
+    @abstractmethod
+    async def kill_replica(self, unit: Unit) -> None:
+        """End the replica and all its children now."""
 
     async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         """Return the price of the replica's present machines in US dollars per hour; None if
-        it is not known."""
-        ...
+        unknown."""
+        return None
 
-    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
-        """Return once the replica *and all it started* are gone."""
-        ...
+    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
+        """Take over a replica that an earlier launcher started; return False if it is gone.
 
-    async def drain_replica(self, unit: Unit) -> None:
-        """Ask the replica to finish and exit, by the platform's own means if there are any."""
-        ...
+        After True the unit can be waited for, drained and killed like any other."""
+        return unit in await self.list_units([unit])
 
-    async def kill_replica(self, unit: Unit) -> None:
-        """End the replica and all it started, now."""
-        ...
+    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
+        """Return the replica that a start with an unrecorded result has left, if any."""
+        units = await self.list_units()
+        return next((unit for unit in units if unit.replica_name == launch.name), None)
 
-    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
-        """Return those of the known units that still run, and those that an earlier launcher
-        started here unrecorded."""
-        ...
+    async def undo_start(self, launch: LaunchSpec) -> None:
+        """End what an unwanted start has left, if anything."""
+        unit = await self.find_replica(launch)
+        if unit is not None and await self.attach_replica(launch, unit):
+            await self.kill_replica(unit)
+            await self.wait_for_exit(unit)
 
     async def end_orphan(self, unit: Unit, grace_s: float) -> None:
-        """End an orphan: ask, wait for up to `grace_s`, then kill."""
-        ...
+        """Drain a unit that this launcher did not start; kill it after `grace_s`."""
+        await self.drain_replica(unit)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.wait_for_exit(unit)
+                return
+        await self.kill_replica(unit)
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
-        """Free what a run that has ended left behind, then look whether anything is left."""
-        ...
+        """Free what an ended run left behind, then check whether anything is left."""
+        await self._kill_units(lambda unit: unit.run_id == run_id)
+        left = sorted(unit.name for unit in await self.list_units() if unit.run_id == run_id)
+        return CleanupEvidence(not left, ", ".join(left))
 
     async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
-        """List what is ours and belongs to no run in `active`.
+        """List the resources of this launcher that belong to no run in `active`.
 
-        Runs may begin and become active during the look. A run counts as active or not only
-        after the look."""
-        ...
+        Runs may become active during the call, so membership is tested after the look."""
+        found = [
+            OrphanResource(unit.name, unit.run_id, f"process {unit.pid}" if unit.pid else "")
+            for unit in await self.list_units()
+        ]
+        return [orphan for orphan in found if orphan.run_id not in active]
 
     async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        """End these resources and return what was ended. Called periodically."""
-        ...
+        """End these resources and return their names. Called periodically."""
+        return await self._kill_units(lambda unit: unit.run_id not in active)
+
+    async def _kill_units(self, chosen: Callable[[Unit], bool]) -> list[str]:
+        units = [unit for unit in await self.list_units() if chosen(unit)]
+        await asyncio.gather(*(self.kill_replica(unit) for unit in units))
+        return [unit.name for unit in units]
 
 
-# By the name in `launcher.backend`. Called once, when the first run needs it; raises BackendError
-# with the way to get it where this environment lacks it.
+# By the name in `launcher.backend`. Called when the first run needs the backend; raises
+# BackendError with the way to install it if this environment lacks it.
 BackendFactories = Mapping[str, Callable[[], Backend]]

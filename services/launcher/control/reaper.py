@@ -1,6 +1,6 @@
 """Orphaned resources: terminated when a launcher starts, then scanned for periodically.
 
-When a launcher starts, `list_orphans` of the local backend finds the processes that an earlier
+When a launcher starts, `list_units` of the local backend finds the processes that an earlier
 launcher left on this machine; `_make_kept_filter` below decides which of them to keep.
 `reap_orphans` of each backend finds and ends processes and machines of no active run, at once and
 then periodically. For clouds, `backends/sky/orphan_names.py` and `orphan_machines.py` decide which
@@ -41,7 +41,7 @@ async def end_orphans(
     known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
     kept = _make_kept_filter(taken)
     try:
-        orphans = [unit for unit in await backend.list_orphans(known) if not kept(unit)]
+        orphans = [unit for unit in await backend.list_units(known) if not kept(unit)]
         await asyncio.gather(*(backend.end_orphan(unit, ORPHAN_GRACE_S) for unit in orphans))
     except BackendUnreachable as error:
         _log.warning("cannot look for orphans", why=str(error))

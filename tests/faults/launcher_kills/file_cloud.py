@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from services.launcher.backends.ports import (
+    Backend,
     BackendUnreachable,
     CapacityError,
     CleanupEvidence,
     LaunchSpec,
-    OrphanResource,
     ResourceOffer,
     SetupError,
 )
@@ -26,7 +26,7 @@ from services.launcher.state import ROLLOUT, ExitStatus, Unit
 _POLL_S = 0.03
 
 
-class FileCloud:
+class FileCloud(Backend):
     """A backend; also the tests' own view of what it holds."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,22 +82,6 @@ class FileCloud:
         self._wishes_of_one_that_answers()
         return self._state(unit)["state"] == "running"
 
-    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
-        self._wishes_of_one_that_answers()
-        file = self._file(Unit(launch.name))
-        if not file.exists() or _read(file)["state"] != "running":
-            return None
-        return Unit(launch.name, 1, 1.0, ref=_read(file)["ref"])
-
-    async def undo_start(self, launch: LaunchSpec) -> None:
-        unit = await self.find_replica(launch)
-        if unit is not None and await self.attach_replica(launch, unit):
-            await self.kill_replica(unit)
-            await self.wait_for_exit(unit)
-
-    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
-        return None
-
     async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         while True:
             self._wishes_of_one_that_answers()
@@ -114,12 +98,10 @@ class FileCloud:
         if self._file(unit).exists():
             _write(self._file(unit), {**self._state(unit), "state": "ended"})
 
-    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
+    async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
         self._wishes_of_one_that_answers()
-        return [Unit(name.replace("%", "/")) for name in self.running()]
-
-    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
-        await self.kill_replica(unit)
+        names = [name.replace("%", "/") for name in self.running()]
+        return [Unit(name, 1, 1.0, ref=self._state(Unit(name))["ref"]) for name in names]
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
         wishes = self._wishes_of_one_that_answers()
@@ -128,17 +110,6 @@ class FileCloud:
             return CleanupEvidence(False, "a machine is still there")
         left = [name for name in self.running() if name.startswith(f"{run_id}%")]
         return CleanupEvidence(not left, ", ".join(left) or "the cloud shows nothing of the run")
-
-    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
-        self._wishes_of_one_that_answers()
-        found = [OrphanResource(name, name.partition("%")[0]) for name in self.running()]
-        return [orphan for orphan in found if orphan.run_id not in active]
-
-    async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        names = [orphan.name for orphan in await self.list_orphan_resources(active)]
-        for name in names:
-            await self.kill_replica(Unit(name.replace("%", "/")))
-        return names
 
     def _file(self, unit: Unit) -> Path:
         return self._units / f"{unit.name.replace('/', '%')}.json"

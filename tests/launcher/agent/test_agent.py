@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.launcher.agent.decisions import EXIT_SILENCE
-from services.launcher.agent.preemption import UNTOLD_LEFT_S
+from services.launcher.agent.preemption import DEFAULT_LEFT_S
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from tests.support.launcher import TOKEN
 from tests.support.watched_machine import WatchedMachine, machine, metadata_server
@@ -82,8 +82,8 @@ async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_pree
         notes = here.served.launcher.store.list_events(here.run_id, 0)
         assert any("is losing its machine" in str(event.body) for event in notes)
         # The rest of these seconds is for the last word.
-        assert _graces(here) == [UNTOLD_LEFT_S - 2.0]
-        assert UNTOLD_LEFT_S < SLURM_KILL_WAIT_S
+        assert _graces(here) == [DEFAULT_LEFT_S - 2.0]
+        assert DEFAULT_LEFT_S < SLURM_KILL_WAIT_S
 
 
 def _graces(here: WatchedMachine) -> list[float]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.control.supervisor import Supervisor
@@ -26,6 +25,7 @@ from services.launcher.state import (
     Unit,
 )
 from services.launcher.store.ledger import Ledger
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry, spec, until
 
 WANTED = {GATEWAY: 1, LEARNER: 1, ROLLOUT: 1}

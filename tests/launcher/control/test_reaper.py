@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from services.launcher.api import codec
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.cli import launcher_client
@@ -23,6 +22,7 @@ from services.launcher.security import launcher_address
 from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry, start_cli
 from tests.support.repository import ROOT
 
@@ -109,8 +109,8 @@ async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path)
         await machine(cloud, run_id)
     found = await reaper.look_for_orphans("sky", cloud, store, ["active-3"])
     assert found.ended == [
-        "lost-2%rollout-0: belongs to no run that this launcher knows",
-        "old-1%rollout-0: belongs to run old-1, which is stopped",
+        "lost-2/rollout-0: process 1, belongs to no run that this launcher knows",
+        "old-1/rollout-0: process 1, belongs to run old-1, which is stopped",
     ]
     assert len(cloud.running()) == 3
     cloud.script(unreachable=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.backends.ports import Backend, BackendError
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.state import Cleanup
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.control.test_reaper import ended, machine
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry
 
 
@@ -32,7 +32,9 @@ async def test_a_reap_ends_what_is_at_a_cloud_of_which_the_ledger_knows_nothing(
     backends = {"local": FakeBackend, "sky": lambda: cloud}
     launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
     shown, _ = await launcher.reap_orphans(dry_run=True)
-    assert shown.ended == ["lost-1%rollout-0: belongs to no run that this launcher knows"]
+    assert shown.ended == [
+        "lost-1/rollout-0: process 1, belongs to no run that this launcher knows"
+    ]
     await launcher.reap_orphans()
     assert not cloud.running()
     cloud.script(unreachable=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.control.test_replica_actions import registered
+from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec, until
 
 # Of SQLite: as many as there can be.

@@ -22,8 +22,8 @@ _PUSH_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Identity that a watcher reports under. `incarnation` is the watcher's, `node` says which
-    of the replica's machines it is on."""
+    """Identity that a watcher reports under: its own `incarnation`, and the number of its machine
+    among the replica's."""
 
     run_id: str
     key: ReplicaKey

@@ -10,9 +10,9 @@ import httpx
 from services.common import log
 from services.launcher.adapters.bounded_http import ask, object_of
 
-# AWS says when it will be; GCP's machines have 30 seconds, less what it took us to ask.
+# AWS states the time; GCP leaves 30 seconds, less the time of the poll.
 _GCP_LEFT_S = 25.0
-# It is on the machine itself.
+# The server is on the machine itself.
 _TIMEOUT_S = 2.0
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 _AWS_TOKEN_S = 300
@@ -20,17 +20,15 @@ _log = log.get_logger(__name__)
 
 
 class MetadataNotices:
-    """Preemption notices from the metadata servers of AWS and GCP: both are asked, for either
-    may be there.
-
-    A server that is no metadata server gives no notice."""
+    """Preemption notices from the metadata servers of AWS and GCP, either of which may be present.
+    Any other server gives no notice."""
 
     def __init__(self, url: str, wall: Callable[[], float] = time.time) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
         self._wall = wall
 
     async def poll_notice(self) -> float | None:
-        """Ask AWS, then GCP. See `agent.ports.PreemptionNotices`."""
+        """Poll AWS, then GCP. See `agent.ports.PreemptionNotices`."""
         try:
             left = await self._poll_aws()
             return left if left is not None else await self._poll_gcp()
@@ -43,7 +41,7 @@ class MetadataNotices:
 
     async def _poll_aws(self) -> float | None:
         headers = await self._fetch_aws_token()
-        answer = await self._ask("GET", "/latest/meta-data/spot/instance-action", headers)
+        answer = await self._request("GET", "/latest/meta-data/spot/instance-action", headers)
         if not answer.is_success:
             return None
         try:
@@ -56,16 +54,16 @@ class MetadataNotices:
     async def _fetch_aws_token(self) -> dict[str, str]:
         """Fetch the IMDSv2 token. Where IMDSv2 is off, or this is not AWS, none is needed."""
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_S)}
-        answer = await self._ask("PUT", "/latest/api/token", headers)
+        answer = await self._request("PUT", "/latest/api/token", headers)
         if not answer.is_success or not _TOKEN.fullmatch(answer.text):
             return {}
         return {"X-aws-ec2-metadata-token": answer.text}
 
     async def _poll_gcp(self) -> float | None:
         headers = {"Metadata-Flavor": "Google"}
-        answer = await self._ask("GET", "/computeMetadata/v1/instance/preempted", headers)
-        said = answer.is_success and answer.text.strip() == "TRUE"
-        return _GCP_LEFT_S if said else None
+        answer = await self._request("GET", "/computeMetadata/v1/instance/preempted", headers)
+        preempted = answer.is_success and answer.text.strip() == "TRUE"
+        return _GCP_LEFT_S if preempted else None
 
-    async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
+    async def _request(self, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
         return await ask(self._client, method, path, headers=headers, whole_s=_TIMEOUT_S)

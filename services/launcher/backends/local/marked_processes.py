@@ -10,15 +10,9 @@ from services.launcher.state import Unit
 
 # RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
 MARK_VARIABLE = "FLOTILLA_UNIT"
-_POLL_S = 0.1
+_POLL_S = 0.01
 # Only a process in an uninterruptible system call takes longer to die.
 _KILL_WAIT_S = 5.0
-
-
-def wait_until_gone(unit: Unit, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while is_alive(unit) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
 
 
 def start_time_of(pid: int) -> float:
@@ -29,7 +23,7 @@ def start_time_of(pid: int) -> float:
 
 
 def is_alive(unit: Unit) -> bool:
-    """Return whether that very process runs: its pid alone may be somebody else's by now."""
+    """Return whether the unit's process runs: another process may have its pid by now."""
     try:
         process = psutil.Process(unit.pid)
         same = abs(process.create_time() - unit.started) < 1.0
@@ -44,9 +38,9 @@ def kill_members(unit: Unit, mark: str) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     deadline = time.monotonic() + _KILL_WAIT_S
-    # Not psutil's own wait: it would take the exit code of our children from asyncio.
+    # psutil's own wait would take the exit code of our children from asyncio.
     while any(map(is_running, members)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S / 10)
+        time.sleep(_POLL_S)
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -58,7 +52,7 @@ def is_running(process: psutil.Process) -> bool:
 
 def find_members(unit: Unit, mark: str) -> list[psutil.Process]:
     """List all processes in a replica's session or with its mark."""
-    # A stranger that got the leader's pid may lead a session of the same number.
+    # An unrelated process with the leader's pid may lead a session of the same number.
     ours = is_alive(unit) or not psutil.pid_exists(unit.pid)
     return [
         process
@@ -75,11 +69,12 @@ def _session_of(pid: int) -> int:
 
 
 def mark_of(process: psutil.Process) -> str:
-    """Empty unless it is this user's: root reads every environment, and anybody may write a mark
-    into their own. A program with its owner's rights has the environment of who called it."""
+    """Return the mark of a process of this user; "" for any other. Root can read every environment,
+    and every user can write a mark into their own; a setuid program has its caller's
+    environment."""
     try:
         ours = set(process.uids()) == {os.geteuid()}
         return process.environ().get(MARK_VARIABLE, "") if ours else ""
     except (psutil.Error, OSError):
-        # Somebody else's process, or one that has just ended: not ours to judge.
+        # A process of another user, or one that has just ended.
         return ""

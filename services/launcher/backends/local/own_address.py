@@ -1,4 +1,4 @@
-"""Address by which other machines reach this launcher's."""
+"""Address at which other machines reach this one."""
 
 import ipaddress
 import json
@@ -12,22 +12,22 @@ from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_plan import count_machines, machines_key
 
 ADDRESS_VARIABLE = "FLOTILLA_ADDRESS"
-# Of a network that exists nowhere (RFC 5737).
+# An address of a documentation network (RFC 5737).
 _ELSEWHERE = ("192.0.2.1", 9)
 
 
 def route_address() -> str:
-    """Return the address of this machine that packets to others carry; none is sent. Raises
-    OSError if no route leads to others."""
+    """Return the source address of packets to other machines, without sending any. Raises OSError
+    if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_ELSEWHERE)
         return str(probe.getsockname()[0])
 
 
 def find_own_host(config: LauncherConfig, environ: Mapping[str, str] = os.environ) -> str:
-    """Return where further machines of a run reach this one; empty if a run has none.
+    """Return the address at which further machines of a run reach this one; "" if it has none.
 
-    Raises ConfigError where no other machine can reach that, or it is not of this machine."""
+    Raises ConfigError if no other machine reaches it, or it is not an address of this machine."""
     if config.backend != "local" or config.local.network == "loopback":
         return ""
     given = environ.get(ADDRESS_VARIABLE, "")
@@ -35,14 +35,14 @@ def find_own_host(config: LauncherConfig, environ: Mapping[str, str] = os.enviro
         return _check_is_ours(given) if given else route_address()
     except OSError as error:
         raise ConfigError(
-            'launcher.local.network = "private": no route tells by which address others reach this'
-            f" machine ({error.strerror}); set {ADDRESS_VARIABLE} to it"
+            'launcher.local.network = "private": no route shows the address at which others reach'
+            f" this machine ({error.strerror}); set {ADDRESS_VARIABLE} to it"
         ) from error
 
 
 def check_further_machines(launch: LaunchSpec) -> None:
-    """Raise BackendError where a replica of several machines is on loopback, which the others do
-    not reach, or is one of several replicas, which would all begin on this machine."""
+    """Raise BackendError if a replica of several machines is on loopback, which the others cannot
+    reach, or is one of several replicas, which would all start on this machine."""
     service, index = launch.key
     nodes = count_machines(json.loads(launch.spec_json or "{}"), service)
     if nodes == 1:
@@ -65,7 +65,7 @@ def _check_is_ours(address: str) -> str:
         known = ipaddress.ip_address(address)
     except ValueError:
         raise ConfigError(
-            f"{ADDRESS_VARIABLE}={address} is no IP address; set it to this machine's own"
+            f"{ADDRESS_VARIABLE}={address} is not an IP address; set it to this machine's own"
         ) from None
     if known.is_loopback or known.is_unspecified:
         raise ConfigError(

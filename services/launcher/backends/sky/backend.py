@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.common.durable_files import replace_file
 from services.launcher.backends.ports import (
+    Backend,
     BackendError,
     BackendUnreachable,
     CleanupEvidence,
@@ -38,9 +39,8 @@ _GATHER_S = 1.0
 _OWNER_FILE = ".owner"
 
 
-class SkyBackend:
-    """Backend that starts replicas on machines. `runs` is the folder whose replicas are ours.
-
+class SkyBackend(Backend):
+    """Backend that starts replicas on machines. Those of the folder `runs` belong to this launcher;
     `root` is the working tree whose commit the machines get."""
 
     def __init__(
@@ -60,7 +60,7 @@ class SkyBackend:
         self._offers = OfferMaker(self._owner, choose_price_source())
         board = JobQueue(client, poll_s)
         self._groups = JobGroupManager(client, board, gather_s)
-        # Each look at a cluster's job is a call to its machine.
+        # Each poll of a cluster's job is a call to its machine.
         self._clusters = ClusterManager(client, 2 * poll_s)
         self._sweeper = SkyCleaner(client, board, self._owner)
         self._auditor = CloudAuditor(self._runs, self._owner, client, [LambdaCloud()])
@@ -79,7 +79,7 @@ class SkyBackend:
         try:
             await self._choose_manager(launch, start.name).start_replica(start)
         except asyncio.CancelledError:
-            # A server that cannot be asked has lost the request, or it is found by name.
+            # An unreachable server has lost the request, or its replica is found by name.
             with suppress(BackendUnreachable):
                 await self._client.cancel_pending(lambda replica: replica == start.name)
             raise
@@ -123,29 +123,16 @@ class SkyBackend:
     async def kill_replica(self, unit: Unit) -> None:
         await self._manager_of(unit).kill_replica(unit.name)
 
-    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
+    async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
         there = await self._sweeper.list_live_members()
         self._plain |= {name for name, plain in there.items() if plain}
         return [Unit(name) for name in there]
-
-    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
-        """Drain the unit, then kill it.
-
-        Its watcher has been draining since its launcher fell silent, or a new launcher tells it
-        to."""
-        keeper = self._manager_of(unit)
-        await keeper.drain_replica(unit.name)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await keeper.wait_for_exit(unit.name)
-                return
-        await keeper.kill_replica(unit.name)
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
         evidence = await self._sweeper.clean_run(run_id)
         ended = await self._auditor.clean_run(run_id) if evidence.gone else []
         if ended:
-            # It is looked for once more.
+            # Another look must confirm that they are gone.
             return CleanupEvidence(False, "; ".join(ended))
         if evidence.gone:
             forget_key(self._code_folder(run_id))
@@ -174,7 +161,7 @@ class SkyBackend:
         return self._runs / run_id / CODE_FOLDER
 
     async def _prepare_launch(self, launch: LaunchSpec) -> PreparedLaunch:
-        """Check everything that can be wrong before a machine is asked for. Raises
+        """Check everything that can be wrong before a machine is requested. Raises
         BackendError."""
         self._offers.check_candidates(launch)
         run_dir, commit = self._runs / launch.run_id, launch.config.sky.commit
@@ -194,9 +181,8 @@ class SkyBackend:
 
 
 def _load_owner(runs: Path) -> str:
-    """Return the mark that the launcher of this folder began with.
-
-    Machines get renamed, and the launcher finds by this mark what it has at SkyPilot."""
+    """Return the mark of this folder's launcher, which identifies its resources at SkyPilot. It is
+    stored because host names change."""
     path = runs / _OWNER_FILE
     runs.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -207,8 +193,8 @@ def _load_owner(runs: Path) -> str:
 def _collect_secrets(
     wanted: Collection[str], launch: LaunchSpec, if_set: Collection[str]
 ) -> dict[str, str]:
-    """Collect the secrets by name: the run's own, and those in the launcher's environment.
-    Those in `if_set` may be missing."""
+    """Collect the secrets by name: the run's own, and those in the launcher's environment. Those
+    in `if_set` may be missing."""
     found = {name: launch.secrets.get(name) or os.environ.get(name, "") for name in wanted}
     missing = [name for name, value in found.items() if not value]
     if missing:

@@ -24,11 +24,11 @@ async def test_an_orphan_is_found_by_its_mark_alone_and_ended_with_its_children(
     unit = await dead.start_replica(launch)
     await asyncio.sleep(0.3)
     heir = LocalBackend(tmp_path)
-    [found] = await heir.list_orphans([])
+    [found] = await heir.list_units([])
     assert found.name == unit.name
     assert found.pid == unit.pid
     await heir.end_orphan(found, 2.0)
-    assert await heir.list_orphans([unit]) == []
+    assert await heir.list_units([unit]) == []
     assert (await dead.wait_for_exit(unit)).code == -15
 
 
@@ -40,7 +40,7 @@ async def test_a_strangers_process_with_a_mark_of_ours_is_left_alone(tmp_path: P
     launch = LaunchSpec("run-1", ("rollout", 0), ("true",), {}, tmp_path / "log")
     try:
         assert await backend.find_replica(launch) is None
-        assert await backend.list_orphan_resources([]) == await backend.list_orphans([]) == []
+        assert await backend.list_orphan_resources([]) == await backend.list_units([]) == []
         assert await backend.reap_orphans([]) == []
         assert (await backend.clean_run("run-1")).gone
         assert stranger.returncode is None
@@ -53,7 +53,7 @@ async def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path)
     other = await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     backend = LocalBackend(tmp_path)
     stale = Unit("run-1/rollout-0#1", other.pid, started=1.0)
-    assert await backend.list_orphans([stale]) == []
+    assert await backend.list_units([stale]) == []
     await backend.end_orphan(stale, 0.1)
     await backend.kill_replica(stale)
     assert other.returncode is None

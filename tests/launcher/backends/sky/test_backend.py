@@ -141,7 +141,7 @@ async def test_a_successor_finds_what_runs_by_name(
     found = await successor.find_replica(brief((GATEWAY, 0)))
     assert found is not None and found.name == gateway.name
     assert await successor.find_replica(brief((ROLLOUT, 0))) is None
-    assert {unit.name for unit in await successor.list_orphans([])} == {learner.name, gateway.name}
+    assert {unit.name for unit in await successor.list_units([])} == {learner.name, gateway.name}
     sky.put(learner.name, status="SUCCEEDED")
     assert not await successor.attach_replica(brief((LEARNER, 0)), learner)
     assert await successor.wait_for_exit(learner) == ExitStatus(0)
@@ -157,7 +157,7 @@ async def test_a_successor_gives_up_what_nobody_has_machines_for(
         assert await backend.find_replica(brief(key)) is not None
     for unit in (learner, gateway):
         how = await backend.wait_for_exit(unit)
-        assert how == ExitStatus(1, "nobody has such a machine now", preempted=True)
+        assert how == ExitStatus(1, "no such machine is available now", preempted=True)
     assert {job.status for job in sky.table} == {"CANCELLED"}
 
 
@@ -271,11 +271,11 @@ async def test_what_is_asked_after_a_change_is_no_answer_from_before_it(
 async def test_a_launcher_whose_machine_is_renamed_finds_its_own(
     sky: FakeSky, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = await SkyBackend(tmp_path / "runs", root, sky, gather_s=0.0).list_orphans([])
+    before = await SkyBackend(tmp_path / "runs", root, sky, gather_s=0.0).list_units([])
     units = await group(SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02, gather_s=0.05))
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     successor = SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02)
-    assert before == [] and set(await successor.list_orphans([])) == {Unit(u.name) for u in units}
+    assert before == [] and set(await successor.list_units([])) == {Unit(u.name) for u in units}
 
 
 async def test_orphans_are_told_with_the_run_whose_folder_has_their_mark(

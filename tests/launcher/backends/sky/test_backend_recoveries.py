@@ -13,7 +13,7 @@ from tests.launcher.backends.sky.starting import brief
 from tests.support.fake_sky import FakeSky
 
 _PATIENCE_S = 0.8
-_GIVEN_UP = ExitStatus(1, "nobody has such a machine now", preempted=True)
+_GIVEN_UP = ExitStatus(1, "no such machine is available now", preempted=True)
 
 
 @pytest.fixture

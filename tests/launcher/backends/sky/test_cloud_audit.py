@@ -140,7 +140,7 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
         backend.reap_orphans([]),
         backend.clean_run(sky_launches.RUN_ID),
     ):
-        with pytest.raises(BackendUnreachable, match="lambda itself cannot be asked"):
+        with pytest.raises(BackendUnreachable, match="lambda itself does not answer"):
             await ask
 
 

@@ -115,7 +115,7 @@ async def test_a_queue_that_is_never_told_is_unreachable_and_asked_for_again(
         board.recent_jobs(), board.fresh_jobs(), return_exceptions=True
     ):
         assert isinstance(look, BackendUnreachable)
-        assert "has not answered for 0.3 s; it is asked again" in str(look)
+        assert "has not answered for 0.3 s; the launcher retries" in str(look)
     server.hung.clear()
     assert await board.recent_jobs() == []
 
@@ -198,7 +198,7 @@ async def test_a_server_that_takes_no_requests_at_present_is_asked_again(
     server: Server, client: SkyClient
 ) -> None:
     server.error, server.status = "unavailable", 503
-    with pytest.raises(BackendUnreachable, match="it is asked again"):
+    with pytest.raises(BackendUnreachable, match="the launcher retries"):
         await client.launch_cluster(_TASK, {})
 
 

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Collection
 
 from services.launcher.backends.ports import (
+    Backend,
     BackendError,
     CleanupEvidence,
     LaunchSpec,
-    OrphanResource,
     ResourceOffer,
 )
 from services.launcher.state import ExitStatus, Unit
@@ -16,7 +16,7 @@ from services.launcher.state import ExitStatus, Unit
 _SIGKILL, _SIGTERM = -9, -15
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Backend that starts nothing. `finish_unit` ends a unit; `stubborn` units ignore a drain."""
 
     def __init__(self) -> None:
@@ -59,21 +59,10 @@ class FakeBackend:
         self._ends.setdefault(unit, asyncio.get_running_loop().create_future())
         return True
 
-    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
-        return next((unit for unit in self._ends if unit.name == launch.name), None)
-
-    async def undo_start(self, launch: LaunchSpec) -> None:
-        unit = await self.find_replica(launch)
-        if unit is not None and await self.attach_replica(launch, unit):
-            await self.kill_replica(unit)
-            await self.wait_for_exit(unit)
-
-    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
-        return None
-
     async def wait_for_exit(self, unit: Unit) -> ExitStatus:
-        # Whoever stops waiting must not end the unit for all others.
-        return await asyncio.shield(self._ends[unit])
+        end = self._ends.get(unit)
+        # A caller that stops waiting must not end the unit for the others.
+        return ExitStatus(None) if end is None else await asyncio.shield(end)
 
     async def drain_replica(self, unit: Unit) -> None:
         self.drained.append(unit)
@@ -84,19 +73,9 @@ class FakeBackend:
         self.killed.append(unit)
         self.finish_unit(unit, _SIGKILL)
 
-    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
-        return list({*known, *self.left})
-
-    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
-        self.killed.append(unit)
+    async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
+        return list(dict.fromkeys([*self._ends, *known, *self.left]))
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
         self.cleaned.append(run_id)
         return CleanupEvidence(not self.remains, self.remains)
-
-    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
-        found = [OrphanResource(unit.name, unit.name.partition("/")[0]) for unit in self.left]
-        return [orphan for orphan in found if orphan.run_id not in active]
-
-    async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        return []
