@@ -31,6 +31,7 @@ from services.launcher.doctor.adapters.trial_episode import (
     make_open_request,
     no_grade_name,
     open_episode,
+    rpc_error_text,
     state_name,
     suggest_backend_fix,
 )
@@ -69,8 +70,7 @@ def env_try(
     except (TryError, GatewayError, ConfigError) as error:
         return report_error(str(error))
     except grpc.aio.AioRpcError as error:
-        known = rpc.service_error(error)
-        return report_error(known.message if known else f"{error.code().name}: {error.details()}")
+        return report_error(rpc_error_text(error))
 
 
 def load_task(path: Path, key: str | None) -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def _open_with_progress(
     slow, request = is_slow(section, env_key), make_open_request(task, "env-try")
     try:
         return await open_episode(
-            stub, request, limit_s=_OPEN_S, slow=slow, told=_make_state_printer(console)
+            stub, request, limit_s=_OPEN_S, slow=slow, take_state=_make_state_printer(console)
         )
     except NotOpenedError as error:
         what = f"cannot open the environment: {error}"

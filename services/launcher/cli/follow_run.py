@@ -57,8 +57,8 @@ class FollowedRun:
     since: int
     run_id: str = ""
     last_event: int = 0
-    # Whether a launcher that this command does not own was told to cancel the start, and the run
-    # that had begun by then.
+    # Whether a launcher that this command does not own has cancelled the start, and the run that
+    # had begun by then.
     start_cancelled: bool = False
     cancelled: pb.Run | None = None
     board: RunBoard = field(default_factory=RunBoard)

@@ -1,5 +1,4 @@
-"""Report at the end of `flotilla train`: the before/after table, the curve, and where the files
-are."""
+"""Report at the end of `flotilla train`: the before/after table, the curve, and the files."""
 
 import json
 from collections.abc import Sequence
@@ -42,20 +41,20 @@ def make_eval_table(summary: dict[str, Any], moments: Sequence[str] = ("before",
     drawn.add_column("")
     for moment in moments:
         drawn.add_column(moment.replace("_", " "), justify="right")
-    told = [summary["eval"].get(moment) or {} for moment in moments]
-    drawn.add_row("pass@1 at T = 1", *(_format_with_interval(each) for each in told))
-    for env in sorted({env for each in told for env in each.get("by_env", {})}):
-        values = (_format_percent(_pass_rate(each.get("by_env", {}).get(env))) for each in told)
+    figures = [summary["eval"].get(moment) or {} for moment in moments]
+    drawn.add_row("pass@1 at T = 1", *(_format_with_interval(each) for each in figures))
+    for env in sorted({env for each in figures for env in each.get("by_env", {})}):
+        values = (_format_percent(_pass_rate(each.get("by_env", {}).get(env))) for each in figures)
         drawn.add_row(f"  {env}", *values)
-    drawn.add_row("greedy", *(_format_percent(each.get("greedy_pass_at_1")) for each in told))
-    if any(each.get("unseen_names") is not None for each in told):
-        values = (_format_percent(_pass_rate(each.get("unseen_names"))) for each in told)
+    drawn.add_row("greedy", *(_format_percent(each.get("greedy_pass_at_1")) for each in figures))
+    if any(each.get("unseen_names") is not None for each in figures):
+        values = (_format_percent(_pass_rate(each.get("unseen_names"))) for each in figures)
         drawn.add_row("names RL never saw", *values)
     return drawn
 
 
 def _pass_rate(value: Any) -> float | None:
-    """Return a pass rate that stands alone or in a table of its own."""
+    """Return a pass rate, which is a number or a key of a table."""
     return value.get("pass_at_1") if isinstance(value, dict) else value
 
 
@@ -72,7 +71,7 @@ def _format_with_interval(figures: dict[str, Any]) -> str:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the learner's metrics, one record per step; a line cut off by a kill is left out."""
+    """Read the learner's metrics, one record per step; a truncated line is left out."""
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
@@ -88,8 +87,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def metric_series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
     """Return steps and values of one metric; the last value of a repeated step (after a resume)
     counts."""
-    told = [r for r in records if "step" in r and r.get(metric) is not None]
-    values = {int(r["step"]): float(r[metric]) for r in told}
+    logged = [r for r in records if "step" in r and r.get(metric) is not None]
+    values = {int(r["step"]): float(r[metric]) for r in logged}
     steps = sorted(values)
     return steps, [values[step] for step in steps]
 
@@ -99,7 +98,7 @@ def draw_curve(run_dir: Path) -> Path | None:
     lines = _read_pass_rates(run_dir)
     if not any(steps for steps, _ in lines.values()):
         return None
-    # Costs most of a second, and only a run that has ended needs it.
+    # Slow to import, and needed only at a run's end.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

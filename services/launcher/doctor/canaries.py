@@ -23,7 +23,7 @@ from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, RunMode
 
-# So many are compiled: a second or two.
+# Compiling this many takes a second or two.
 _MOST_VERIFIERS = 1000
 _CHECK_SCRIPT = """
 import json, sys
@@ -41,8 +41,8 @@ print(json.dumps(wrong))
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The task that is played for an environment. `verifier` is the source that grades it in
-    the gateway; "" if another service grades it."""
+    """The task that is played for an environment. `verifier` is the source with which the gateway
+    grades it; "" if another service grades it."""
 
     env_key: str
     backend: str
@@ -87,7 +87,7 @@ async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:
         used = await select_tasks(context, section, here)
     except (TaskFileError, TaskSelectionError) as error:
         raise NotApplicableError(f"there is no task to open: {error}") from error
-    wrong = next((said for _, said in used.values() if said), "")
+    wrong = next((reason for _, reason in used.values() if reason), "")
     if wrong:
         raise NotApplicableError(f"there is no task to open: {wrong}")
     return [task for path in here for task in filter_tasks(files[path], used[path][0])]

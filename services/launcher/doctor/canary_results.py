@@ -13,16 +13,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from services.common.durable_files import replace_file
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import FLEET_BACKENDS, version_of
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, ROLLOUT
 
 RESULTS_FILE = ".doctor.json"
-# Packages of a server, and what else nobody can see from here, change in time.
+# Packages of a server and other invisible inputs change in time.
 _GOOD_FOR_S = 7 * 86400.0
 _KEPT = 512
-# A folder with more is no environment's own.
+# A folder with more does not belong to one environment.
 _MOST_FILES = 4000
 _ROOT = Path(__file__).resolve().parents[3]
 _GATEWAY_SOURCES = [_ROOT / "services" / name for name in ("env_gateway", "wire", "common")]
@@ -45,11 +46,9 @@ class PlayedEpisodes:
         episode."""
         known = {**self._read_file(), **dict.fromkeys(keys, now)}
         newest = sorted(known.items(), key=lambda item: item[1])[-_KEPT:]
-        draft = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(dict(newest)))
-            draft.replace(self._path)
+            replace_file(self._path, json.dumps(dict(newest)).encode())
 
     def _read_file(self) -> dict[str, float]:
         try:
@@ -103,7 +102,7 @@ def current_time() -> float:
 
 
 def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
-    """Return the identity of the environment's server; None if nothing tells it from another."""
+    """Return the identity of the environment's server; None if it cannot be determined."""
     config = section["backends"].get(canary.backend) or {}
     if canary.backend == "embedded":
         return _file_states([_ROOT / "environments"])
@@ -126,7 +125,7 @@ def _code_files(before: str, word: str) -> list[Path]:
     path = Path(word)
     if path.suffix != ".py" or not path.is_file():
         return []
-    # Not all that is below: it may be somebody's home.
+    # Not the whole tree: it may be a home directory.
     return [path, *path.parent.glob("*.py"), *path.parent.glob("*/*.py")]
 
 

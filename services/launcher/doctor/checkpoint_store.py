@@ -11,7 +11,7 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.env_filter import STORE_VARIABLES
 from services.launcher.state import LEARNER, RunMode
 
-# One of them, or a role of the machine, opens a bucket.
+# One of them, or a role of the machine, grants access to a bucket.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "FLOTILLA_REMOTE_OPTIONS")
 _LEAVE_OUT = (
     'to start without all the same, set launcher.skip_probes = ["store"], or --skip store for this'
@@ -29,16 +29,16 @@ async def probe_store(context: RunContext) -> list[Finding]:
     lost = cost_estimate.describe_unkept(section, config)
     if context.backend != "sky" or context.mode is not RunMode.TRAIN or not lost:
         raise NotApplicableError(f"{cost_estimate.REMOTE} is not set: nothing is uploaded")
-    # There a lost node costs nothing: homes are on a server.
-    say = warn if machine_candidates.is_on_slurm(config.sky, LEARNER) else fail
-    return [say(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
+    # A lost Slurm node costs nothing: homes are on a server.
+    judge = warn if machine_candidates.is_on_slurm(config.sky, LEARNER) else fail
+    return [judge(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
 
 
 async def _probe_remote(context: RunContext, checkpoint: Mapping[str, Any]) -> list[Finding]:
     question = {
         "url": checkpoint["remote"],
         "options": checkpoint["remote_options"],
-        # What the launcher's own packages lack, those of the services may have.
+        # The services' packages may include what the launcher's lack.
         "elsewhere": context.python is None,
     }
     python = context.find_interpreter("fsspec")
@@ -47,8 +47,8 @@ async def _probe_remote(context: RunContext, checkpoint: Mapping[str, Any]) -> l
 
 
 def _check_handed_keys(context: RunContext, url: str) -> list[Finding]:
-    """Warn if machines are handed no credentials: a test with a credentials file of this
-    machine says little about them."""
+    """Warn if machines get no credentials: a test with a credentials file of this machine
+    proves little about them."""
     handed = any(context.environ.get(name) for name in _CREDENTIALS)
     if context.backend != "sky" or not url.startswith("s3") or handed:
         return []

@@ -17,9 +17,8 @@ from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"
 FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
-# The selection is the learner's: its own functions make it, in a process of its own. By file the
-# keys of the tasks that are left, each with the tools that are offered for it, if not all are, and
-# what is wrong, with what to do.
+# The learner's own functions select the tasks, in a separate process. Prints for each file the keys
+# of the selected tasks, each with its offered tools unless all are, and an error with its fix.
 _SELECT_SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -28,30 +27,30 @@ from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 
-asked = json.load(sys.stdin)
-config = parse_config(SelectConfig, asked["select"], where="learner.select")
+question = json.load(sys.stdin)
+config = parse_config(SelectConfig, question["select"], where="learner.select")
 
 def chosen(path):
     tasks = load_tasks(Path(path))
-    left = filter_eval_tasks(tasks, config, path=path) if path in asked["sets"] else []
-    if path == asked["tasks"]:
-        left += filter_tasks(tasks, config, path=path, seed=asked["seed"])
+    left = filter_eval_tasks(tasks, config, path=path) if path in question["sets"] else []
+    if path == question["tasks"]:
+        left += filter_tasks(tasks, config, path=path, seed=question["seed"])
     return {task.key: json.loads(task.json).get("offered_tools") for task in left}
 
-told = {}
-for path in asked["files"]:
+used = {}
+for path in question["files"]:
     try:
-        told[path] = [chosen(path), ""]
+        used[path] = [chosen(path), ""]
     except TaskFileError as error:
-        told[path] = [{}, f"{error}; correct the file"]
+        used[path] = [{}, f"{error}; correct the file"]
     except TaskFilterError as error:
-        told[path] = [{}, f"{error}; correct learner.select, or the file"]
-print(json.dumps(told))
+        used[path] = [{}, f"{error}; correct learner.select, or the file"]
+print(json.dumps(used))
 """
 _FILE_FIX = "correct {key}, or make the file"
 
 
-# The tools that are offered for a task, by its key; None where all are.
+# Tools offered for a task, by its key; None stands for all.
 Offered = Mapping[str, list[str] | None]
 
 
@@ -65,16 +64,16 @@ class EnvVersion:
 
 
 class TaskFileError(Exception):
-    """Raised when a task file cannot be used; the message says why."""
+    """Raised when a task file cannot be used; the message gives the reason."""
 
 
 class TaskSelectionError(Exception):
-    """Raised when the learner's selection does not run; the message says how it ended."""
+    """Raised when the learner's selection does not run; the message states how it ended."""
 
 
 async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVersion]]:
-    """Return what is to be said of the run's tasks, and the versions of environments and data
-    that they name."""
+    """Return the findings about the run's tasks, and the versions of environments and data that
+    they name."""
     section = context.get_section(LEARNER)
     findings: list[Finding] = []
     files: dict[str, list[dict[str, Any]]] = {}
@@ -89,7 +88,7 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
     try:
         used = await select_tasks(context, section, list(files)) if files else {}
     except TaskSelectionError as error:
-        findings.append(fail(str(error), "see whether the learner's environment is whole"))
+        findings.append(fail(str(error), "check that the learner's environment is complete"))
         return findings, []
     counts: Counter[EnvVersion] = Counter()
     named: list[tuple[str, str]] = []

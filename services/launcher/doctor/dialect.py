@@ -35,7 +35,7 @@ except ConfigError as error:
 else:
     print(json.dumps(""))
 """
-_FIX = "docs/models.md says what each family of models is played by, and what is refused"
+_FIX = "docs/models.md lists the dialect of each family of models, and what is refused"
 
 
 async def probe_dialect(context: RunContext) -> list[Finding]:

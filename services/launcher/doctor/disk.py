@@ -19,13 +19,13 @@ async def probe_disk(context: RunContext) -> list[Finding]:
     alone = context.shared.policy.adapter_rank is not None
     shared = memory_estimate.weight_slot_bytes(model, dtype, section, adapters_alone=alone)
     keep = section["checkpoint"]["keep"]
-    told = ok(
+    sizes = ok(
         f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"
         f" {format_gib(shared)}"
     )
     if context.backend == "local":
-        return [told, *await _check_here(context, kept, shared)]
-    return [told, *_check_candidates(context, kept)]
+        return [sizes, *await _check_here(context, kept, shared)]
+    return [sizes, *_check_candidates(context, kept)]
 
 
 async def _check_here(context: RunContext, kept: int, shared: int) -> list[Finding]:
@@ -44,7 +44,7 @@ async def _check_here(context: RunContext, kept: int, shared: int) -> list[Findi
             " free there"
         )
         larger = f"mount -o remount,size={shared // 10**9 + 1}G /dev/shm (docker: --shm-size)"
-        # What fills it now may be gone by then; what never fits is a fault.
+        # Present contents may be gone by then; only what never fits is a fault.
         findings.append((fail if shared > here.shared_total else warn)(what, larger))
     return findings
 

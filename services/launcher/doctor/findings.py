@@ -20,7 +20,7 @@ _SEVERITY = tuple(Status)
 
 
 class NotApplicableError(Exception):
-    """Raised when a probe does not apply to the run; the message says why."""
+    """Raised when a probe does not apply to the run; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)

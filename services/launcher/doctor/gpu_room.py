@@ -1,4 +1,4 @@
-"""Check of GPUs of one size: what fits into one, and what would."""
+"""Check of GPUs of one size: what fits, and which change would make the rest fit."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def check_trainer_gpu(needs: MemoryNeeds, size: int, where: str) -> Iterator[Fin
     trainer = needs.trainer
     if trainer.device > size:
         what = f"{where} has {format_gib(size)} for the learner's {format_gib(trainer.device)}"
-        # What is estimated may be wrong: only what is certain refuses a run.
+        # An estimate may be wrong: only certain sizes refuse a run.
         yield (fail if trainer.certain > size else warn)(what, suggest_for_trainer(needs, size))
 
 
@@ -45,7 +45,7 @@ def check_shared_gpu(needs: MemoryNeeds, size: int, where: str) -> Iterator[Find
     """Yield a finding where a rank does not fit beside an engine, on the same GPU."""
     engine, trainer = needs.engine, needs.trainer
     left = size - int(engine.share * size)
-    # Alone too large, it is refused with more to say.
+    # A rank that is too large alone gets another finding.
     if engine.uses_gpu and left < trainer.device <= size:
         what = (
             f"{where} ({format_gib(size)}) is shared: an engine that takes"

@@ -26,7 +26,7 @@ _SMALLER = (
     "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
     " learner.rank.processes or rollout.engine.max_num_seqs"
 )
-# What says how many GPUs one machine of a service takes.
+# Key that sets the number of GPUs of one machine of a service.
 _GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_parallel"}
 
 
@@ -46,7 +46,7 @@ async def probe_memory(context: RunContext) -> list[Finding]:
 
 
 async def measure_needs(context: RunContext) -> MemoryNeeds | Finding:
-    """Return what a run needs, or why that is not known. Raises NotApplicableError."""
+    """Return what a run needs, or the finding that it is unknown. Raises NotApplicableError."""
     model = await measure_policy(context)
     if isinstance(model, Finding):
         return model
@@ -62,7 +62,7 @@ def _check_here(here: MachineResources, needs: MemoryNeeds, replicas: int) -> It
             f"the run takes {format_gib(host)} of memory, this machine has"
             f" {format_gib(here.memory)}"
         )
-        # What is estimated may be wrong: only what is certain refuses a run.
+        # An estimate may be wrong: only certain sizes refuse a run.
         sure = host - (0 if trainer.device else trainer.estimated) > here.memory
         yield (fail if sure else warn)(what, _SMALLER)
     elif host > here.free_memory:
@@ -70,17 +70,17 @@ def _check_here(here: MachineResources, needs: MemoryNeeds, replicas: int) -> It
             f"the run takes {format_gib(host)} of memory, {format_gib(here.free_memory)}"
             " are free now"
         )
-        yield warn(what, "end what else runs here")
+        yield warn(what, "end other processes here")
     if (trainer.device or engine.uses_gpu) and not here.gpus:
         keys = [k for k, gpu in _gpu_keys(trainer, engine) if gpu]
         cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
-        yield fail(f"{' and '.join(keys)} ask for a GPU, and there is none here", cpu)
+        yield fail(f"{' and '.join(keys)} require a GPU, and there is none here", cpu)
 
 
 def check_gpus(
     gpus: Sequence[int], needs: MemoryNeeds, config: LauncherConfig, where: str
 ) -> Iterator[Finding]:
-    """Check the GPUs of one machine: their size and number, and what the launcher is to assign."""
+    """Check the GPUs of one machine: their size, their number, and the launcher's assignment."""
     if not gpus:
         return
     smallest, name = min(gpus), f"a GPU of {where}"
@@ -95,9 +95,9 @@ def check_gpus(
         if wanted > share:
             given = f"launcher.{service}.gpus gives" if each[service] else f"{where} has"
             yield _too_few_gpus(_gpus_key(service, engine), service, wanted, share, given)
-    asked = sum(each[service] * replicas[service] for service in SERVICES)
-    if asked > there:
-        what = f"launcher.SERVICE.gpus come to {asked} for all replicas, {where} has {there}"
+    assigned = sum(each[service] * replicas[service] for service in SERVICES)
+    if assigned > there:
+        what = f"launcher.SERVICE.gpus come to {assigned} for all replicas, {where} has {there}"
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
 
 
@@ -120,7 +120,7 @@ def _gpu_keys(trainer: TrainerMemory, engine: EngineMemory) -> list[tuple[str, b
 def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
     sky, home = context.plan.config.sky, context.sky_home
-    # The launcher has an engine span as many machines as a replica is given.
+    # An engine spans as many machines as its replica gets.
     if (machines := machines_of(sky, ROLLOUT).num_nodes) > 1:
         needs = needs.with_engine(nodes=machines)
     for service in (LEARNER, ROLLOUT):
@@ -136,7 +136,7 @@ def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Findin
 
 
 def _check_candidate(service: str, room: MachineCapacity, needs: MemoryNeeds) -> Iterator[Finding]:
-    """Yield what is too small about one candidate; nothing if its size is not known."""
+    """Yield the shortages of one candidate; nothing if its size is unknown."""
     trainer, engine = needs.trainer, needs.engine
     host = trainer.host if service == LEARNER else engine.host
     wanted = trainer.gpus if service == LEARNER else engine.gpus

@@ -13,16 +13,16 @@ from services.launcher.doctor.memory_needs import MemoryNeeds
 _MOST_RANKS = 1024
 _MOST_WORKERS = 64
 _SMALL_CHUNK = 256
-# Lengths of context are tried by steps of so many tokens.
+# Step between tried context lengths, in tokens.
 _LENGTH_STEP = 1024
 _Fits = Callable[[MemoryNeeds], bool]
 
 
 def suggest_for_trainer(needs: MemoryNeeds, gpu: int) -> str:
-    """Name the change after which a rank fits into a GPU of so many bytes.
+    """Name the change after which a rank fits into a GPU of `gpu` bytes.
 
-    Settings come first, the cheapest of the fewest; then more ranks, a shorter context, and a
-    larger GPU."""
+    The fewest and cheapest settings come first, then more ranks, a shorter context and a larger
+    GPU."""
 
     def fits(changed: MemoryNeeds) -> bool:
         return changed.trainer.device <= gpu
@@ -38,7 +38,7 @@ def suggest_for_trainer(needs: MemoryNeeds, gpu: int) -> str:
 
 
 def suggest_for_engine(needs: MemoryNeeds, gpu: int) -> str:
-    """Name the change after which one sequence of full length fits beside an engine's weights."""
+    """Name the change after which one full-length sequence fits beside an engine's weights."""
 
     def fits(changed: MemoryNeeds) -> bool:
         return changed.engine.kv_cache_bytes(gpu) >= changed.engine.sequence
@@ -65,13 +65,13 @@ def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
     if rank["processes"] > 1 and not rank["shard"]:
         yield _splitting(needs)
     kept = rank["gradient_checkpointing"]
-    # `auto` is judged by the least that it keeps.
+    # `auto` counts as the setting that keeps least.
     if kept == "off" and not rank["compile"]:
         yield {"gradient_checkpointing": "selective"}
     if kept in ("off", "selective"):
         yield {"gradient_checkpointing": "full"}
     if rank["device"] == "cuda" and not rank["offload_activations"]:
-        # What is offloaded is what `full` leaves.
+        # Offloading applies to the activations that `full` keeps.
         full = {} if kept == "full" else {"gradient_checkpointing": "full"}
         yield {**full, "offload_activations": True}
     if not rank["offload_optimizer"]:
@@ -85,7 +85,7 @@ def _splitting(needs: MemoryNeeds) -> dict[str, object]:
 
 
 def _more_ranks(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> str:
-    """Name the fewest ranks that fit, with the settings as they are or with all that save."""
+    """Name the fewest ranks that fit, with today's settings or with all that save memory."""
     found = [_fewest_ranks(needs, keys, fits) for keys in ({}, every)]
     there = [changed for changed in found if changed is not None]
     if not there:
@@ -99,7 +99,7 @@ def _fewest_ranks(
 ) -> dict[str, Any] | None:
     split = needs.with_rank(**{**keys, **_splitting(needs)})
     ranks = range(needs.learner["rank"]["processes"] + 1, _MOST_RANKS + 1)
-    # The more ranks, the smaller each.
+    # More ranks are smaller.
     place = bisect_left(ranks, True, key=lambda count: fits(split.with_rank(processes=count)))
     if place == len(ranks):
         return None
@@ -121,5 +121,5 @@ def _larger(needs: MemoryNeeds) -> str:
 
 
 def _format_keys(table: str, keys: Mapping[str, object]) -> str:
-    said = [f"{table}.{key} = {json.dumps(value)}" for key, value in keys.items()]
-    return " and ".join((", ".join(said[:-1]), said[-1])) if said[1:] else said[0]
+    parts = [f"{table}.{key} = {json.dumps(value)}" for key, value in keys.items()]
+    return " and ".join((", ".join(parts[:-1]), parts[-1])) if parts[1:] else parts[0]

@@ -12,7 +12,7 @@ from services.launcher.doctor.findings import Finding, warn
 # Tasks of an environment for one of another that is written almost the same: that one is a slip.
 _RARE = 10
 _CLOSE = 0.8
-# Backends that take any name; the others say themselves what they do not have.
+# Backends that accept any name; the others report unknown names themselves.
 _LENIENT_BACKENDS = ("mcp", "openenv")
 _DIGITS = re.compile(r"\d+")
 

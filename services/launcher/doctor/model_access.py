@@ -1,4 +1,4 @@
-"""The policy's model on the hub: whether we may read it, at which commit, and whether it fits."""
+"""Probe of the policy's model on the hub: access, commit and size."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ RESOLVE_LIMIT_S = 60.0
 async def probe_model(context: RunContext) -> list[Finding]:
     policy = context.shared.policy
     for service in (LEARNER, ROLLOUT):
-        # Other implementations may make nothing of a policy.
+        # Other implementations may not use a policy.
         context.get_section(service)
     if context.is_policy_made_later():
         raise NotApplicableError(f"[[prepare]] makes {policy.model}")
@@ -36,12 +36,12 @@ async def probe_model(context: RunContext) -> list[Finding]:
         found = await look_up_policy(policy, context.environ)
     except NoPolicyError as error:
         return [report_missing_policy(context, error)]
-    return [_tell_commit(policy, found), *_check_room(context, found)]
+    return [_report_commit(policy, found), *_check_room(context, found)]
 
 
-def _tell_commit(policy: PolicyConfig, found: HubModel) -> Finding:
-    asked = policy.revision or "main"
-    pinned = "" if asked == found.commit else f" ({asked} of today, which a run keeps)"
+def _report_commit(policy: PolicyConfig, found: HubModel) -> Finding:
+    revision = policy.revision or "main"
+    pinned = "" if revision == found.commit else f" (today's {revision}, which a run keeps)"
     return ok(
         f"{policy.model} takes {format_gib(found.size)}, at commit {found.commit[:12]}{pinned}"
     )
@@ -62,13 +62,13 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
         if small:
             names = ", ".join(f"{room.name} ({format_gib(room.disk)})" for room in small)
             what = f"the model takes {format_gib(found.size)}, more than the disk of {names}"
-            say = fail if len(small) == len(rooms) else warn
-            yield say(what, f"set disk_size in launcher.sky.{service}")
+            judge = fail if len(small) == len(rooms) else warn
+            yield judge(what, f"set disk_size in launcher.sky.{service}")
 
 
 async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
-    """Return the commit of the hub that a spec's revision is now; None where there is none to
-    keep: a folder, a commit already, or a hub that does not tell, of which the doctor speaks."""
+    """Return the hub's present commit of a spec's revision; None if there is none to keep: the
+    model is a folder, the revision is a commit, or the hub fails, which the doctor reports."""
     context = make_run_context(plan, Path(), environ)
     policy = context.shared.policy
     replaced = {LEARNER, ROLLOUT} & plan.config.modules.keys()

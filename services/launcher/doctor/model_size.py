@@ -31,7 +31,7 @@ class ModelSize:
     vocab: int
     kv_heads: int
     head_dim: int
-    # Positions it was made for; 0 where the config does not say.
+    # Positions that it was trained for; 0 if the config states none.
     positions: int
     # Heads of queries; 0 where it is not known.
     heads: int = 0

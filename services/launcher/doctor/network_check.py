@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.common.network_interfaces import interface_names
 
-# A firewall that drops is not heard from; a node of the same network answers in milliseconds.
+# A firewall that drops never answers; a node of the same network answers in milliseconds.
 _CONNECT_S = 5.0
 
 SocketAddress = tuple[str, int]
@@ -24,18 +24,18 @@ def listen_on(host: str) -> socket.socket:
 def find_unreachable(peers: Mapping[int, SocketAddress]) -> list[str]:
     """List the ranks that cannot be reached at these addresses, and why."""
     with ThreadPoolExecutor(max_workers=max(1, len(peers))) as pool:
-        said = pool.map(_try_connect, peers.values())
+        failures = pool.map(_try_connect, peers.values())
         return [
             f"cannot reach rank {rank} at {host} port {port} ({text})"
-            for (rank, (host, port)), text in zip(peers.items(), said, strict=True)
+            for (rank, (host, port)), text in zip(peers.items(), failures, strict=True)
             if text
         ]
 
 
 def _try_connect(address: SocketAddress) -> str:
-    """Try to connect; return why that failed, or ""."""
+    """Try to connect; return the failure, or ""."""
     try:
-        # That it is accepted takes nobody: the other side's kernel does it.
+        # The other side's kernel accepts the connection, without its process.
         socket.create_connection(address, timeout=_CONNECT_S).close()
     except TimeoutError:
         return "nothing comes back"

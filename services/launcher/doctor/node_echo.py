@@ -20,17 +20,17 @@ from services.launcher.doctor.findings import Finding, fail, first_line, ok
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
-# As large as messages of the contracts get.
+# Size of the largest messages of the contracts.
 _MESSAGE = bytes(2**20)
 _CALL_S = 8.0
-# Those that are called; rollouts only call.
+# Services that are called; rollouts only call.
 _SERVERS = (GATEWAY, LEARNER)
-_FIREWALL_FIX = "see whether it runs, and whether firewalls let its port through"
+_FIREWALL_FIX = "check that it runs, and that firewalls let its port through"
 IDENTITY_FIX = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
 NO_TOKEN = fail(
     f"{TOKEN_VARIABLE} is not set", f"export the {TOKEN_VARIABLE} that the nodes were started with"
 )
-_OLD_VERSION_FIX = "start the echo there anew, with the version that is here"
+_OLD_VERSION_FIX = "restart the echo there with this version"
 
 
 async def probe_echo(context: RunContext) -> list[Finding]:
@@ -44,7 +44,7 @@ async def probe_echo(context: RunContext) -> list[Finding]:
 
 
 async def _call_own_echoes(context: RunContext) -> list[Finding]:
-    """Call echo processes in place of gateway and learner, as a rollout would."""
+    """Call echo processes that stand in for gateway and learner, as a rollout would."""
     token = secrets.token_urlsafe(32)
     members: dict[str, Tls] = {}
     if context.backend != "local":
@@ -56,7 +56,7 @@ async def _call_own_echoes(context: RunContext) -> list[Finding]:
         try:
             addresses = [await stack.enter_async_context(server) for server in servers]
         except ConfigError as error:
-            return [fail(str(error), "see whether processes of this machine may listen at all")]
+            return [fail(str(error), "check that processes of this machine may listen")]
         caller = members.get(ROLLOUT)
         pairs = zip(addresses, _SERVERS, strict=True)
         return list(
@@ -79,8 +79,8 @@ async def _serve_echo(context: RunContext, token: str, tls: Tls | None) -> Async
     try:
         line = await process.stdout.readline()
         if not line:
-            said = (await process.stderr.read()).decode(errors="replace")
-            raise ConfigError(first_line(said) or "an echo ended without a word")
+            errors = (await process.stderr.read()).decode(errors="replace")
+            raise ConfigError(first_line(errors) or "an echo ended without output")
         yield json.loads(line)["address"]
     finally:
         if process.returncode is None:
@@ -109,6 +109,6 @@ def explain_refusal(address: str, error: grpc.aio.AioRpcError) -> Finding:
     """Explain why a node's echo does not answer."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return fail(f"{address} is no echo, or one of an older version", _OLD_VERSION_FIX)
-    said = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
-    stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in said
-    return fail(f"{address} does not answer: {said}", IDENTITY_FIX if stranger else _FIREWALL_FIX)
+    reason = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
+    stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in reason
+    return fail(f"{address} does not answer: {reason}", IDENTITY_FIX if stranger else _FIREWALL_FIX)

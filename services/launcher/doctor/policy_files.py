@@ -14,7 +14,7 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.env_filter import HUB_VARIABLE
 from services.launcher.state import LEARNER, ROLLOUT
 
-# The exit code of `hub_probe` when the hub answered that it has no such model for us.
+# Exit code of `hub_probe` if the hub has no such model for this user.
 _HUB_REFUSED = 2
 
 
@@ -31,7 +31,7 @@ class HubModel:
 
 
 class NoPolicyError(Exception):
-    """Raised when the policy's files are not available; the message says why. `refused`: no
+    """Raised when the policy's files are not available; the message gives the reason. `refused`: no
     other machine can get them either."""
 
     def __init__(self, message: str, *, refused: bool) -> None:
@@ -44,7 +44,7 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     downloaded without its weights. Raises NoPolicyError, NotApplicableError."""
     policy = context.shared.policy
     for service in (LEARNER, ROLLOUT):
-        # Other implementations may make nothing of a policy.
+        # Other implementations may not use a policy.
         context.get_section(service)
     if context.is_policy_made_later():
         raise NotApplicableError(
@@ -53,7 +53,7 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     folder = Path(policy.model)
     if await asyncio.to_thread(folder.is_dir):
         return folder
-    return Path((await _ask_hub(policy, context.environ)).strip())
+    return Path((await _query_hub(policy, context.environ)).strip())
 
 
 def reads_text_alone(context: RunContext) -> bool:
@@ -64,11 +64,11 @@ def reads_text_alone(context: RunContext) -> bool:
 
 
 async def look_up_policy(policy: PolicyConfig, environ: Mapping[str, str]) -> HubModel:
-    """Ask the hub for a model's commit and size, as we may read it. Raises NoPolicyError."""
-    return HubModel(**json.loads(await _ask_hub(policy, environ, look_up=True)))
+    """Query the hub for a model's commit and size. Raises NoPolicyError."""
+    return HubModel(**json.loads(await _query_hub(policy, environ, look_up=True)))
 
 
-async def _ask_hub(
+async def _query_hub(
     policy: PolicyConfig, environ: Mapping[str, str], *, look_up: bool = False
 ) -> str:
     """Return what the hub's probe prints. Raises NoPolicyError."""
@@ -79,8 +79,8 @@ async def _ask_hub(
         command, json.dumps(question).encode(), environ, also=(HUB_VARIABLE,)
     )
     if code != 0:
-        said = first_line(errors) or f"the hub's probe ended with code {code}"
-        raise NoPolicyError(said, refused=code == _HUB_REFUSED)
+        reason = first_line(errors) or f"the hub's probe ended with code {code}"
+        raise NoPolicyError(reason, refused=code == _HUB_REFUSED)
     return output
 
 
@@ -88,5 +88,5 @@ def report_missing_policy(context: RunContext, error: NoPolicyError) -> Finding:
     """Report a policy that is not available from here. Rented machines may reach what this one
     does not."""
     fix = "correct policy.model, or set HF_TOKEN for a gated model"
-    say = fail if context.backend == "local" or error.refused else warn
-    return say(str(error), fix)
+    judge = fail if context.backend == "local" or error.refused else warn
+    return judge(str(error), fix)

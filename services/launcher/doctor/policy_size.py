@@ -1,4 +1,4 @@
-"""The size of a run's policy, or the finding that it cannot be told."""
+"""Size of a run's policy, or the finding that it is unknown."""
 
 from services.launcher.doctor.findings import Finding, fail
 from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
@@ -11,7 +11,7 @@ from services.launcher.doctor.run_context import RunContext
 
 
 async def measure_policy(context: RunContext) -> ModelSize | Finding:
-    """Return the size of the policy's model, or why it is not known."""
+    """Return the size of the policy's model, or the finding that it is unknown."""
     try:
         return read_model_size(await fetch_policy_folder(context))
     except NoPolicyError as error:

@@ -61,7 +61,7 @@ print(json.dumps(counted))
 
 
 class UncountedError(Exception):
-    """Raised when prompts cannot be counted yet; the message says why."""
+    """Raised when prompts cannot be counted yet; the message gives the reason."""
 
 
 async def check_prompts(

@@ -35,7 +35,7 @@ from services.launcher.state import LEARNER, ROLLOUT
 
 _MOST, _LEAST = 3, 2
 _HOST = "127.0.0.1"
-# After one rank has failed, the others have this long to say what they see of it.
+# Time for the other ranks to report after one has failed.
 _GRACE_S = 2.0
 _CALL_S = LIMIT_S + 5.0
 _TORCH = "import importlib.metadata as m; print(m.version('torch'))"

@@ -10,7 +10,7 @@ from services.common import python_command
 from services.launcher.doctor.findings import last_line
 from services.launcher.doctor.probe_process import run_command
 
-# All of a rank's life: its imports, waiting for the others, and what gloo and NCCL may take.
+# Limit of a rank's life: imports, waiting for the others, gloo or NCCL.
 LIMIT_S = 75
 _MODULE = "services.launcher.doctor.adapters.ring_probe"
 _MOST_RANKS = 256
@@ -34,16 +34,14 @@ class RankAssignment:
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """Outcome of a rank: `wrong` is "" if all went well; otherwise `fix` says how to correct
-    it.
+    """Outcome of a rank: `wrong` is "" on success; otherwise `fix` corrects it.
 
-    `blocked` marks a connection that cannot be made: errors that follow from it elsewhere
-    say nothing new."""
+    `blocked` marks a connection that cannot be made, and causes errors of other ranks."""
 
     wrong: str = ""
     fix: str = ""
     blocked: bool = False
-    # "gloo" or "nccl", with what there is to say of it.
+    # "gloo" or "nccl", with a remark if it is not the expected one.
     how: str = ""
     torch: str = ""
 

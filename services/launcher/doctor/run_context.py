@@ -1,4 +1,4 @@
-"""Input of the doctor: a spec, the sections that the services make of it, and this machine."""
+"""Input of the doctor: a spec, the services' sections of it, and this machine."""
 
 import asyncio
 import json
@@ -74,10 +74,10 @@ class RunContext:
         raise self.make_unprobed_error(f"the launcher's own {lacks}")
 
     def make_unprobed_error(self, why: str) -> UnprobedError:
-        """Build the error for what only the services' interpreter can tell."""
+        """Build the error for a probe that needs the services' interpreter."""
         return UnprobedError(
-            f"not looked at: there is no {self.plan.config.sky.python} here to ask, and {why}",
-            "make it here (`make setup` makes .venv), and the doctor asks it; machines make theirs",
+            f"not checked: there is no {self.plan.config.sky.python} here, and {why}",
+            "make it here for the doctor (`make setup` makes .venv); machines make their own",
         )
 
     def is_policy_made_later(self) -> bool:
@@ -93,7 +93,7 @@ def is_made_later(context: RunContext, path: str) -> bool:
 
 
 def make_run_context(plan: RunPlan, folder: Path, environ: Mapping[str, str]) -> RunContext:
-    """Make the context of a plan, before the services were asked. Raises ConfigError."""
+    """Make the context of a plan, without the services' sections. Raises ConfigError."""
     python: Path | None = Path(sys.executable)
     if plan.config.backend == "sky":
         there = Path(plan.config.sky.python)
@@ -119,8 +119,8 @@ async def _read_section(
     given = context.plan.text.encode()
     code, output, errors = await run_command(command, given, context.environ)
     if code != 0:
-        said = errors.strip() or f"exited with code {code}"
-        return service, None, fail(f"{service}: {said}", "correct the spec")
+        reason = errors.strip() or f"exited with code {code}"
+        return service, None, fail(f"{service}: {reason}", "correct the spec")
     try:
         return service, json.loads(output), None
     except ValueError:

@@ -19,7 +19,7 @@ from services.launcher.doctor.run_context import RunContext, read_sections
 
 SPEC = "spec"
 _SPEC_LIMIT_S = 60.0
-_SKIPPED = "left out, as --skip or launcher.skip_probes asks"
+_SKIPPED = "left out by --skip or launcher.skip_probes"
 
 
 async def examine_run(
@@ -34,7 +34,7 @@ async def examine_run(
     if wrong := find_unknown_probes(context.plan.config.skip_probes):
         what = f"launcher.skip_probes: there is no probe {wrong[0]!r}"
         findings = [*findings, fail(what, f"there are {', '.join(p.name for p in PROBES)}")]
-    # A spec that is wrong is no matter of taste: it cannot be left out.
+    # The check of the spec itself cannot be left out.
     about_spec = _redact_result(combine_findings(SPEC, findings), context)
     return [about_spec, *await run_probes(replace(context, sections=sections), probes, skip)]
 
@@ -59,21 +59,17 @@ async def _run_probe(probe: Probe, context: RunContext, left_out: Collection[str
         findings = [Finding(Status.SKIPPED, str(error))]
     except UnprobedError as error:
         findings = [error.finding]
-    # A defect of a probe is a result as well: the others have something to say.
+    # A defect of a probe is a result as well, and must not hide the others' results.
     except Exception as error:  # noqa: BLE001
         findings = [
-            fail(f"the probe itself failed: {error!r}", f"leave it out: {_skip_flag(probe)}")
+            fail(f"the probe itself failed: {error!r}", f"leave it out: --skip {probe.name}")
         ]
     return _redact_result(combine_findings(probe.name, findings), context)
 
 
-def _skip_flag(probe: Probe) -> str:
-    return f"--skip {probe.name}"
-
-
 def _make_timeout_finding(limit_s: float) -> Finding:
     return fail(
-        f"no answer within {limit_s:g} s", "see what hangs there, or leave the probe out by --skip"
+        f"no answer within {limit_s:g} s", "find what hangs there, or leave the probe out by --skip"
     )
 
 

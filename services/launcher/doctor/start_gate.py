@@ -30,12 +30,12 @@ async def doctor_gate(intent: PendingRun) -> Sequence[str]:
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
     results = await examine_run(context, probes=probes)
-    warned = [told for result in results for told in result.format_findings(Status.WARN)]
-    failed = [told for result in results for told in result.format_findings(Status.FAIL)]
+    warned = [text for result in results for text in result.format_findings(Status.WARN)]
+    failed = [text for result in results for text in result.format_findings(Status.FAIL)]
     if failed:
         lines = "\n".join(failed)
         raise RunRefusedError(
-            f"the doctor found what would fail:\n{lines}\nTo start in spite of one, leave it out:"
-            " launcher.skip_probes"
+            f"the doctor found what would fail:\n{lines}\nTo start in spite of one, leave its"
+            " probe out: launcher.skip_probes"
         )
     return [f"the doctor warns: {line}" for line in warned]

@@ -29,7 +29,7 @@ async def probe_ports(context: RunContext) -> list[Finding]:
 
 
 def _list_fixed_ports(context: RunContext) -> Iterator[tuple[str, int]]:
-    """Yield the ports of this machine that the spec names."""
+    """Yield the ports of this machine that the spec sets."""
     sky = context.plan.config.sky
     if context.backend == "sky":
         if sky.registry_port:
@@ -41,7 +41,7 @@ def _list_fixed_ports(context: RunContext) -> Iterator[tuple[str, int]]:
         for option, value in pairwise(command):
             if option == "--port" and value.isdecimal() and int(value):
                 yield f"env_gateway.backends.{name}.command", int(value)
-    # WeightService's own; 0 is any.
+    # Port of WeightService; 0 is any.
     if port := context.sections.get(LEARNER, {}).get("weights", {}).get("port"):
         yield "learner.weights.port", port
 
@@ -81,7 +81,7 @@ async def _check_advertised(context: RunContext) -> list[Finding]:
     try:
         server = await asyncio.start_server(send_word, "0.0.0.0", sky.registry_port)
     except OSError:
-        # The port is taken, which has been said.
+        # Another finding reports that the port is taken.
         return []
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -97,8 +97,8 @@ async def _check_advertised(context: RunContext) -> list[Finding]:
         return [fail(f"{where} is another machine's", fix)]
     # Many clouds let no machine reach itself by its public address.
     away = "from here" if sky.network == "private" else "from here, as on clouds without hairpins"
-    say = fail if sky.network == "private" or isinstance(heard, socket.gaierror) else warn
-    return [say(f"{where} cannot be reached {away}: {heard or 'no answer'}", fix)]
+    judge = fail if sky.network == "private" or isinstance(heard, socket.gaierror) else warn
+    return [judge(f"{where} cannot be reached {away}: {heard or 'no answer'}", fix)]
 
 
 async def _read_greeting(host: str, port: int, size: int) -> bytes | OSError:
@@ -119,7 +119,7 @@ async def probe_webhook(context: RunContext) -> list[Finding]:
     """Check that the webhook's host accepts a connection; nothing is posted."""
     variable = context.plan.config.notify.webhook_env
     if variable is None:
-        raise NotApplicableError("no webhook is told")
+        raise NotApplicableError("there is no webhook")
     url = urlsplit(context.environ.get(variable, ""))
     if url.scheme not in ("http", "https") or not url.hostname:
         fix = f"export {variable}=https://..., or take launcher.notify.webhook_env out"
@@ -131,5 +131,5 @@ async def probe_webhook(context: RunContext) -> list[Finding]:
     heard = await _read_greeting(url.hostname, port, 0)
     if isinstance(heard, OSError):
         what = f"{url.hostname}:{port} of {variable} cannot be reached: {heard}"
-        return [fail(what, "correct the URL, or see whether that server runs")]
+        return [fail(what, "correct the URL, or check that its server runs")]
     return [ok(f"{url.hostname}:{port} takes connections")]

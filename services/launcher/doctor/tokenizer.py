@@ -15,8 +15,8 @@ from services.launcher.doctor.run_context import RunContext
 
 
 async def probe_tokenizer(context: RunContext) -> list[Finding]:
-    """Compare both sides: the learner relies on digests of the files, rollouts render with what
-    transformers loads."""
+    """Compare both sides: the learner relies on digests of the files, rollouts on the tokenizer
+    that transformers loads."""
     try:
         folder = await fetch_policy_folder(context)
         digests = tokenizer_digests(folder)
@@ -30,18 +30,18 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
         return [fail(f"{context.shared.policy.model} has no tokenizer.json", fix)]
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
-    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second]
+    findings = [ok(f"digest {digests.whole.hex()[:16]}"), *second]
     try:
         python = context.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
-        return [*told, error.finding]
+        return [*findings, error.finding]
     module, question = (
         "services.launcher.doctor.adapters.tokenizer_probe",
         _make_question(folder, digests),
     )
     loaded = await run_probe_module(python, module, question, context.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
-    return [*told, *(bad or loaded)]
+    return [*findings, *(bad or loaded)]
 
 
 def _make_question(folder: Path, digests: TokenizerDigests) -> dict[str, str]:

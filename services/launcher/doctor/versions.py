@@ -113,7 +113,7 @@ def _check_device(packages: Mapping[str, str], context: RunContext) -> list[Find
     # Remote machines have environments of their own, with another torch.
     if context.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
         return []
-    what = f"{' and '.join(keys)} ask for a GPU, torch {packages['torch']} is for CPUs"
+    what = f"{' and '.join(keys)} require a GPU, torch {packages['torch']} is for CPUs"
     return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]
 
 

@@ -136,7 +136,7 @@ async def test_a_server_that_is_gone_for_a_while_ends_nothing(
         await folder.down()
         await folder.until(lambda: folder.stored().run.unreachable != "")
         await asyncio.sleep(2.0)
-        assert "SkyPilot's API server cannot be asked" in (await folder.get()).unreachable
+        assert "SkyPilot's API server does not answer" in (await folder.get()).unreachable
         assert set(folder.machines()) == before
         assert not folder.stored().run.is_ending
         await folder.up()

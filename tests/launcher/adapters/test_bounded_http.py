@@ -164,6 +164,6 @@ async def test_whatever_a_server_answers_is_a_refusal_or_no_notice(
         try:
             assert await cloud.list_machines() == []
         except BackendUnreachable as error:
-            assert "itself cannot be asked" in str(error)
+            assert "itself does not answer" in str(error)
         for each in (slack, webhook, notices):
             await each.close()

@@ -78,7 +78,7 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
 
 async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
     command = (sys.executable, "-c", "raise SystemExit(7)")
-    with pytest.raises(GatewayError, match="with code 7: it said nothing"):
+    with pytest.raises(GatewayError, match="with code 7: it printed nothing"):
         async with serve_gateway(SPEC, (), print, command=command):
             pass
 

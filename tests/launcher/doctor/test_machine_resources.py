@@ -43,7 +43,7 @@ async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
 ) -> None:
     content = spec(policy, tasks, "learner.rank.device=cuda", "rollout.engine.device=cuda")
     result = await probed("versions", subject(content, tmp_path))
-    says(result, Status.FAIL, "ask for a GPU, torch 2", "torch for CUDA")
+    says(result, Status.FAIL, "require a GPU, torch 2", "torch for CUDA")
 
 
 async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_gpu_that_is_not_there_is_named(
     content = spec(policy, tasks, "learner.rank.device=cuda")
     says(
         await probed("memory", subject(content, tmp_path)),
-        *(Status.FAIL, "learner.rank.device ask for a GPU, and there is none here"),
+        *(Status.FAIL, "learner.rank.device require a GPU, and there is none here"),
     )
 
 

@@ -32,7 +32,7 @@ async def test_the_commit_and_the_size_of_a_model_are_told(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     told = await probed("model", about(hub, tasks, tmp_path))
-    says(told, Status.OK, f"at commit {FIRST[:12]} (main of today, which a run keeps)", "1.0 MiB")
+    says(told, Status.OK, f"at commit {FIRST[:12]} (today's main, which a run keeps)", "1.0 MiB")
 
 
 async def test_a_gated_model_is_refused_before_anything_is_rented(

@@ -16,13 +16,13 @@ def start_in_thread(call: Callable[[], T]) -> Future[T]:
     """Start the call in a thread; return the future of its result. The thread ends with the
     call, or with the process."""
     done = Future[T]()
-    # Nobody can cancel what has begun.
+    # A call that has begun cannot be cancelled.
     done.set_running_or_notify_cancel()
 
     def run_call() -> None:
         try:
             done.set_result(call())
-        # Whoever waits raises it again.
+        # The waiting caller raises it again.
         except BaseException as error:  # noqa: BLE001
             done.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""Cleanup of what is left at SkyPilot, with a look whether it is gone."""
+"""Cleanup of leftovers at SkyPilot, with a check that they are gone."""
 
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -9,12 +9,12 @@ from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.status import Cluster, Job, Place
 
-# What SkyPilot may take to end machines, before a look at what is left counts.
+# Time that SkyPilot may take to end machines before leftovers count.
 _PATIENCE_S = 90.0
 
 
 class SkyCleaner:
-    """Cleaner of one launcher's jobs and clusters, which it knows by their names."""
+    """Cleaner of one launcher's jobs and clusters, identified by name."""
 
     def __init__(self, client: SkyPilotApi, board: JobQueue, owner: str) -> None:
         self._client = client
@@ -22,7 +22,7 @@ class SkyCleaner:
         self._owner = owner
 
     async def list_live_members(self) -> dict[str, bool]:
-        """Return the active replicas of this launcher, each with whether it is a cluster of its
+        """Return the active replicas of this launcher; the value is True for a cluster of its
         own."""
         plain = {each.name: True for each in await self._client.list_clusters() if not each.managed}
         jobs = {job.task: False for job in await self._board.fresh_jobs() if not job.over}
@@ -33,14 +33,14 @@ class SkyCleaner:
         return owned is not None and owned.owner == self._owner and owned.key is not None
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
-        """End everything left of a run; return as evidence what SkyPilot and the clouds then
-        show."""
+        """End everything left of a run; return the state at SkyPilot and the clouds as
+        evidence."""
 
         def is_ours(name: str) -> bool:
             return orphan_names.is_of_run(name, self._owner, run_id)
 
         deadline = time.monotonic() + _PATIENCE_S
-        asked: set[str] = set()
+        requested: set[str] = set()
         while True:
             coming = await self._client.cancel_pending(is_ours)
             jobs, clusters = await self._find_left(is_ours)
@@ -50,14 +50,14 @@ class SkyCleaner:
                 return CleanupEvidence(
                     False, _format_left(jobs, clusters) or "SkyPilot is still starting some"
                 )
-            await self._end_found(jobs, clusters, asked)
+            await self._end_found(jobs, clusters, requested)
             await self._board.pause_between_polls()
 
     async def list_orphan_resources(
         self, active: Collection[str], runs: Iterable[str]
     ) -> list[OrphanResource]:
-        """List what is this launcher's and of no active run. `runs` are those whose marks it
-        knows."""
+        """List the resources of this launcher that belong to no active run. `runs` are the runs
+        whose marks can be resolved."""
         jobs, clusters = await self._find_left(self._orphan_filter(active))
         marks = {names.run_mark(run_id): run_id for run_id in runs}
 
@@ -72,11 +72,11 @@ class SkyCleaner:
     def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
         """Return a predicate for names of no active run.
 
-        Call it after each look: runs are begun meanwhile."""
+        Apply it after each look: runs may begin meanwhile."""
         return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
 
     async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        """End what is this launcher's and of no active run; report how much of it is gone."""
+        """End the resources of no active run; report which are gone."""
         is_orphan = self._orphan_filter(active)
         jobs, clusters = await self._find_left(is_orphan)
         if not jobs and not clusters:
@@ -85,7 +85,7 @@ class SkyCleaner:
         left_jobs, left_clusters = await self._find_left(is_orphan)
         left = {*_list_names(left_jobs, left_clusters)}
         return [
-            f"{name}: {'asked to end, and still there' if name in left else 'ended'}"
+            f"{name}: {'end requested, still there' if name in left else 'ended'}"
             for name in _list_names(jobs, clusters)
         ]
 
@@ -96,23 +96,25 @@ class SkyCleaner:
             if not j.over and (ours(j.task) or ours(j.name))
         ]
         known = [c.name for c in await self._client.list_clusters() if ours(c.name)]
-        # Only the clouds know whether the table is right.
+        # Only the clouds can confirm SkyPilot's table.
         found = await self._client.list_clusters(certain=known) if known else []
         return jobs, [cluster for cluster in found if ours(cluster.name)]
 
-    async def _end_found(self, jobs: list[Job], clusters: list[Cluster], asked: set[str]) -> None:
+    async def _end_found(
+        self, jobs: list[Job], clusters: list[Cluster], requested: set[str]
+    ) -> None:
         """Request the end of each once.
 
-        SkyPilot ends the clusters of its jobs. Whatever is left then is ours to end, such as a
-        cluster that its server was starting when it was stopped."""
-        ids = sorted({job.job_id for job in jobs if f"job {job.job_id}" not in asked})
-        asked |= {f"job {job_id}" for job_id in ids}
+        SkyPilot ends the clusters of its jobs. Other clusters are ended here, such as one that its
+        server was starting when it was stopped."""
+        ids = sorted({job.job_id for job in jobs if f"job {job.job_id}" not in requested})
+        requested |= {f"job {job_id}" for job_id in ids}
         await self._client.cancel_jobs(ids)
         if jobs:
             return
         for cluster in clusters:
-            if cluster.name not in asked:
-                asked.add(cluster.name)
+            if cluster.name not in requested:
+                requested.add(cluster.name)
                 await self._client.tear_down_cluster(cluster.name)
 
 

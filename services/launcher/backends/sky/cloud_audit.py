@@ -1,5 +1,5 @@
-"""Audit of the clouds themselves for orphans that SkyPilot has forgotten: `orphan_machines.py`
-says which those are."""
+"""Audit of the clouds themselves for orphans that SkyPilot has forgotten, as defined in
+`orphan_machines.py`."""
 
 import asyncio
 import os
@@ -20,13 +20,13 @@ from services.launcher.run_plan import BadSpecError, parse_spec
 from services.launcher.store.run_files import SPEC_FILE
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
-# Another address of that cloud, as an emulator of it has.
+# Address of an emulator of that cloud.
 _LAMBDA_URL_VARIABLE = "FLOTILLA_LAMBDA_URL"
 _LAMBDA_KEYS = Path(".lambda_cloud/lambda_keys")
 _REQUEST_S = 20.0
 # Some 2 KiB a machine.
 _MACHINES = TextLimits(bytes=2**24, values=2**18)
-# A machine that ends is listed for a while, and costs nothing then.
+# States of ending machines, which cost nothing.
 _ENDING = ("terminating", "terminated", "preempted")
 
 
@@ -65,18 +65,18 @@ class LambdaCloud:
                 )
                 answer.raise_for_status()
                 return _listed(await object_of(answer, _MACHINES))
-        # What is no list is no answer.
+        # An answer without a list counts as none.
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise BackendUnreachable(f"{self.cloud} itself cannot be asked: {error}") from error
+            raise BackendUnreachable(f"{self.cloud} itself does not answer: {error}") from error
 
 
 def _listed(answer: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Raises ValueError."""
+    """Return the machines in an answer. Raises ValueError."""
     match answer.get("data"):
         case [*machines] if all(map(_is_machine, machines)):
             return machines
         case dict():
-            # What the end of machines is answered with.
+            # Answer to the termination of machines.
             return []
         case _:
             raise ValueError("an answer without a list of machines")
@@ -91,8 +91,8 @@ def _is_machine(value: object) -> bool:
 
 
 class CloudAuditor:
-    """Auditor of a launcher's machines, which it knows by their names. `runs` says where they
-    may be."""
+    """Auditor of a launcher's machines, identified by name. The specs in `runs` name the clouds
+    that may have some."""
 
     def __init__(
         self, runs: Path, owner: str, client: SkyPilotApi, providers: Sequence[CloudProvider]
@@ -142,7 +142,7 @@ class CloudAuditor:
         for provider in self._providers:
             if not clouds & {"", provider.cloud} or not provider.has_key():
                 continue
-            # In this order: what is begun in between is known, and of an active run.
+            # In this order, a machine that starts in between is known and of an active run.
             machines = await provider.list_machines()
             known = {cluster.name for cluster in await self._client.list_clusters()}
             left = orphan_machines.find_orphans(machines, ours, known)
@@ -156,7 +156,7 @@ class CloudAuditor:
             try:
                 config = parse_spec(file.read_text(encoding="utf-8")).config
             except (BadSpecError, ConfigError, OSError):
-                # Of another version, or just being removed: it may have been anywhere.
+                # From another version, or being removed: its machines may be anywhere.
                 found.add("")
                 continue
             if config.backend == "sky":

@@ -13,7 +13,7 @@ from services.launcher.state import ExitStatus
 
 _KILLED = -9
 _UP, _STOPPED = "UP", "STOPPED"
-# How often in a row SkyPilot may say that something is wrong with a machine, before it is ended.
+# Consecutive reports of a broken machine after which it is ended.
 _MAX_BROKEN_LOOKS = 30
 
 
@@ -38,21 +38,20 @@ class ClusterManager:
             raise CapacityError(text) from None
 
     async def undo_start(self, name: str) -> None:
-        """End what a start has left, be it half a machine, so that the next start finds nothing
-        in its way."""
+        """End what a start has left, even a half-made machine that would block the next start."""
         await self.kill_replica(name)
 
     async def attach_replica(self, name: str, limit_s: float) -> bool:
-        """Return whether the job of a replica that was there before is still active.
+        """Return whether the job of an earlier replica is still active.
 
-        A machine that is out of order is waited for as in `wait_for_exit`; the answer is False
-        once it is ended. SkyPilot looks for no other one, so there is no limit to that."""
+        A broken machine is polled as in `wait_for_exit`, until it recovers or is ended. SkyPilot
+        looks for no other machine, so `limit_s` does not apply."""
         return _is_active(await self._poll_job_status(name))
 
     async def is_live(self, name: str) -> bool:
         """Return whether the replica's job is active.
 
-        A launch that was never finished is repeated, on the machine that it has."""
+        An unfinished launch is repeated on its machine."""
         found = await self._find_cluster(name)
         if found is None or found.status != _UP:
             return False
@@ -78,13 +77,13 @@ class ClusterManager:
         return found.place if found is not None else None
 
     async def _poll_job_status(self, name: str) -> str | None:
-        """Poll the status of the job; None where its machine is gone, or as good as gone."""
+        """Poll the status of the job; None if its machine is gone or beyond repair."""
         looks = 0
         while True:
             try:
                 return await self._client.get_job_status(name)
             except BackendUnreachable:
-                # A machine that was taken away does not answer either; its cloud knows.
+                # A preempted machine does not answer either; its cloud knows.
                 found = await self._find_cluster(name)
                 if found is not None and found.status == _UP:
                     raise
@@ -100,12 +99,12 @@ class ClusterManager:
         return _find_by_name(name, await self._client.list_clusters(certain=[name]))
 
     async def drain_replica(self, name: str) -> None:
-        """Cancel a start that has no machine yet; it is not waited for. The launcher itself
-        tells a running replica's watcher."""
-        await self._client.cancel_pending(lambda asked: asked == name)
+        """Cancel a start that has no machine yet, without waiting. The launcher itself notifies the
+        watcher of a running replica."""
+        await self._client.cancel_pending(lambda replica: replica == name)
 
     async def kill_replica(self, name: str) -> None:
-        await self._client.cancel_pending(lambda asked: asked == name)
+        await self._client.cancel_pending(lambda replica: replica == name)
         await self._client.tear_down_cluster(name)
         self._killed.add(name)
 

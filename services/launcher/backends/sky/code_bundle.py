@@ -22,7 +22,7 @@ _IGNORE = ".skyignore"
 
 
 class CodeError(Exception):
-    """The code cannot be pinned; the message says what to do."""
+    """The code cannot be pinned; the message gives the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Translation of SkyPilot's exceptions, told apart by their types, never by their texts."""
+"""Translation of SkyPilot's exceptions by their types, never by their texts."""
 
 from typing import Any
 
@@ -12,30 +12,28 @@ from services.launcher.backends.ports import (
 )
 
 _NO_SERVER = (
-    "SkyPilot's API server cannot be asked ({error}); start one with `sky api start`, or name it in"
+    "SkyPilot's API server does not answer ({error}); start one with `sky api start`, or name it in"
     " SKYPILOT_API_SERVER_ENDPOINT"
 )
-_NO_ANSWER = "SkyPilot's API server has no answer ({error}); it is asked again"
-_NO_REPLY = "SkyPilot's API server has not answered for {limit_s:g} s; it is asked again"
+_NO_ANSWER = "SkyPilot's API server has no answer ({error}); the launcher retries"
+_NO_REPLY = "SkyPilot's API server has not answered for {limit_s:g} s; the launcher retries"
 
-# The server was restarted under the request, or takes none at present: what came of it is not
-# known.
+# The server was restarted during the request, or accepts none at present: the result is unknown.
 _UNHEARD = ("RequestInterruptedError", "ServerTemporarilyUnavailableError")
-# It broke over the request, or could not reach what it needed: a cloud, a machine, its own part of
-# that, its database.
+# The server failed on the request, or did not reach a cloud, a machine, its own agent there, or its
+# database.
 _PASSING = (
     *("CloudError", "ClusterStatusFetchingError", "FetchClusterInfoError", "NetworkError"),
     *("SkyletInternalError", "SkyletUnavailableError"),
 )
-# No wish causes these: a worker of SkyPilot's server is broken. One whose request was cancelled in
-# the middle of an import stays so ("'LazyImport' object is not callable"); the others are not.
+# No request causes these: a worker of SkyPilot's server is broken. One that was cancelled during an
+# import stays broken ("'LazyImport' object is not callable"); the other workers are not.
 _BROKEN = (TypeError, AttributeError, NameError, LookupError, ImportError)
 
 
 def question_error(types: Any, error: Exception) -> BackendUnreachable:
-    """Return the error for a question that failed for whatever reason: its answer is not known.
-
-    `types` is SkyPilot's module of exceptions."""
+    """Return the error for a failed question, the answer to which is unknown. `types` is SkyPilot's
+    module of exceptions."""
     servers = _is_from_server(error) or _is_any_of(types, error, *_UNHEARD, *_PASSING)
     text = _NO_ANSWER if servers else _NO_SERVER
     return BackendUnreachable(text.format(error=_brief_text(error)))
@@ -47,31 +45,31 @@ def timeout_error(limit_s: float) -> BackendUnreachable:
 
 
 def submission_error(types: Any, error: Exception) -> BackendError | BackendUnreachable:
-    """Return the error that says what became of a submission."""
-    said = _brief_text(error)
+    """Return the error that describes the result of a submission."""
+    reason = _brief_text(error)
     if _is_any_of(types, error, "ResourcesUnavailableError"):
         history: Any = error
-        # Without a history nobody was asked: no such machine is on any list.
+        # Without a history no cloud was tried: no catalog has such a machine.
         known = bool(history.failover_history) and not history.no_failover
-        return (CapacityError if known else BackendError)(said)
+        return (CapacityError if known else BackendError)(reason)
     if _is_any_of(types, error, "CommandFailureException", "ClusterSetUpError"):
-        return SetupError(said)
+        return SetupError(reason)
     if _is_any_of(types, error, "RequestCancelled"):
         return StartLostError("its start was cancelled")
     if _is_any_of(types, error, *_UNHEARD):
-        return BackendUnreachable(_NO_ANSWER.format(error=said))
+        return BackendUnreachable(_NO_ANSWER.format(error=reason))
     if _is_any_of(types, error, *_PASSING):
-        return StartLostError(said)
+        return StartLostError(reason)
     if isinstance(error, (RuntimeError, OSError)):
         if not _is_from_server(error):
             # The connection is lost, or the server and with it the request.
-            return BackendUnreachable(_NO_SERVER.format(error=said))
-        # A machine that nobody can log in to, or SkyPilot's own part of it failed; what it could
-        # not reach, it may reach next time.
-        return (SetupError if isinstance(error, RuntimeError) else CapacityError)(said)
-    # What is left is about the request itself, and SkyPilot says so in many types.
+            return BackendUnreachable(_NO_SERVER.format(error=reason))
+        # The machine refuses logins, or SkyPilot's own part of it failed; an unreachable service
+        # may be reachable next time.
+        return (SetupError if isinstance(error, RuntimeError) else CapacityError)(reason)
+    # The remaining types concern the request itself.
     broken = type(error) is Exception or isinstance(error, _BROKEN)
-    return (StartLostError if broken and _is_from_server(error) else BackendError)(said)
+    return (StartLostError if broken and _is_from_server(error) else BackendError)(reason)
 
 
 def _is_any_of(types: Any, error: Exception, *names: str) -> bool:
@@ -89,6 +87,6 @@ def _is_from_server(error: BaseException) -> bool:
 
 
 def _brief_text(error: BaseException) -> str:
-    # It may repeat the task that it is about; some say nothing.
+    # The text may repeat the task, or be empty.
     text = redact(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -17,12 +17,12 @@ from services.launcher.state import LEARNER, ExitStatus, ReplicaKey
 
 _UNKNOWN_S = 120.0
 _KILLED = -9
-_NO_MACHINE = "nobody has such a machine now"
+_NO_MACHINE = "no such machine is available now"
 _CANCELLED_STAGES = (JobStage.CANCELLED, JobStage.ENDING)
 
 
 class _CancelledError(StartLostError):
-    """The job was cancelled by somebody else, or its group has ended."""
+    """Another party cancelled the job, or its group has ended."""
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class JobGroupManager:
         # Records of earlier starts under the same name do not count.
         self._since: dict[str, int] = {}
         self._killed: set[str] = set()
-        # Jobs that nobody had machines for, and that were therefore cancelled.
+        # Jobs that were cancelled because no machine was available.
         self._given_up: set[int] = set()
-        # How long each may look for another machine, and since when those do that have none.
+        # Limit of each replica's search for another machine, and the start of each search.
         self._limits: dict[str, float] = {}
         self._recovering: dict[str, float] = {}
 
@@ -77,8 +77,7 @@ class JobGroupManager:
                 await self._board.fresh_jobs()
                 if await self._find_open_group(start) == group:
                     raise
-                # It went with its group, for which perhaps nobody had machines: it comes with the
-                # next.
+                # The job ended with its group, perhaps for lack of machines: join the next.
 
     async def _submit_declared(self, start: PreparedLaunch, deadline: float) -> int:
         """Submit a declared replica; return the id of the job whose records are of this start."""
@@ -93,12 +92,12 @@ class JobGroupManager:
         try:
             group, fresh = await self._find_or_submit_group(start, gathering, deadline)
         except BaseException as error:
-            # The gateways fail with it; a cancelled learner is no error of theirs.
+            # The gateways fail with the learner, but not with its cancellation.
             known = (
                 error if isinstance(error, Exception) else StartLostError("the start was cancelled")
             )
             gathering.group.set_exception(known)
-            # Perhaps nobody waits.
+            # Retrieved here in case no gateway waits.
             gathering.group.exception()
             raise
         gathering.group.set_result((group, fresh))
@@ -116,7 +115,7 @@ class JobGroupManager:
         # A group whose learner has ended is ending itself.
         await self._client.cancel_jobs(status.find_live_groups(jobs, site.group_names))
         while status.find_live_groups(await self._board.fresh_jobs(), site.group_names):
-            await self._pause_before_deadline(learner, deadline, "its group of before does not end")
+            await self._pause_before_deadline(learner, deadline, "its earlier group does not end")
         documents = task_documents.job_group_tasks(
             learner.site, list(gathering.starts), learner.launch.attempt
         )
@@ -172,7 +171,7 @@ class JobGroupManager:
         except BackendError as error:
             await self._board.fresh_jobs()
             if type(error) is BackendError and await self._find_open_group(start) != group:
-                # Nothing is wrong with the wish: its learner has ended meanwhile.
+                # The request is valid, but its learner has ended meanwhile.
                 raise _CancelledError(f"{start.name}: its group has ended") from error
             raise
 
@@ -193,7 +192,7 @@ class JobGroupManager:
         stage = job.stage if job is not None else JobStage.WAITING
         missing = stage in (JobStage.NO_CAPACITY, JobStage.WAITING) or since in self._given_up
         if missing:
-            # At first: others of its group see it cancelled, and are to know why.
+            # Recorded before the cancellation, which the rest of its group sees.
             self._given_up.add(since)
         if job is None or not job.over:
             await self._client.cancel_jobs([since])
@@ -266,31 +265,30 @@ class JobGroupManager:
             await self._board.pause_between_polls()
 
     def _is_hopeless(self, job: Job) -> bool:
-        """Return whether nobody has machines for a job that keeps asking: one that a dead
-        launcher has asked for and would have given up, or one whose machine was taken away long
-        ago."""
+        """Return whether a job keeps requesting machines in vain: one that a dead launcher would
+        have given up, or one whose machine was preempted long ago."""
         if job.stage is not JobStage.RECOVERING:
             self._recovering.pop(job.task, None)
             return job.stage is JobStage.NO_CAPACITY
         began = self._recovering.setdefault(job.task, time.monotonic())
         limit_s = self._limits.get(job.task, float("inf"))
-        # With a declared gateway its learner would go, which may be at work.
+        # A declared gateway would take its learner with it, which may be at work.
         return not _is_bound_to_group(job) and time.monotonic() > began + limit_s
 
     async def drain_replica(self, name: str) -> None:
-        """Cancel a start that has no machine yet; it is not waited for. The launcher itself
-        tells a running replica's watcher."""
+        """Cancel a start that has no machine yet, without waiting. The launcher itself notifies the
+        watcher of a running replica."""
         job = status.newest_job(await self._board.fresh_jobs(), name, self._since.get(name, 0))
         if job is None or job.stage in (JobStage.WAITING, JobStage.NO_CAPACITY):
             await self.kill_replica(name)
 
     async def kill_replica(self, name: str) -> None:
-        await self._client.cancel_pending(lambda asked: asked == name)
+        await self._client.cancel_pending(lambda replica: replica == name)
         job = status.newest_job(await self._board.fresh_jobs(), name, self._since.get(name, 0))
         if job is None or job.over:
             return
         if _is_bound_to_group(job) and job.cluster:
-            # It cannot be cancelled alone. SkyPilot finds it another machine.
+            # The job cannot be cancelled alone; SkyPilot finds it another machine.
             await self._client.tear_down_cluster(job.cluster)
             self._killed.add(name)
         else:

@@ -8,7 +8,7 @@ from services.launcher.backends.sky.status import Job
 
 
 class JobQueue:
-    """The managed jobs, asked for at most every `poll_s` seconds however many look."""
+    """The managed jobs, queried at most every `poll_s` seconds for any number of readers."""
 
     def __init__(self, client: SkyPilotApi, poll_s: float) -> None:
         self.poll_s = poll_s
@@ -27,7 +27,7 @@ class JobQueue:
         return await self._jobs_since(time.monotonic())
 
     async def _jobs_since(self, earliest: float) -> list[Job]:
-        """Return the jobs as asked for at `earliest` or later."""
+        """Return the jobs as queried at `earliest` or later."""
         async with self._lock:
             if self._asked_at < earliest:
                 now = time.monotonic()

@@ -26,7 +26,7 @@ NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
 
 
 def machines_of(config: SkyConfig, service: str) -> Machines:
-    """Return the machines that a service asks for, at the one cloud if the spec names one."""
+    """Return the machines that a service requests, at the one cloud if the spec names one."""
     requested, cloud = _service_machines(config, service), config.cloud
     if cloud is None:
         return requested
@@ -119,8 +119,8 @@ def _why_one_machine(config: SkyConfig, service: str) -> str:
     if config.network == "public":
         who = "ranks" if service == LEARNER else "workers of an engine"
         return (
-            f"{who} of several machines speak gloo or NCCL, which neither encrypt nor ask who is"
-            ' there; set launcher.sky.network = "private", or num_nodes = 1'
+            f"{who} of several machines speak gloo or NCCL, which neither encrypt nor authenticate;"
+            ' set launcher.sky.network = "private", or num_nodes = 1'
         )
     last = config.port + _PORTS
     if last > _LAST_PORT:

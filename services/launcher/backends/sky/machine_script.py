@@ -18,10 +18,10 @@ _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
 _WEIGHTS = "WEIGHTS"
 _RANK = "SKYPILOT_NODE_RANK"
-# The commit of Flotilla that a machine was given goes before what is installed there. Of somebody
-# else's project nothing does: its `services` are not ours.
+# A machine's own commit of Flotilla precedes an installed one. The `services` of another project do
+# not.
 OWN_CODE = '[ ! -d gen/flotilla ] || export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"'
-# Names itself to others: what it is reached by is only known once it runs.
+# Returns a machine's public address, which is only known once it runs.
 _WHO_AM_I = "https://checkip.amazonaws.com"
 
 
@@ -88,7 +88,7 @@ def _further_machine_command(watched: WatchedReplica) -> str:
             f'{_watcher_command(watched, run_dir)} --node="${_RANK}"',
             f"-- {shlex.join(machine)}",
             f'--replica="${_RANK}"',
-            # Its host alone counts: Ray has a port of its own, and nobody calls the service.
+            # Only its host counts: Ray has its own port, and the service is not called.
             f'--peer="{service}=${_ADDRESS}:0"',
         ]
     )
@@ -151,8 +151,7 @@ def ray_port(port: int, key: ReplicaKey) -> int:
 
 
 def _serves_outside(watched: WatchedReplica) -> bool:
-    """Return whether others call the service: a rollout calls the others, and nobody beyond its
-    machine calls it."""
+    """Return whether other machines call the service; a rollout is only called on its own."""
     return watched.public and watched.key[0] != ROLLOUT
 
 

@@ -19,7 +19,7 @@ PREFIX = "flo"
 TASK_NAME_LIMIT = 25
 _OWNER_LENGTH, _RUN_LENGTH = 3, 6
 _SLUG_LIMIT = 46
-# Spec name and UTC time are told apart at the end of a run id: `-20260131-235959`.
+# Length of the UTC time at the end of a run id: `20260131-235959`.
 _TIME_LENGTH = 15
 _SHORT = {LEARNER: "learner", ROLLOUT: "rollout", GATEWAY: "gateway"}
 _LONG = {short: service for service, short in _SHORT.items()}

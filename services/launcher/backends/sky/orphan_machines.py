@@ -1,8 +1,8 @@
 """Orphans among the machines that clouds bill: those under a launcher's names that SkyPilot does
 not know. Pure.
 
-SkyPilot finds machines by its own table alone. Once that has lost one, only the cloud and
-whoever pays know of it."""
+SkyPilot finds machines by its own table alone. If the table loses one, only the cloud's list and
+its bill show it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass

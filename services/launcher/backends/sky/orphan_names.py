@@ -1,7 +1,7 @@
 """Names of orphans: the jobs, clusters and machines of this launcher and of no active run, pure.
 
-Everything that a launcher asks for bears its owner and the mark of its run (`names.py`), so a name
-is enough to tell."""
+Every resource of a launcher is named after its owner and the mark of its run (`names.py`), so the
+name suffices."""
 
 from collections.abc import Iterable
 

@@ -31,7 +31,7 @@ class _Submission:
 
 
 class PendingRequests:
-    """Follower of submissions, which also finds those that nobody follows any more."""
+    """Follower of submissions, which also finds those of dead launchers."""
 
     def __init__(self, sky: Any) -> None:
         self._sky = sky

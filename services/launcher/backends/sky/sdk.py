@@ -35,9 +35,9 @@ _JOB_FIELDS = (
 )
 # The cloud of a job that has had no machine yet.
 _NOWHERE = "-"
-# SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
+# SkyPilot lists the clusters of managed jobs only in debug mode.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
-# What the server knows by itself, and what it asks clouds and machines for, or has them do.
+# Limits of answers from the server's own tables, and of those that involve clouds and machines.
 _QUICK_S, _SLOW_S = 120.0, 600.0
 
 
@@ -72,7 +72,7 @@ class SkyClient:
             records: Any = self._sky.get(request)
             return [_job_from_record(record) for record in records[0]]
 
-        return await self._ask_quickly(fetch_jobs)
+        return await self._query_quickly(fetch_jobs)
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
         """List SkyPilot's table of clusters; `certain` ones are looked for at their clouds
@@ -87,7 +87,7 @@ class SkyClient:
                 request = self._sky.status(all_users=True)
             return [_cluster_from_record(record) for record in self._sky.get(request)]
 
-        return await (self._ask_slowly if certain else self._ask_quickly)(fetch_clusters)
+        return await (self._query_slowly if certain else self._query_quickly)(fetch_clusters)
 
     async def submit_group(
         self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
@@ -143,7 +143,7 @@ class SkyClient:
             status = next(iter(found.values()), None)
             return status.value if status is not None else NO_JOB
 
-        return await self._ask_slowly(fetch_status)
+        return await self._query_slowly(fetch_status)
 
     async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
         """End managed jobs; a group with all its members."""
@@ -152,7 +152,7 @@ class SkyClient:
             self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
 
         if job_ids:
-            await self._ask_slowly(cancel_managed)
+            await self._query_slowly(cancel_managed)
 
     async def tear_down_cluster(self, cluster: str) -> None:
         """End a cluster; nothing if there is none."""
@@ -163,12 +163,12 @@ class SkyClient:
             except (self._errors.ClusterDoesNotExist, ValueError):
                 return
 
-        await self._ask_slowly(tear_down)
+        await self._query_slowly(tear_down)
 
     async def is_start_pending(self, replica: str) -> bool:
         """Return whether an earlier request, be it another launcher's, may still start the
         replica."""
-        return await self._ask_quickly(
+        return await self._query_quickly(
             lambda: self._requests.is_start_pending(lambda name: name == replica)
         )
 
@@ -176,12 +176,12 @@ class SkyClient:
         """Cancel unanswered requests that start these replicas; return whether there were any.
 
         A cancelled request may have been fulfilled at the last moment."""
-        return await self._ask_quickly(lambda: self._requests.cancel_pending(wanted))
+        return await self._query_quickly(lambda: self._requests.cancel_pending(wanted))
 
-    async def _ask_quickly(self, call: Callable[[], T]) -> T:
+    async def _query_quickly(self, call: Callable[[], T]) -> T:
         return await self._ask_within(self._quick_s, call)
 
-    async def _ask_slowly(self, call: Callable[[], T]) -> T:
+    async def _query_slowly(self, call: Callable[[], T]) -> T:
         return await self._ask_within(self._slow_s, call)
 
     async def _ask_within(self, limit_s: float, call: Callable[[], T]) -> T:

@@ -18,13 +18,13 @@ from services.launcher.config.sky import Machine, Machines
 
 _HOME = Path("~/.sky")
 _HOUR_S = 3600.0
-# A cluster's own prices need no machine of it; without a cloud SkyPilot asks all of them.
+# The catalog answers for these; without a cloud SkyPilot would query all of them.
 _OWN = frozenset({"", "slurm", "kubernetes", "ssh"})
-# A cloud whose catalog could not be fetched is not asked for again so soon.
+# Pause before an unreachable catalog is fetched again.
 _AGAIN_S = 600.0
 # Stands for all clouds.
 _ANY = "any"
-# SkyPilot fetches without a limit; where nobody answers it, people do not wait for a price.
+# SkyPilot fetches without a limit; users do not wait for a price that long.
 _PATIENCE_S = 5.0
 _log = log.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class SkyPrices:
 
     def __init__(self, catalog: PriceCatalog) -> None:
         self._catalog = catalog
-        # When each cloud could not be asked, and when SkyPilot did not come back.
+        # Time of the last failure of each cloud, or of SkyPilot as a whole.
         self._away: dict[str, float] = {}
 
     def replica_price(self, machines: Machines) -> float | None:

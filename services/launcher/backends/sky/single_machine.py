@@ -26,7 +26,7 @@ CHOICES = {
 # Text, whatever it looks like: unquoted, a version such as 0.3 would be a number.
 _QUOTED = ("DATA_VERSION",)
 RESUME = "RESUME_RUN_NAME"
-# Without it, wandb keeps what it is told on the machine.
+# Without the key, wandb logs to the machine's disk.
 _OPTIONAL_SECRETS = ("WANDB_API_KEY",)
 
 
@@ -81,7 +81,7 @@ def _task_script(
     )
     lines.append(
         f"timeout --kill-after=60 {limit} {flotilla} train"
-        # All on this machine, whatever the spec says of others.
+        # Overrides the backend of the spec.
         f' {shlex.quote(spec_path)} "${{CHOSEN[@]}}" --launcher.backend=local'
     )
     return "\n".join([OWN_CODE, *lines]) + "\n"
@@ -93,10 +93,10 @@ def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
     lost = cost_estimate.describe_unkept(spec.get(LEARNER, {}), config)
     if not lost:
         return []
-    said = f"WARNING: {lost}; to keep them, launch with --env {REMOTE}=s3://BUCKET/PREFIX"
+    warning = f"WARNING: {lost}; to keep them, launch with --env {REMOTE}=s3://BUCKET/PREFIX"
     return [
         f'if [[ -z "${REMOTE}" && "${RESUME}" != *://* ]]; then',
-        f'  echo "{said}" >&2',
+        f'  echo "{warning}" >&2',
         "fi",
     ]
 

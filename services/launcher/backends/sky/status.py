@@ -63,7 +63,7 @@ _STAGES = {
 
 # In place of the status of a cluster's job: its launch ended before it was given one.
 NO_JOB = "NO_JOB"
-# Of a job that waits for its turn, and of one that has asked in vain and will ask again.
+# Status of a job in the queue, and of one that will retry a failed request for machines.
 _BACK_OFF = "PENDING"
 
 
@@ -87,7 +87,7 @@ class Job:
     name: str
     task: str
     status: str
-    # Whether machines were asked for, and whether it has had them.
+    # Whether machines were requested, and whether the job has had some.
     submitted: bool = False
     started: bool = False
     cluster: str = ""
@@ -97,19 +97,18 @@ class Job:
     @property
     def stage(self) -> JobStage:
         if self.status == _BACK_OFF and self.submitted:
-            # SkyPilot would ask there for ever; the launcher has other candidates and a budget.
+            # SkyPilot would retry there for ever; the launcher has other candidates and a budget.
             return JobStage.RECOVERING if self.started else JobStage.NO_CAPACITY
         return _STAGES.get(self.status, JobStage.WAITING)
 
     @property
     def over(self) -> bool:
-        """Tell whether SkyPilot has ended the job too."""
+        """True once SkyPilot has ended the job too."""
         return _STAGES.get(self.status, JobStage.WAITING).over
 
     @property
     def abandoned(self) -> bool:
-        """Tell whether SkyPilot has lost control of the job, and so perhaps left its machine
-        up."""
+        """True if SkyPilot has lost control of the job and may have left its machine up."""
         return self.status == _ABANDONED
 
     @property

@@ -62,7 +62,7 @@ class RunSite:
 
 
 def hard_limit_s(config: LauncherConfig) -> int:
-    """Return after how many seconds a machine's work is ended, whoever is alive."""
+    """Return the seconds after which a machine ends its work in any case."""
     hours = config.max_hours or UNLIMITED_HOURS
     return int(hours * 3600 + config.drain_s + _SLACK_S)
 
@@ -115,7 +115,7 @@ def job_group_tasks(site: RunSite, keys: list[ReplicaKey], attempt: int = 1) -> 
         "execution": "parallel",
         "primary_tasks": [site.learner_name],
         "termination_delay": {"default": _TERMINATION_DELAY},
-        # Names within a group exist on Kubernetes only; the registry tells peers of peers.
+        # Names within a group exist on Kubernetes only; the registry announces peers.
         "inter_connection": False,
     }
     return [header, *(replica_task(site, key, attempt) for key in sorted(keys, key=_learner_first))]

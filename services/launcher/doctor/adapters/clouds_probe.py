@@ -23,21 +23,20 @@ def probe_sky(question: Mapping[str, Any]) -> list[Finding]:
         errors: Any = importlib.import_module("sky.exceptions")
     except ImportError as error:
         return [fail(f"SkyPilot is not installed here ({error})", "make sky")]
-    # First without the SDK, which starts a server of its own where none answers.
+    # Checked first without the SDK, which starts a server if none answers.
     if unreachable := _check_server(server, errors.ServerTemporarilyUnavailableError):
         return [unreachable]
     try:
-        # `check` looks at each cloud anew; `enabled_clouds` would tell what it remembers.
+        # `check` checks each cloud again; `enabled_clouds` would return cached results.
         enabled = sdk.get(sdk.check(None, verbose=False))
-    # Whatever the SDK or the server raise: it is told, with the command that shows more.
+    # The SDK and the server raise many types; the finding names the command that shows more.
     except Exception as error:  # noqa: BLE001
         return [fail(f"sky check failed: {first_line(str(error))}", "see `sky check`")]
     return judge_clouds(question["wanted"], _compute_clouds(enabled))
 
 
 def _check_server(server: Any, unavailable: type[Exception]) -> Finding | None:
-    """Return a finding if the API server does not answer where SkyPilot itself looks for it:
-    its configuration may name another one."""
+    """Return a finding if the API server that SkyPilot's configuration names does not answer."""
     try:
         health = server.make_authenticated_request(
             "GET", "/api/health", retry=False, timeout=_HEALTH_S
@@ -62,8 +61,8 @@ def _compute_clouds(enabled: Any) -> set[str]:
 
 
 def judge_clouds(wanted: Mapping[str, list[str | None]], enabled: set[str]) -> list[Finding]:
-    """Compare wanted and enabled clouds. `wanted` has the infra of each service's candidates;
-    None is any cloud."""
+    """Compare wanted and enabled clouds. `wanted` holds the infra of each service's candidates;
+    None stands for any cloud."""
     if not enabled:
         return [fail("no cloud is enabled", "give SkyPilot credentials of one; see `sky check`")]
     findings: list[Finding] = []

@@ -1,4 +1,4 @@
-"""Probe of the tasks: they are well, and their environments and data exist where they will run."""
+"""Probe of the tasks: they are valid, and their environments and data exist at their backend."""
 
 from collections.abc import Sequence
 
@@ -28,5 +28,5 @@ async def _check_fleet_data(context: RunContext, versions: Sequence[EnvVersion])
     try:
         return await check_fleet_versions(context, theirs)
     except NotApplicableError:
-        # An emulator that the gateway starts: the canary episodes ask it.
+        # The gateway starts an emulator, which the canary episodes query.
         return []

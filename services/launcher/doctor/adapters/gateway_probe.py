@@ -22,12 +22,13 @@ from services.launcher.doctor.adapters.trial_episode import (
     make_open_request,
     no_grade_name,
     open_episode,
+    rpc_error_text,
     suggest_backend_fix,
 )
 from services.launcher.doctor.canaries import Canary, choose_canaries
 from services.launcher.doctor.canary_results import PlayedEpisodes, current_time, key_of_episode
 from services.launcher.doctor.dataset import FLEET_OPENENV
-from services.launcher.doctor.findings import Finding, Status, fail, first_line, ok, warn
+from services.launcher.doctor.findings import Finding, Status, fail, last_line, ok, warn
 from services.launcher.doctor.prompts import UncountedError, check_prompts
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.tcp_ports import used_backends
@@ -35,17 +36,17 @@ from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
 _CALL_S = 30.0
-# Beyond the time that one run of a verifier may take.
+# Added to the time that one run of a verifier may take.
 _GRADE_MARGIN_S = 5.0
 _CLOSED_S = 10.0
 _AT_ONCE = 8
-# What the gateway imports besides what the launcher does.
+# Packages that the gateway imports and the launcher does not.
 _PACKAGES = ("aiohttp", "PIL")
 _NO_MODULE = re.compile(r"No module named '(\w+)")
 _INSTALL_FIX = "pip install 'flotilla[env-gateway]', or `make setup`"
-# Episodes that have no tools: what the policy answers to the prompt is graded.
+# Modality of episodes without tools, which grade the policy's answer to the prompt.
 _SINGLE_TURN = "single_turn"
-# Reasons that no other attempt would change. Others may be a matter of what was done.
+# Reasons that apply to every attempt; others may depend on what the attempt did.
 _PERMANENT_REASONS = (
     pb.NO_GRADE_REASON_NO_VERIFIER,
     pb.NO_GRADE_REASON_INSTANCE_LOST,
@@ -70,14 +71,15 @@ async def probe_episodes(context: RunContext) -> list[Finding]:
     opened: dict[str, bytes] = {}
     by_env = await _play_canaries(context, due, opened)
     single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
-    # What cannot be played is named at once: counting takes seconds of its own.
+    # Environments that cannot be played are left out: counting takes seconds.
     whole = {env: text for env, text in opened.items() if by_env[env].status is not Status.FAIL}
     try:
         counted = await check_prompts(context, whole, single)
     except UncountedError:
-        # Once there is something to count by, the episodes are played again.
+        # The episodes are played again once their prompts can be counted.
         return [*findings, *by_env.values()]
-    bad = {env for told in (by_env, counted) for env in told if told[env].status is not Status.OK}
+    judged = [*by_env.items(), *counted.items()]
+    bad = {env for env, finding in judged if finding.status is not Status.OK}
     good = set(by_env) - bad if "" not in counted else set[str]()
     played.note_played([key for env in good if (key := keys.get(env))], current_time())
     return [*findings, *by_env.values(), *counted.values()]
@@ -105,11 +107,11 @@ async def _play_canaries(
             return {"": _explain_failed_start(_last_line(str(error)))}
 
 
-def _explain_failed_start(said: str) -> Finding:
+def _explain_failed_start(reason: str) -> Finding:
     """Explain why a gateway ended before it served."""
-    if lacking := _NO_MODULE.search(said):
-        return fail(said, f"install {lacking[1]}: {_INSTALL_FIX}")
-    return fail(said, "correct [env_gateway]")
+    if lacking := _NO_MODULE.search(reason):
+        return fail(reason, f"install {lacking[1]}: {_INSTALL_FIX}")
+    return fail(reason, "correct [env_gateway]")
 
 
 def _gateway_interpreter(context: RunContext) -> str:
@@ -140,22 +142,22 @@ async def _play_all(
                 return await _play_canary(stub, section, canary, ready)
 
         findings = await asyncio.gather(*map(play_one, due))
-        by_env = {canary.env_key: told for canary, told in zip(due, findings, strict=True)}
+        by_env = {canary.env_key: finding for canary, finding in zip(due, findings, strict=True)}
         return {**by_env, **await _check_leaks(stub)}
 
 
 async def _play_canary(
     stub: Any, section: Mapping[str, Any], canary: Canary, ready: dict[str, bytes]
 ) -> Finding:
-    """Open, grade and close an episode, as a policy that does nothing."""
+    """Open, grade and close an episode in which the policy does nothing."""
     env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
     slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
     request = make_open_request(canary.task, "doctor")
     try:
         last = await open_episode(stub, request, limit_s=limit_s, slow=slow)
     except NotOpenedError as error:
-        said = _last_line(str(error))
-        return fail(f"{env_key} cannot be opened: {said}", suggest_backend_fix(said, where))
+        reason = _last_line(str(error))
+        return fail(f"{env_key} cannot be opened: {reason}", suggest_backend_fix(reason, where))
     try:
         finding = _check_tools(env_key, canary.task, last.ready)
         if finding.status is not Status.OK:
@@ -164,10 +166,9 @@ async def _play_canary(
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
         return _judge_grade(env_key, finding, await _grade_episode(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:
-        known = rpc.service_error(error)
-        said = known.message if known else f"{error.code().name}: {error.details()}"
+        reason = rpc_error_text(error)
         return fail(
-            f"{env_key} cannot be graded: {_last_line(said)}", suggest_backend_fix(said, where)
+            f"{env_key} cannot be graded: {_last_line(reason)}", suggest_backend_fix(reason, where)
         )
     finally:
         closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)
@@ -177,7 +178,7 @@ async def _play_canary(
 def _check_tools(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
     names = sorted(tool.name for tool in ready.tools)
     if not names and task.get("task_modality") != _SINGLE_TURN:
-        fix = "see whether the environment's MCP server is up, or correct task_modality"
+        fix = "check that the environment's MCP server is up, or correct task_modality"
         return fail(f"{env_key} offers no tool", fix)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
@@ -189,11 +190,11 @@ async def _grade_episode(
     header = pb.GradeHeader(
         episode_id=last.episode_id, final_answer="", deadline=rpc.to_duration(limit_s)
     )
-    said = [
+    messages = [
         {"role": "user", "content": last.ready.facts.prompt},
         {"role": "assistant", "content": ""},
     ]
-    lines = "".join(json.dumps(message) + "\n" for message in said)
+    lines = "".join(json.dumps(message) + "\n" for message in messages)
     requests = [
         pb.GradeRequest(header=header),
         pb.GradeRequest(transcript_chunk=lines.encode()),
@@ -214,8 +215,8 @@ def _judge_grade(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Fin
         return fail(what, fix)
     if reason in _PERMANENT_REASONS or not grade.attempts:
         return fail(what, "`flotilla env try` repeats it by hand")
-    fix = "have it return 0 there, if only attempts that did something can be graded"
-    return warn(f"{what}; so it goes for an attempt that does nothing", fix)
+    fix = "if only attempts that act can be graded, have the verifier return 0 there"
+    return warn(f"{what}, for an attempt that does nothing", fix)
 
 
 async def _check_leaks(stub: Any) -> dict[str, Finding]:
@@ -233,6 +234,5 @@ async def _check_leaks(stub: Any) -> dict[str, Finding]:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that is not blank: a gateway's log ends with what ended it."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return first_line(lines[-1] if lines else text, 800)
+    """Return the last line that is not blank: a gateway's log ends with the cause of its end."""
+    return last_line(text, 800)

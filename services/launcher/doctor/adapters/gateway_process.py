@@ -14,32 +14,32 @@ from services.common.python_command import python_command, tied_command
 from services.common.scratch_folders import scratch_folder
 
 _START_S = 60.0
-# Draining, and closing what is open.
+# Time to drain and to close open episodes.
 _END_S = 60.0
 
 
 class GatewayError(Exception):
-    """Raised when the gateway does not serve; the message says why."""
+    """Raised when the gateway does not serve; the message gives the reason."""
 
 
 @asynccontextmanager
 async def serve_gateway(
     spec: Path,
     overrides: Sequence[str],
-    said: Callable[[str], None],
+    take_line: Callable[[str], None],
     *,
     command: Sequence[str] = python_command("-m", "services.env_gateway"),
     environ: Mapping[str, str] | None = None,
     inherits: Sequence[str] = (),
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Run a gateway; yield its address and token. `said` receives each line that it logs. Of
-    `environ` (this process's own by default) it `inherits` these variables besides those
-    that every process of ours gets. Raises GatewayError."""
+    """Run a gateway; yield its address and token. `take_line` receives each line that it logs. From
+    `environ` (by default this process's own) it inherits the variables of every process of ours and
+    those in `inherits`. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
     with scratch_folder() as (folder, keeper):
         options = ("--config", str(spec), "--run-dir", str(folder))
         process = await _start_process(
-            # Whoever could end the episode before a drain is this process.
+            # Only this process could end the episode during a drain.
             (*command, *options, "--env_gateway.drain_s=1", *overrides),
             *(token, inherits, environ, keeper),
         )
@@ -48,7 +48,7 @@ async def serve_gateway(
         try:
             async with asyncio.timeout(_START_S):
                 address = await _read_address(process)
-            reading = asyncio.create_task(_forward_lines(process.stderr, said))
+            reading = asyncio.create_task(_forward_lines(process.stderr, take_line))
             yield address, token
         except TimeoutError:
             if reading is not None:
@@ -70,11 +70,11 @@ async def _start_process(
     """Start the gateway. `keeper` is the descriptor that keeps its scratch folder."""
     environment = child_environment(*inherits, ours=True, environ=environ)
     return await asyncio.create_subprocess_exec(
-        # Killed, we have it drain and close its episode.
+        # If this process is killed, the gateway drains and closes its episode.
         *tied_command(signal.SIGTERM, *command),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        # It may outlive us by its drain.
+        # It may outlive this process by its drain.
         pass_fds=(keeper,),
         # Ctrl-C is for this process, which closes the episode before it ends the gateway.
         start_new_session=True,
@@ -95,21 +95,21 @@ async def _end_process(process: asyncio.subprocess.Process) -> None:
 
 
 async def _read_address(process: asyncio.subprocess.Process) -> str:
-    """Read the address at which the gateway says that it serves. Raises GatewayError with what
-    it printed instead."""
-    said: list[str] = []
+    """Read the address at which the gateway serves from its log. Raises GatewayError with the
+    log if there is none."""
+    lines: list[str] = []
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode("utf-8", "replace"):
-        said.append(line.rstrip())
+        lines.append(line.rstrip())
         with suppress(ValueError):
             message = json.loads(line)
             if message.get("event") == "serving" and "address" in message:
                 return message["address"]
     code = await process.wait()
-    words = "\n" + "\n".join(said[-20:]) if said else " it said nothing"
+    words = "\n" + "\n".join(lines[-20:]) if lines else " it printed nothing"
     raise GatewayError(f"the gateway ended without serving, with code {code}:{words}")
 
 
-async def _forward_lines(stderr: asyncio.StreamReader, said: Callable[[str], None]) -> None:
+async def _forward_lines(stderr: asyncio.StreamReader, take_line: Callable[[str], None]) -> None:
     while line := (await stderr.readline()).decode("utf-8", "replace"):
-        said(line.rstrip())
+        take_line(line.rstrip())

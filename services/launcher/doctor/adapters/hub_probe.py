@@ -1,5 +1,4 @@
-"""Questions to the Hugging Face hub about a model, for the launcher: its small files, or what a
-machine would have to download."""
+"""Queries to the Hugging Face hub about a model: its small files, or the size of a download."""
 
 import json
 import sys
@@ -13,7 +12,7 @@ from services.common.adapters.model_hub import (
 )
 from services.common.printable_text import say, say_json
 
-# Exit codes: the hub cannot be asked; it says that there is no such model for us.
+# Exit codes: the hub does not answer; it has no such model for this user.
 UNKNOWN, REFUSED = 1, 2
 _FILES = (
     *("config.json", "generation_config.json", "*.index.json"),

@@ -25,7 +25,7 @@ from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0
-# Fleet tells tasks with their verifiers.
+# Fleet lists tasks with their verifiers.
 _ANSWERS = TextLimits(bytes=2**26, values=2**20)
 _WANDB_URL = "https://api.wandb.ai"
 _VIEWER = "query Viewer { viewer { username teams { edges { node { name } } } } }"
@@ -39,7 +39,7 @@ _SLACK_FIXES = {
 
 
 class _RefusedError(Exception):
-    """Raised when an answer cannot be used; the message says why."""
+    """Raised when an answer cannot be used; the message gives the reason."""
 
 
 async def probe_fleet(context: RunContext) -> list[Finding]:
@@ -48,31 +48,31 @@ async def probe_fleet(context: RunContext) -> list[Finding]:
         return [fail(f"{variable} is not set", f"export {variable}, or correct api_key_env")]
     async with _make_client(key) as http:
         try:
-            answer = await _asked(http, "GET", f"{url}/v1/account")
+            answer = await _request(http, "GET", f"{url}/v1/account")
         except httpx.HTTPError as error:
-            fix = "correct the backend's url, or see whether it can be reached from here"
+            fix = "correct the backend's url, or check that this machine reaches it"
             return [fail(f"{url} cannot be reached: {_error_text(error)}", fix)]
     if answer.status_code in (401, 403):
         what = f"{url} refuses the key in {variable} ({answer.status_code})"
-        return [fail(what, f"export {variable} anew, from Fleet's dashboard")]
+        return [fail(what, f"export {variable} again, from Fleet's dashboard")]
     if answer.status_code != 200:
         what = f"{url}/v1/account answered {answer.status_code}: {first_line(answer.text, 100)}"
-        return [fail(what, "see whether the backend's url is Fleet's control plane")]
+        return [fail(what, "check that the backend's url is Fleet's control plane")]
     return await _judge_account(answer, url, context)
 
 
 async def _judge_account(answer: httpx.Response, url: str, context: RunContext) -> list[Finding]:
     body = await _json_object(answer)
     limit, used = body.get("instance_limit"), body.get("instance_count", 0)
-    told = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
+    known = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
     rollout = context.sections.get(ROLLOUT)
     if rollout is None or not isinstance(limit, int) or not isinstance(used, int):
-        return [told]
+        return [known]
     wanted = rollout["max_attempts"] * context.plan.config.replica_counts()[ROLLOUT]
     if wanted <= limit - used:
-        return [told]
+        return [known]
     what = f"{wanted} attempts at once, but Fleet allows {limit} instances, {used} of them in use"
-    return [told, warn(what, "lower rollout.max_attempts, or end what else uses instances")]
+    return [known, warn(what, "lower rollout.max_attempts, or end other uses of instances")]
 
 
 def _fleet_access(context: RunContext) -> tuple[str, str, str]:
@@ -104,7 +104,7 @@ async def check_fleet_versions(
             except (httpx.HTTPError, _RefusedError) as error:
                 fix = "see the probe `fleet`"
                 findings.append(
-                    fail(f"Fleet cannot be asked for {env_key}: {_error_text(error)}", fix)
+                    fail(f"Fleet does not answer for {env_key}: {_error_text(error)}", fix)
                 )
     return findings or [ok("Fleet has their environments, versions and data")]
 
@@ -112,9 +112,9 @@ async def check_fleet_versions(
 async def _check_environment(
     http: httpx.AsyncClient, url: str, env_key: str, wanted: Sequence[EnvVersion]
 ) -> list[Finding]:
-    answer = await _asked(http, "GET", f"{url}/v1/env/{quote(env_key, safe='')}")
+    answer = await _request(http, "GET", f"{url}/v1/env/{quote(env_key, safe='')}")
     if answer.status_code in (400, 404):
-        fix = "correct env_id in the task file, or ask Fleet for access to that environment"
+        fix = "correct env_id in the task file, or request access to that environment from Fleet"
         return [fail(f"Fleet has no environment {env_key}", fix)]
     have = (await _json_object(answer)).get("versions") or {}
     findings: list[Finding] = []
@@ -129,19 +129,19 @@ async def _check_environment(
 async def _check_data(
     http: httpx.AsyncClient, url: str, env_key: str, data_version: str
 ) -> list[Finding]:
-    """Check a data version. Fleet lists data only by the team's tasks: if it has none at all,
-    nothing is known."""
+    """Check a data version. Fleet lists data only through the team's tasks; without tasks it is
+    unknown."""
     query = {"env_key": env_key, "data_version": data_version}
-    here = await _json_object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    here = await _json_object(await _request(http, "GET", f"{url}/v1/tasks", params=query))
     if here.get("tasks"):
         return []
     query = {"env_key": env_key}
-    every = await _json_object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    every = await _json_object(await _request(http, "GET", f"{url}/v1/tasks", params=query))
     known = sorted({str(t.get("data_version") or "") for t in every.get("tasks") or ()} - {""})
     what = f"Fleet lists no task of {env_key}@{data_version}"
     if known:
         return [fail(f"{what}, but of {', '.join(known)}", "correct data_version in the task file")]
-    return [warn(what, "see what the probe `episodes` says, which opens one")]
+    return [warn(what, "see the probe `episodes`, which opens one")]
 
 
 async def probe_wandb(context: RunContext) -> list[Finding]:
@@ -150,18 +150,18 @@ async def probe_wandb(context: RunContext) -> list[Finding]:
         raise NotApplicableError("learner.tracking.backends does not name wandb")
     if tracking["mode"] == "offline" or context.environ.get("WANDB_MODE") == "offline":
         raise NotApplicableError("wandb is offline by configuration")
-    say = fail if tracking["mode"] == "online" else warn
+    judge = fail if tracking["mode"] == "online" else warn
     url = context.environ.get("WANDB_BASE_URL", _WANDB_URL).rstrip("/")
     key = context.environ.get("WANDB_API_KEY", "").strip() or _read_netrc_key(url, context.environ)
     if not key:
-        return [say("no key of wandb: the run would go offline", "export WANDB_API_KEY")]
+        return [judge("no key of wandb: the run would go offline", "export WANDB_API_KEY")]
     try:
         viewer = await _fetch_viewer(url, key)
     except httpx.HTTPError as error:
-        return [say(f"{url} cannot be reached: {_error_text(error)}", "correct WANDB_BASE_URL")]
+        return [judge(f"{url} cannot be reached: {_error_text(error)}", "correct WANDB_BASE_URL")]
     except _RefusedError as error:
-        # A key that is refused stops the run in any mode.
-        return [fail(str(error), f"export WANDB_API_KEY anew, from {url}/authorize")]
+        # A refused key stops the run in any mode.
+        return [fail(str(error), f"export WANDB_API_KEY again, from {url}/authorize")]
     return _judge_viewer(viewer, tracking["entity"])
 
 
@@ -170,8 +170,8 @@ async def _fetch_viewer(url: str, key: str) -> Mapping[str, Any]:
     login = base64.b64encode(f"api:{key}".encode()).decode()
     async with _make_client() as http:
         headers = {"Authorization": f"Basic {login}"}
-        asked = {"query": _VIEWER}
-        answer = await _asked(http, "POST", f"{url}/graphql", json=asked, headers=headers)
+        query = {"query": _VIEWER}
+        answer = await _request(http, "POST", f"{url}/graphql", json=query, headers=headers)
     if answer.status_code in (401, 403):
         raise _RefusedError(f"{url} refuses the key of wandb ({answer.status_code})")
     viewer = ((await _json_object(answer)).get("data") or {}).get("viewer")
@@ -212,10 +212,10 @@ async def probe_slack(context: RunContext) -> list[Finding]:
     url = f"{notify.slack.api_url.rstrip('/')}/auth.test"
     async with _make_client(token) as http:
         try:
-            answer = await _asked(http, "POST", url)
+            answer = await _request(http, "POST", url)
             body = await _json_object(answer)
         except (httpx.HTTPError, _RefusedError) as error:
-            fix = "correct launcher.notify.slack.api_url, or see whether Slack can be reached"
+            fix = "correct launcher.notify.slack.api_url, or check that this machine reaches Slack"
             return [fail(f"{url} gave no answer: {_error_text(error)}", fix)]
     if not body.get("ok"):
         reason = str(body.get("error"))
@@ -233,7 +233,9 @@ def _make_client(bearer: str = "") -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=_REQUEST_S, headers=headers)
 
 
-async def _asked(http: httpx.AsyncClient, method: str, url: str, **request: Any) -> httpx.Response:
+async def _request(
+    http: httpx.AsyncClient, method: str, url: str, **request: Any
+) -> httpx.Response:
     return await ask(http, method, url, limits=_ANSWERS, **request)
 
 
@@ -244,8 +246,8 @@ async def _json_object(answer: httpx.Response) -> dict[str, Any]:
             return await object_of(answer, _ANSWERS)
     except ValueError:
         pass
-    said = first_line(answer.text[:1000], 100)
-    raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {said}")
+    text = first_line(answer.text[:1000], 100)
+    raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {text}")
 
 
 def _error_text(error: Exception) -> str:

@@ -25,7 +25,7 @@ from services.launcher.doctor.network_check import (
 )
 from services.launcher.doctor.ring_rank import LIMIT_S, RankAssignment, RankOutcome
 
-# The others may be importing torch, which takes a while from a cold disk.
+# The other ranks may be importing torch, which is slow from a cold disk.
 _STORE_TIMEOUT = timedelta(seconds=50)
 _JOIN_TIMEOUT = timedelta(seconds=15)
 _ELEMENTS = 1 << 16
@@ -37,7 +37,7 @@ class _BlockedError(Exception):
 
 
 def join_ring(assignment: RankAssignment, listener: int | None) -> RankOutcome:
-    """Meet the other ranks, try each connection by itself, then join the group."""
+    """Meet the other ranks, try each connection alone, then join the group."""
     version = ""
     try:
         import torch
@@ -50,7 +50,7 @@ def join_ring(assignment: RankAssignment, listener: int | None) -> RankOutcome:
         return RankOutcome(
             str(error), suggest_network_fix(assignment.host), blocked=True, torch=version
         )
-    # What torch raises is a RuntimeError, whichever backend it is from.
+    # All backends of torch raise RuntimeError.
     except (RuntimeError, ValueError, OSError) as error:
         return RankOutcome(
             first_line(str(error)) or repr(error), _suggest_interfaces(), torch=version
@@ -59,8 +59,8 @@ def join_ring(assignment: RankAssignment, listener: int | None) -> RankOutcome:
 
 
 def _test_ring(assignment: RankAssignment, listener: int | None) -> str:
-    """Return the backend, with a remark if it is not the expected one. Raises _BlockedError,
-    and what torch raises."""
+    """Return the backend, with a remark if it is not the expected one. Raises _BlockedError, and
+    errors of torch."""
     import torch
     import torch.distributed as dist
 
@@ -152,12 +152,12 @@ def _pass_around(assignment: RankAssignment, backend: str) -> None:
 
 def _suggest_interfaces() -> str:
     names = ", ".join(interface_names())
-    said = " and ".join(f"{name} is {os.environ.get(name)!r}" for name in INTERFACE_VARIABLES)
-    return f"{said} there; set them to one of {names} that the nodes share, or unset them"
+    values = " and ".join(f"{name} is {os.environ.get(name)!r}" for name in INTERFACE_VARIABLES)
+    return f"{values} there; set them to one of {names} that the nodes share, or unset them"
 
 
 def main() -> None:
-    # Whatever hangs, and whoever asked and is gone: a rank does not stay.
+    # A rank never outlives its limit, even if it hangs or its caller is gone.
     signal.alarm(LIMIT_S)
     assignment = RankAssignment(**json.load(sys.stdin))
     listener = int(sys.argv[1]) if len(sys.argv) > 1 else None

@@ -11,7 +11,7 @@ from services.launcher.doctor.findings import Finding, fail, first_line, ok
 from services.launcher.doctor.probe_process import answer_question
 
 _CANARY = 'A canary {"name": "look", "arguments": {"at": 1}} \u00e9\u4e2d\U0001f600\n\t  1234567 '
-_FETCH = "fetch the model again, or save its tokenizer anew by save_pretrained"
+_FETCH = "fetch the model again, or save its tokenizer again by save_pretrained"
 
 
 def compare_tokenizers(question: Mapping[str, Any]) -> list[Finding]:
@@ -61,7 +61,7 @@ def _check_ids(loaded: Any, plain: Any) -> list[Finding]:
         own = list(plain.encode(text, add_special_tokens=False).ids)
         if theirs != own:
             what = f"transformers reads {text[:40]!r} as {theirs[:4]}, tokenizer.json as {own[:4]}"
-            return [fail(what, "save the tokenizer anew by save_pretrained: its files disagree")]
+            return [fail(what, "save the tokenizer again by save_pretrained: its files disagree")]
     return []
 
 

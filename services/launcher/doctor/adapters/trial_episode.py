@@ -11,15 +11,14 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 
-# For so long the same trouble may pass: a server that is just being started.
+# Time in which an error may still pass, as that of a server that is starting.
 PATIENCE_S = 6.0
-# Backends whose instances take minutes to begin to answer: only the deadline is the end of it.
+# Backends whose instances take minutes to answer: only the deadline ends the wait.
 _SLOW = ("fleet", "fleet_openenv")
 
 
 class NotOpenedError(Exception):
-    """Raised when the environment is not available; the message says why, in the backend's own
-    words."""
+    """Raised when the environment is not available; the message is the backend's reason."""
 
 
 def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
@@ -49,17 +48,17 @@ async def open_episode(
     *,
     limit_s: float,
     slow: bool,
-    told: Callable[[pb.OpenEpisodeResponse], None] = lambda _: None,
+    take_state: Callable[[pb.OpenEpisodeResponse], None] = lambda _: None,
 ) -> pb.OpenEpisodeResponse:
-    """Open an episode within `limit_s`; `told` receives each state. A persistent error ends the
-    attempt earlier, unless an instance that exists may be `slow` to answer. Raises
+    """Open an episode within `limit_s`; `take_state` receives each state. A persistent error ends
+    the attempt earlier, unless an existing instance may be `slow` to answer. Raises
     NotOpenedError."""
     loop, last = asyncio.get_running_loop(), pb.OpenEpisodeResponse()
     call = stub.OpenEpisode(request, timeout=limit_s)
     try:
         async with asyncio.timeout(None) as patience:
             async for last in call:
-                told(last)
+                take_state(last)
                 begins = slow and last.state == pb.EPISODE_STATE_WARMING
                 if not last.detail or begins:
                     patience.reschedule(None)
@@ -70,7 +69,7 @@ async def open_episode(
     except grpc.aio.AioRpcError as error:
         raise NotOpenedError(_describe_error(error, last, limit_s)) from error
     finally:
-        # Nobody waits for it any more: the gateway closes what it has opened by then.
+        # The gateway then closes the episode if it is open.
         call.cancel()
     if last.state != pb.EPISODE_STATE_READY:
         raise NotOpenedError(last.detail or "the gateway opened no episode")
@@ -83,6 +82,11 @@ def _describe_error(
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         state = state_name(last)
         return f"not ready after {limit_s:g} s, but {state}{last.detail and f': {last.detail}'}"
+    return rpc_error_text(error)
+
+
+def rpc_error_text(error: grpc.aio.AioRpcError) -> str:
+    """Return a gateway's own message about a failed call, or gRPC's."""
     known = rpc.service_error(error)
     return known.message if known else f"{error.code().name}: {error.details()}"
 
@@ -105,7 +109,7 @@ def suggest_backend_fix(detail: str, where: str) -> str:
             f' in {where}.command = ["/path/to/.venv/bin/python", "server.py"]'
         )
     if "has no environment" in detail:
-        # The detail says which key chooses another backend.
+        # The detail names the key that chooses another backend.
         return "or correct env_id of its tasks"
     if "cannot be reached" in detail or "takes no connection" in detail:
         return f"start the server, or correct {where}.url"

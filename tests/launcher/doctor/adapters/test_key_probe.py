@@ -45,7 +45,7 @@ async def test_a_key_that_fleet_refuses_is_named_by_its_variable(
         policy, tasks, fleet_url, "env_gateway.backends.fleet.api_key_env=MY_FLEET_KEY"
     )
     result = await probed("fleet", subject(content, tmp_path, MY_FLEET_KEY="of-somebody-else"))
-    says(result, Status.FAIL, "refuses the key in MY_FLEET_KEY (401)", "export MY_FLEET_KEY anew")
+    says(result, Status.FAIL, "refuses the key in MY_FLEET_KEY (401)", "export MY_FLEET_KEY again")
 
 
 async def test_a_key_that_is_not_set_is_named(
@@ -78,7 +78,7 @@ async def test_a_key_that_wandb_does_not_know_is_refused(
     with double(wandb(None)) as url:
         environ = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "nobodys-key-at-all"}
         result = await probed("wandb", subject(spec(policy, tasks, *WANDB), tmp_path, **environ))
-    says(result, Status.FAIL, f"{url} does not know the key", "export WANDB_API_KEY anew")
+    says(result, Status.FAIL, f"{url} does not know the key", "export WANDB_API_KEY again")
 
 
 async def test_an_entity_that_the_key_is_not_of_is_named_with_those_that_it_is_of(
