@@ -170,12 +170,12 @@ def _spot() -> dict[str, object]:
 
 
 async def test_secrets_reach_the_service_in_files_that_do_not_stay(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
+    reported = tmp_path / "told.json"
     async with machine(tmp_path, tls=True) as here:
-        process = await here.watch("tell", str(told))
+        process = await here.watch("tell", str(reported))
         pid = await here.begins()
-        await here.until(told.exists)
-        found = told.read_text()
+        await here.until(reported.exists)
+        found = reported.read_text()
         seen = _seen_of(pid, process.pid) + found.encode()
         _check_private(json.loads(found)["argv"])
         process.send_signal(signal.SIGTERM)

@@ -55,8 +55,8 @@ def _compare(truth: list[str], arrived: list[str]) -> None:
     """A worker that is killed may have printed one line more than it has told."""
     assert len(truth) > 200
     assert len(set(arrived)) == len(arrived)
-    told = set(truth)
-    assert [line for line in arrived if line in told] == truth
+    reported = set(truth)
+    assert [line for line in arrived if line in reported] == truth
     assert len(arrived) - len(truth) <= 3
 
 
@@ -79,8 +79,12 @@ async def test_logs_that_a_service_keeps_beside_its_own_arrive_once_too(tmp_path
         await process.wait()
         assert arrived.read_text() == "one\ntwo\nno line yet"
         request = run_pb.TailLogsRequest(run_id=here.run_id, service="rollout", lines=10)
-        told = [answer async for answer in here.served.runs.TailLogs(request)]
-        assert [a.line for a in told if a.source == beside.stem] == ["one", "two", "no line yet"]
+        reported = [answer async for answer in here.served.runs.TailLogs(request)]
+        assert [a.line for a in reported if a.source == beside.stem] == [
+            "one",
+            "two",
+            "no line yet",
+        ]
 
 
 async def test_a_further_machine_brings_the_logs_of_its_own_ranks_and_no_others(

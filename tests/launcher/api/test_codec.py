@@ -9,6 +9,11 @@ def test_what_a_learner_says_of_an_alarm_cannot_steer_a_terminal() -> None:
     words = "\x1b]0;t\x07why" + "x" * 9_999
     alarm = alarm_pb.Alarm(rule="r\x1b[2J", scope="a\nb", cause=words, fix="\x9b")
     request = registry_pb.HeartbeatRequest(alarms=[alarm])
-    (told,) = codec.progress_from_pb(request).alarms
-    assert (told.rule, told.scope, told.severity, told.fix) == ("r", "a b", "warning", "")
-    assert told.cause.startswith("whyxxx") and len(told.cause) == 1_000
+    (reported,) = codec.progress_from_pb(request).alarms
+    assert (reported.rule, reported.scope, reported.severity, reported.fix) == (
+        "r",
+        "a b",
+        "warning",
+        "",
+    )
+    assert reported.cause.startswith("whyxxx") and len(reported.cause) == 1_000

@@ -77,8 +77,8 @@ async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_pa
     async with launcher(tmp_path, *served) as second:
         await address_of(tmp_path, second)
         async with cli(copy, "cancel", "mine") as process:
-            told, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, told.decode()) == (
+            output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, output.decode()) == (
         0,
         "request mine began no run, and never will\n",
     )
@@ -93,9 +93,9 @@ async def test_on_loopback_launcher_json_holds_no_certificate(tmp_path: Path) ->
 
 async def test_an_address_that_clients_cannot_use_is_refused_at_once(tmp_path: Path) -> None:
     async with launcher(tmp_path, "--listen", "0.0.0.0:0") as process:
-        _, told = await asyncio.wait_for(process.communicate(), 60)
+        _, output = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
-    assert "pass --advertise HOST" in told.decode()
+    assert "pass --advertise HOST" in output.decode()
 
 
 @pytest.mark.parametrize("backend", ["local", "sky"])

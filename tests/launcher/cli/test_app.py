@@ -138,14 +138,14 @@ async def test_a_failed_run_says_why_and_what_to_do(tmp_path: Path) -> None:
 async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None:
     path = write_spec(tmp_path)
     runs = ("--runs", str(tmp_path / "runs"))
-    for arguments, says in (
+    for arguments, expected in (
         ((str(path), "--lerner.steps=3"), "did you mean 'learner'"),
         ((str(path), "--resume"), "there is no run of spec 'fake'"),
         ((str(path), "--learner.step=3"), "did you mean 'steps'"),
     ):
         code, output = await run_cli("train", *arguments, *runs)
         assert code == 2, output
-        assert says in output
+        assert expected in output
     await nothing_left(tmp_path / "runs")
 
 

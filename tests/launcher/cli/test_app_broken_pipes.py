@@ -28,6 +28,6 @@ def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, goes_on: bool
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        said = process.stderr.read()
-    assert said == ("goes on" if goes_on else "")
+        output = process.stderr.read()
+    assert output == ("goes on" if goes_on else "")
     assert process.returncode == (0 if goes_on else 1)

@@ -106,10 +106,10 @@ def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path:
     )
     assert time.monotonic() - began < 40, "on a machine that does much else"
     assert done.returncode == 1
-    said = "http://127.0.0.1:9/mcp cannot be reached: Connection refused"
+    message = "http://127.0.0.1:9/mcp cannot be reached: Connection refused"
     assert "starting a gateway" in done.stdout
-    assert f"warming: connect: {said}, trying again" in done.stdout
-    assert f"cannot open the environment: connect: {said}; start the server" in done.stdout
+    assert f"warming: connect: {message}, trying again" in done.stdout
+    assert f"cannot open the environment: connect: {message}; start the server" in done.stdout
     assert "or correct env_gateway.backends.mcp.url" in done.stdout
 
 
@@ -142,11 +142,11 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     )
     assert process.stdout is not None
     try:
-        said = b""
+        message = b""
         deadline = time.monotonic() + 30
-        while b"Ctrl-D ends" not in said and time.monotonic() < deadline:
+        while b"Ctrl-D ends" not in message and time.monotonic() < deadline:
             if select.select([process.stdout], [], [], 1.0)[0]:
-                said += os.read(process.stdout.fileno(), 4096)
+                message += os.read(process.stdout.fileno(), 4096)
         assert running(tmp_path)
         process.send_signal(end)
         killed = end is signal.SIGKILL

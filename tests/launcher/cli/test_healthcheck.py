@@ -15,7 +15,7 @@ from tests.support.outsiders import beyond_loopback
 NOWHERE = "192.0.2.1:443"
 
 
-async def asked(runs: Path) -> tuple[int | None, str]:
+async def request(runs: Path) -> tuple[int | None, str]:
     """Exit code and output of the command that the image has."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.launcher.cli.healthcheck", "--timeout", "2"),
@@ -34,7 +34,7 @@ async def test_a_launcher_beyond_loopback_is_healthy_by_the_certificate_of_its_c
     runs = tmp_path / "runs"
     async with launcher(runs, "--listen", "0.0.0.0:0", "--advertise", beyond_loopback()) as process:
         port = (await address_of(runs, process)).address.rpartition(":")[2]
-        assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
+        assert await request(runs) == (0, f"127.0.0.1:{port}: serving")
 
 
 async def test_a_launcher_is_healthy_where_it_is_and_not_where_others_reach_it(
@@ -43,17 +43,17 @@ async def test_a_launcher_is_healthy_where_it_is_and_not_where_others_reach_it(
     runs, port = tmp_path / "runs", free_port()
     async with launcher(runs, "--listen", f"0.0.0.0:{port}", "--advertise", NOWHERE) as process:
         assert (await address_of(runs, process)).address == NOWHERE
-        assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
+        assert await request(runs) == (0, f"127.0.0.1:{port}: serving")
 
 
 async def test_a_launcher_on_loopback_is_healthy_until_it_hangs_or_is_gone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    assert await asked(runs) == (1, "no launcher is running for runs")
+    assert await request(runs) == (1, "no launcher is running for runs")
     async with launcher(runs) as process:
         address = await address_of(runs, process)
-        assert await asked(runs) == (0, f"{address.address}: serving")
+        assert await request(runs) == (0, f"{address.address}: serving")
         process.send_signal(signal.SIGSTOP)
-        code, said = await asked(runs)
+        code, message = await request(runs)
         process.send_signal(signal.SIGCONT)
-        assert (code, said.partition(": ")[0]) == (1, address.address)
-    assert await asked(runs) == (1, "no launcher is running for runs")
+        assert (code, message.partition(": ")[0]) == (1, address.address)
+    assert await request(runs) == (1, "no launcher is running for runs")

@@ -102,11 +102,14 @@ def test_a_plan_says_machines_and_prices_offline(
 @pytest.fixture(scope="module")
 def offline() -> tuple[str, ...]:
     """A command that runs another one without any network."""
-    nobody = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
+    no_client = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
     for words in (("unshare", "-rn"), ("unshare", "-n")):
         if shutil.which("unshare") and not subprocess.run((*words, "true"), check=False).returncode:
             tried = subprocess.run(
-                (*words, sys.executable, "-c", nobody), capture_output=True, text=True, check=False
+                (*words, sys.executable, "-c", no_client),
+                capture_output=True,
+                text=True,
+                check=False,
             )
             assert "Network is unreachable" in tried.stderr
             return words
@@ -125,18 +128,18 @@ def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[
         check=True,
         timeout=60,
     )
-    said, *files = re.split(r"^# (.+[.]yaml)$", done.stdout, flags=re.MULTILINE)
+    output, *files = re.split(r"^# (.+[.]yaml)$", done.stdout, flags=re.MULTILINE)
     texts = zip(files[::2], files[1::2], strict=True)
-    return said, {name: list(yaml.safe_load_all(text)) for name, text in texts}
+    return output, {name: list(yaml.safe_load_all(text)) for name, text in texts}
 
 
 def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
-    said, files = _planned(offline, tmp_path)
-    assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price unknown each" in said
-    assert "learner x 1: lambda/us-south-3 H100:2, 240+ GiB, disk 500 GB; price unknown" in said
-    assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price unknown each" in said
-    assert "memory: not computed, the config.json of Qwen/Qwen3-8B is not on this machine" in said
-    assert "in total: price unknown\n" in said
+    output, files = _planned(offline, tmp_path)
+    assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price unknown each" in output
+    assert "learner x 1: lambda/us-south-3 H100:2, 240+ GiB, disk 500 GB; price unknown" in output
+    assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price unknown each" in output
+    assert "memory: not computed, the config.json of Qwen/Qwen3-8B is not on this machine" in output
+    assert "in total: price unknown\n" in output
     names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
     made = {name: (ROOT / "deploy/sky" / name).read_text() for name in names}
     assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
@@ -148,12 +151,12 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     catalog = tmp_path / ".sky/catalogs/v8/lambda"
     catalog.mkdir(parents=True)
     (catalog / "vms.csv").write_text(_LAMBDA)
-    said, files = _planned(offline, tmp_path)
-    assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in said
-    assert "H100:2, 240+ GiB, disk 500 GB ($6.50/h); $6.50/h each" in said
-    assert "H100:1, disk 200 GB ($3.50/h); $3.50/h each" in said
-    assert "in total: $13.60/h\n" in said and "not known" not in said
-    assert "in launcher.max_hours, 72 h: $979.20" in said
+    output, files = _planned(offline, tmp_path)
+    assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in output
+    assert "H100:2, 240+ GiB, disk 500 GB ($6.50/h); $6.50/h each" in output
+    assert "H100:1, disk 200 GB ($3.50/h); $3.50/h each" in output
+    assert "in total: $13.60/h\n" in output and "not known" not in output
+    assert "in launcher.max_hours, 72 h: $979.20" in output
     assert len(files) == 2
 
 
@@ -182,10 +185,10 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
     assert command.print_plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out
     warning = "warning: learner.checkpoint.remote is not set"
-    told = [line for line in printed.splitlines() if line.startswith(warning)]
-    assert len(told) == bool(lost)
-    assert all(lost in line for line in told)
-    assert all("set it to a URL that machines reach" in line for line in told)
+    reported = [line for line in printed.splitlines() if line.startswith(warning)]
+    assert len(reported) == bool(lost)
+    assert all(lost in line for line in reported)
+    assert all("set it to a URL that machines reach" in line for line in reported)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +248,8 @@ def test_a_plan_says_what_a_rank_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _plan_8b(tmp_path, monkeypatch, []) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^memory: 8.19 B parameters; learner .* GiB a GPU \(parameters", said, re.M)
+    output = capsys.readouterr().out
+    assert re.search(r"^memory: 8.19 B parameters; learner .* GiB a GPU \(parameters", output, re.M)
 
 
 def test_a_plan_of_a_run_that_does_not_fit_is_refused_with_what_to_change(
@@ -255,9 +258,9 @@ def test_a_plan_of_a_run_that_does_not_fit_is_refused_with_what_to_change(
     whole = ["--learner.rank.shard=false", "--learner.rank.offload_optimizer=false"]
     four = [*whole, "--learner.rank.processes=4", "--launcher.learner.gpus=4"]
     assert _plan_8b(tmp_path, monkeypatch, four, "8x80GB") == 2
-    said = capsys.readouterr().out
-    assert "a GPU of the machine of --gpus has 80.0 GiB for the learner's" in said
-    assert "; set learner.rank.shard = true" in said
+    output = capsys.readouterr().out
+    assert "a GPU of the machine of --gpus has 80.0 GiB for the learner's" in output
+    assert "; set learner.rank.shard = true" in output
     assert not (tmp_path / "out").exists()
     assert _plan_8b(tmp_path, monkeypatch, [*four, "--learner.rank.shard=true"], "8x80GB") == 0
 

@@ -49,8 +49,8 @@ class Laptop:
         command = ("submit", str(spec), "--request-id", "mine")
         async with cli(self.secret, *command) as process:
             assert process.stdout is not None
-            told = await asyncio.wait_for(read_until(process.stdout, "run running"), 60)
-            yield told.split()[1]
+            printed = await asyncio.wait_for(read_until(process.stdout, "run running"), 60)
+            yield printed.split()[1]
             await asyncio.wait_for(process.communicate(), 60)
 
 
@@ -116,9 +116,9 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
             assert code == 0, output
             rest, _ = await asyncio.wait_for(following.communicate(), 60)
     assert following.returncode == 0
-    told = seen + rest.decode()
+    printed = seen + rest.decode()
     for name in ("env_gateway-0", "learner-0", "rollout-0", "rollout-1"):
-        assert told.count(f"hello from {name}") == 1, told
+        assert printed.count(f"hello from {name}") == 1, printed
 
 
 def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
@@ -131,21 +131,23 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
         export.export_model("far-1", None, tmp_path / "model", tmp_path, adapters=False),
         env_status.env_status("newest", tmp_path, None, as_json=False),
     )
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert codes == (1, 1, 1, 1)
     assert (
-        told.count("This command reads a run's files: use it on the machine of the launcher that")
+        printed.count(
+            "This command reads a run's files: use it on the machine of the launcher that"
+        )
         == 4
     )
-    assert told.count("FLOTILLA_LAUNCHER names, in its folder") == 4
+    assert printed.count("FLOTILLA_LAUNCHER names, in its folder") == 4
 
 
 def test_a_run_that_trained_elsewhere_ends_with_where_its_files_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_report.print_report(tmp_path / "far-1", Terminal())
-    told = capsys.readouterr().out
-    assert told == "The files of run far-1 are where its launcher runs, in runs/far-1\n"
+    printed = capsys.readouterr().out
+    assert printed == "The files of run far-1 are where its launcher runs, in runs/far-1\n"
 
 
 async def test_an_old_copy_of_launcher_json_is_named_as_such(tmp_path: Path) -> None:
@@ -165,9 +167,9 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
         logs.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
         scale.scale_services("newest", ["rollout=2"], tmp_path),
     )
-    told = capsys.readouterr().out
-    assert (codes, "a-secret" in told) == ((1, 1, 1), False)
-    assert told.count("FLOTILLA_LAUNCHER is not the content of a launcher's") == 3
+    printed = capsys.readouterr().out
+    assert (codes, "a-secret" in printed) == ((1, 1, 1), False)
+    assert printed.count("FLOTILLA_LAUNCHER is not the content of a launcher's") == 3
 
 
 def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
@@ -177,9 +179,9 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     gone = {"address": free_address(), "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
     assert status.show_status(None, tmp_path / "here") == 1
-    told = capsys.readouterr().out
-    assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in told
-    assert "check that it runs, is reachable from here" in told
+    printed = capsys.readouterr().out
+    assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in printed
+    assert "check that it runs, is reachable from here" in printed
     assert not (tmp_path / "here").exists()
 
 

@@ -144,13 +144,13 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
 
 
 async def test_an_answer_that_was_cut_is_named_and_shown_when_asked_for(runs: Path) -> None:
-    asked = ("--passed", "--group", "g000001r0")
-    _, output = await show(runs, *asked)
+    requests = ("--passed", "--group", "g000001r0")
+    _, output = await show(runs, *requests)
     assert (
         "  whole answer 14 bytes, shown with --whole\n  whole answer 1 bytes, not kept\n" in output
     )
     assert "and" not in output.split()
-    _, whole = await show(runs, *asked, "--whole")
+    _, whole = await show(runs, *requests, "--whole")
     indent = " " * 15
     assert f"  observation  room7\n  whole answer room7 and\n{indent}more\n" in whole
 

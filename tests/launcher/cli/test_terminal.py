@@ -124,8 +124,8 @@ def test_status(styled: bool) -> None:
 
 
 def test_status_for_programs_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(format_status_json([RUN], attended=True))
-    assert told["runs"][0]["run_id"] == HOSTILE
+    reported = json.loads(format_status_json([RUN], attended=True))
+    assert reported["runs"][0]["run_id"] == HOSTILE
 
 
 def board() -> RunBoard:

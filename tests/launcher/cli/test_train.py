@@ -14,11 +14,11 @@ from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
 from services.launcher.security import launcher_address
 from tests.support.launcher import TOKEN, serving, spec
 
-SAID = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"
+MESSAGE = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"
 
 
 async def refuse(intent: PendingRun) -> list[str]:
-    raise RunRefusedError(SAID)
+    raise RunRefusedError(MESSAGE)
 
 
 async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,5 +30,5 @@ async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.Mon
         request = train.TrainRequest(spec(), wished, "resume", "begin")
         code = await train._run_request(request, tmp_path, Terminal(file=output), Interrupts())  # pyright: ignore[reportPrivateUsage]
     assert code == train.FAILED
-    assert output.getvalue().count(SAID) == 1, output.getvalue()
-    assert " failed: " + SAID in output.getvalue()
+    assert output.getvalue().count(MESSAGE) == 1, output.getvalue()
+    assert " failed: " + MESSAGE in output.getvalue()

@@ -15,25 +15,25 @@ from services.launcher.store.ledger import Ledger
 async def test_people_are_told_on_after_a_moment_without_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, told = Ledger(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()
+    store, reported = Ledger(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()
     with store.transaction():
         store.begin_run(Run("r", "demo", {LEARNER: 1}), "{}", 1.0, {})
         store.add_event("r", 1.0, "message", {"text": "x"})
-    ask, failures = store.list_unpublished, iter((sqlite3.OperationalError("disk is full"), None))
+    query, failures = store.list_unpublished, iter((sqlite3.OperationalError("disk is full"), None))
 
     def untold() -> dict[str, int]:
         failure = next(failures, None)
         if failure is not None:
             raise failure
-        return ask()
+        return query()
 
     monkeypatch.setattr(store, "list_unpublished", untold)
 
     async def observer(stored: object, event: object) -> None:
-        await told.put(1)
+        await reported.put(1)
 
     telling = asyncio.create_task(EventPublisher(store, [observer]).publish_forever())
-    assert await asyncio.wait_for(told.get(), 10) == 1
+    assert await asyncio.wait_for(reported.get(), 10) == 1
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
     store.close()

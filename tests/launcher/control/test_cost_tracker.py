@@ -65,9 +65,11 @@ async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
             serving=True,
             metrics={budget.TRAJECTORIES_METRIC: 100.0},
         )
-        told = (await served.registry.Heartbeat(beat)).metrics
-        assert told["cost/per_hour"] == 3 * DOLLARS_PER_HOUR
-        assert told["cost/per_1000_trajectories"] == pytest.approx(10 * told["cost/accrued"])
+        reported = (await served.registry.Heartbeat(beat)).metrics
+        assert reported["cost/per_hour"] == 3 * DOLLARS_PER_HOUR
+        assert reported["cost/per_1000_trajectories"] == pytest.approx(
+            10 * reported["cost/accrued"]
+        )
         run = await served.ended(run_id)
         assert run.cost.max_cost == 20_000.0
         assert set(run.cost.accrued_by_service) == {"learner", "rollout", "env_gateway"}

@@ -97,16 +97,16 @@ async def test_a_stop_does_not_wait_for_a_start_that_a_dead_launcher_had_begun(
 
 async def test_what_was_scaled_away_while_it_was_looked_for_is_not_started(tmp_path: Path) -> None:
     backend = FakeBackend()
-    gone, asked = asyncio.Event(), asyncio.Event()
+    gone, requests = asyncio.Event(), asyncio.Event()
 
     async def find(launch: LaunchSpec) -> None:
-        asked.set()
+        requests.set()
         await gone.wait()
 
     backend.find_replica = find
     coming = Replica(LEARNER, 0, due=time.time() + 60)
     async with taken_over(tmp_path, backend, coming, drain_s=30.0) as supervisor:
-        await asked.wait()
+        await requests.wait()
         # It has registered, so that a drain tells it there and cancels nothing.
         supervisor.run = supervisor.run.with_replicas([replace(coming, address="127.0.0.1:1")])
         supervisor.request_stop(30.0)

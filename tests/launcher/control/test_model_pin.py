@@ -41,9 +41,9 @@ async def test_a_run_and_its_resumes_keep_the_commit_that_a_branch_had(tmp_path:
         kept = json.loads((tmp_path / run.run_id / "spec.json").read_text())["policy"]
         assert kept["revision"] == FIRST
         events = served.launcher.store.list_events(run.run_id, 0)
-        told = [event.body["text"] for event in events if event.kind == "message"]
-        said = f"org/model: revision main is commit {FIRST}, pinned for this run and its resumes"
-        assert said in told
+        reported = [event.body["text"] for event in events if event.kind == "message"]
+        output = f"org/model: revision main is commit {FIRST}, pinned for this run and its resumes"
+        assert output in reported
         for revision in (None, "main", FIRST):
             again = of_model(revision, learner={"steps": 2 + len(hub.asked)})
             await served.start(again, resume_run_id=run.run_id)

@@ -75,8 +75,8 @@ async def test_a_failure_refuses_the_run_with_the_command_and_its_last_words(
         run = await served.ended(run_id)
         assert run.state == pb.RUN_STATE_FAILED
         assert not [replica for replica in run.replicas if replica.restarts]
-    said = (tmp_path / run_id / "logs/prepare.log").read_text()
-    for text in (run.error, said):
+    printed = (tmp_path / run_id / "logs/prepare.log").read_text()
+    for text in (run.error, printed):
         assert "python -c" in text and "no luck today" in text
         assert "a-secret" not in text
     assert not (tmp_path / run_id / "logs/learner-0.log").exists()

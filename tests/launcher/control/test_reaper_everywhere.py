@@ -61,10 +61,10 @@ async def test_where_skypilot_is_not_installed_and_never_was_used_that_is_no_fai
 async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
     tmp_path: Path, store: Ledger
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def sky() -> Backend:
-        asked.append("sky")
+        requests.append("sky")
         return not_installed()
 
     local = FakeBackend()
@@ -75,7 +75,7 @@ async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
     await asyncio.sleep(0.2)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-    assert asked == []
+    assert requests == []
     await launcher.reap_orphans()
-    assert asked == ["sky"]
+    assert requests == ["sky"]
     store.close()

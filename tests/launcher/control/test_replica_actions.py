@@ -48,7 +48,7 @@ async def registered(served: ServedLauncher, run_id: str) -> None:
         )
 
 
-async def told(
+async def reports(
     served: ServedLauncher, run_id: str, service: str
 ) -> "registry_pb.Command.ValueType":
     """What a replica is told in answer to its heartbeat."""
@@ -138,12 +138,12 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
         request = pb.StopRunRequest(run_id=run_id, grace=rpc.to_duration(60.0))
         stopping = asyncio.ensure_future(served.runs.StopRun(request))
         await served.until(run_id, lambda run: run.state == pb.RUN_STATE_DRAINING)
-        assert await told(served, run_id, "rollout") == registry_pb.COMMAND_DRAIN
-        assert await told(served, run_id, "learner") == registry_pb.COMMAND_NONE
+        assert await reports(served, run_id, "rollout") == registry_pb.COMMAND_DRAIN
+        assert await reports(served, run_id, "learner") == registry_pb.COMMAND_NONE
         assert backend.killed == []
         await left(served, run_id, "rollout")
         for service in ("learner", "env_gateway"):
-            assert await told(served, run_id, service) == registry_pb.COMMAND_DRAIN
+            assert await reports(served, run_id, service) == registry_pb.COMMAND_DRAIN
             await left(served, run_id, service)
         assert backend.killed == []
         backend.says.set()

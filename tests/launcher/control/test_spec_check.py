@@ -94,6 +94,6 @@ async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_
         return parse_spec(canonical_json(spec))
 
     await check_spec(plan_of(1))
-    told = rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}"
-    with pytest.raises(BadSpecError, match=told):
+    reported = rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}"
+    with pytest.raises(BadSpecError, match=reported):
         await check_spec(plan_of(2))

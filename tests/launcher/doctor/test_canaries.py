@@ -34,8 +34,8 @@ async def test_an_own_server_of_four_tools_is_played_and_graded_and_then_not_aga
     policy: Path, tmp_path: Path
 ) -> None:
     path = own_environment.write(tmp_path, policy)
-    told = "library: 4 tools (find_books, give_back, lend, list_loans), doing nothing earns 0"
-    says(await examined(path), Status.OK, told)
+    reported = "library: 4 tools (find_books, give_back, lend, list_loans), doing nothing earns 0"
+    says(await examined(path), Status.OK, reported)
     says(await examined(path), Status.OK, "library: graded ", "nothing has changed since")
     server = tmp_path / "server.py"
     server.write_text("from mcp.server.fastmcp import FastMCP\n")

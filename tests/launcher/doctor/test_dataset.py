@@ -104,12 +104,12 @@ async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
 ) -> None:
     with emulator("a-key-of-tests", "--tasks", str(three), "--env", "booking") as url:
 
-        async def asked(*overrides: str) -> Any:
+        async def request(*overrides: str) -> Any:
             backend = ("env_gateway.backend=fleet", f"env_gateway.backends.fleet.url={url}")
             content = spec(policy, three, *backend, *overrides)
             return await probed(
                 "dataset", subject(content, tmp_path, FLEET_API_KEY="a-key-of-tests")
             )
 
-        says(await asked(), Status.FAIL, "Fleet has no environment tracker")
-        says(await asked("learner.select.env_keys=booking"), Status.OK)
+        says(await request(), Status.FAIL, "Fleet has no environment tracker")
+        says(await request("learner.select.env_keys=booking"), Status.OK)

@@ -42,5 +42,5 @@ async def test_a_model_of_the_hub_is_rehearsed_without_its_weights(
         content = spec(Path("org/model"), tasks)
         about = subject(content, tmp_path, HF_HUB_OFFLINE="0", **environ)
         result = await probed("dialect", about)
-        assert not [asked for asked in hub.requests if "safetensors" in asked]
+        assert not [requested for requested in hub.requests if "safetensors" in requested]
     says(result, Status.FAIL, "turns end by token 1000000", "generation_config.json")

@@ -159,5 +159,7 @@ async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_name
     rows = ("small,H200,1.0,8.0,64.0,3.5,here", "large,H200,1.0,8.0,512.0,4.5,here")
     (catalog / "vms.csv").write_text("\n".join([header, *rows, ""]))
     here = replace(about, environ={**about.environ, "HOME": str(tmp_path)})
-    said = await probed("memory", here)
-    says(said, Status.FAIL, "learner: lambda H200:1 has 64.0 GiB of memory for", "larger machine")
+    message = await probed("memory", here)
+    says(
+        message, Status.FAIL, "learner: lambda H200:1 has 64.0 GiB of memory for", "larger machine"
+    )

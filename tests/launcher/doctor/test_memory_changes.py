@@ -44,8 +44,10 @@ def test_a_setting_that_costs_no_gpu_comes_first() -> None:
 
 def test_two_settings_are_named_where_one_is_not_enough() -> None:
     given = needs(processes=4, gradient_checkpointing="off")
-    said = suggest_for_trainer(given, H100)
-    assert said == 'set learner.rank.shard = true and learner.rank.gradient_checkpointing = "full"'
+    message = suggest_for_trainer(given, H100)
+    assert (
+        message == 'set learner.rank.shard = true and learner.rank.gradient_checkpointing = "full"'
+    )
     assert given.with_rank(shard=True).trainer.device > H100
     assert given.with_rank(gradient_checkpointing="full").trainer.device > H100
 
@@ -71,17 +73,19 @@ def test_a_long_context_has_its_activations_offloaded() -> None:
 
 def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
     given = needs(131_072, **EVERY_SETTING)
-    said = suggest_for_trainer(given, H100)
-    assert said == ("set learner.rank.processes = 2 and learner.rank.shard = true, on as many GPUs")
+    message = suggest_for_trainer(given, H100)
+    assert message == (
+        "set learner.rank.processes = 2 and learner.rank.shard = true, on as many GPUs"
+    )
     assert given.with_rank(processes=2).trainer.device > H100
     assert given.with_rank(processes=2, shard=True).trainer.device <= H100
 
 
 def test_a_shorter_context_is_named_where_no_number_of_ranks_is_enough() -> None:
     given = needs(524_288, processes=8, shard=True, **EVERY_SETTING)
-    said = suggest_for_trainer(given, H100)
-    assert said.startswith("set policy.max_model_len = ")
-    length = int(said.split()[3])
+    message = suggest_for_trainer(given, H100)
+    assert message.startswith("set policy.max_model_len = ")
+    length = int(message.split()[3])
     assert length % 1024 == 0
     assert needs(length, **_rank(given, length)).trainer.device <= H100
     assert needs(length + 1024, **_rank(given, length)).trainer.device > H100
@@ -93,8 +97,8 @@ def _rank(given: MemoryNeeds, length: int) -> dict[str, Any]:
 
 def test_a_gpu_is_named_that_holds_what_no_change_makes_smaller() -> None:
     given = needs(1024, processes=1024, shard=True, gradient_checkpointing="full", head_chunk=256)
-    said = suggest_for_trainer(given, GIB)
-    assert said.startswith("take GPUs of ")
+    message = suggest_for_trainer(given, GIB)
+    assert message.startswith("take GPUs of ")
 
 
 def test_an_engine_is_spread_before_its_context_is_cut() -> None:

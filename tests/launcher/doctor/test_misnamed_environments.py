@@ -27,23 +27,25 @@ def said(counts: dict[str, int], backend: str = "mcp", **environments: str) -> l
 
 
 def test_a_rare_name_that_is_almost_another_is_told() -> None:
-    (told,) = said({"library": 20, "libary": 1})
-    assert told.startswith("task 'libary-0' is of environment 'libary', and no other")
-    assert "did you mean 'library'?" in told
-    assert "correct env_id" in told
+    (reported,) = said({"library": 20, "libary": 1})
+    assert reported.startswith("task 'libary-0' is of environment 'libary', and no other")
+    assert "did you mean 'library'?" in reported
+    assert "correct env_id" in reported
 
 
 def test_where_the_spec_names_environments_one_that_it_does_not_name_is_told() -> None:
-    (told,) = said({"library": 5, "shp": 2}, library="")
-    assert told.startswith("2 tasks, as 'shp-0', are of environment 'shp', which [env_gateway.env")
-    (told,) = said({"library": 5, "libary": 4}, library="mcp")
-    assert "did you mean 'library'?" in told
+    (reported,) = said({"library": 5, "shp": 2}, library="")
+    assert reported.startswith(
+        "2 tasks, as 'shp-0', are of environment 'shp', which [env_gateway.env"
+    )
+    (reported,) = said({"library": 5, "libary": 4}, library="mcp")
+    assert "did you mean 'library'?" in reported
 
 
 def test_a_table_of_the_spec_whose_name_no_task_has_is_told() -> None:
     assert any(
-        "no task is of environment 'libary' (did you mean 'library'?)" in told
-        for told in said({"library": 5}, libary="fleet")
+        "no task is of environment 'libary' (did you mean 'library'?)" in reported
+        for reported in said({"library": 5}, libary="fleet")
     )
 
 

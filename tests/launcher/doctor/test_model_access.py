@@ -31,17 +31,19 @@ def about(hub: ModelHub, tasks: Path, folder: Path, *overrides: str) -> RunConte
 async def test_the_commit_and_the_size_of_a_model_are_told(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
-    told = await probed("model", about(hub, tasks, tmp_path))
-    says(told, Status.OK, f"at commit {FIRST[:12]} (today's main, which a run keeps)", "1.0 MiB")
+    reported = await probed("model", about(hub, tasks, tmp_path))
+    says(
+        reported, Status.OK, f"at commit {FIRST[:12]} (today's main, which a run keeps)", "1.0 MiB"
+    )
 
 
 async def test_a_gated_model_is_refused_before_anything_is_rented(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     hub.gated = True
-    told = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
+    reported = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
     page = f"{hub.endpoint}/org/model"
-    says(told, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
+    says(reported, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
 
 
 async def test_a_model_that_does_not_fit_is_told_with_both_sizes(
@@ -70,9 +72,9 @@ async def test_a_branch_is_resolved_and_what_cannot_move_is_left(
     hub.branches["next"] = SECOND
     assert await resolved("org/model") == FIRST
     assert await resolved("org/model", "policy.revision=next") == SECOND
-    asked = len(hub.requests)
+    requested = len(hub.requests)
     assert await resolved("org/model", f'policy.revision="{SECOND}"') is None
     assert await resolved(str(policy)) is None
     assert await resolved("org/model", "launcher.modules.learner=other") is None
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == requested
     assert await resolved("org/other") is None

@@ -121,10 +121,10 @@ async def test_an_api_server_that_does_not_answer_is_told(
 async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_asked(
     tmp_path: Path, status: int
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def handle(path: str, headers: Mapping[str, str], _: Any) -> tuple[int, Any]:
-        asked.append((path, headers.get("authorization", "")))
+        requests.append((path, headers.get("authorization", "")))
         return status, {}
 
     with double(handle) as url:
@@ -136,17 +136,17 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         # SkyPilot's client must not start a server where this one has nothing to say.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
-        (told,) = await run_probe_module(
+        (message,) = await run_probe_module(
             str(SKY_PYTHON),
             "services.launcher.doctor.adapters.clouds_probe",
             {"wanted": {}},
             environ,
         )
-    assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
+    assert requests[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
     # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
-    assert told.status is Status.FAIL and wrong in told.detail, told.detail
-    assert "a-password" not in told.detail
+    assert message.status is Status.FAIL and wrong in message.detail, message.detail
+    assert "a-password" not in message.detail
 
 
 def test_clouds_that_are_not_enabled_fail_where_no_candidate_is_left() -> None:

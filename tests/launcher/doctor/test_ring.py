@@ -127,8 +127,8 @@ async def test_two_nodes_that_do_not_reach_each_other_are_named(about: RunContex
                 result = await probed("ring", replace(about, nodes=(at, blocked)))
     reason = f"cannot reach rank 2 at 127.0.0.1 port {port} (Connection refused)"
     says(result, Status.FAIL, f"gloo ring of 3 of rank 0 here, rank 1 on {at}, rank 2 on {blocked}")
-    said = (f"rank 0 here: {reason}", f"rank 1 on {at}: {reason}")
-    assert any(each in result.detail for each in said), result.detail
+    message = (f"rank 0 here: {reason}", f"rank 1 on {at}: {reason}")
+    assert any(each in result.detail for each in message), result.detail
 
 
 def meet(seat: RankAssignment, port: int) -> None:

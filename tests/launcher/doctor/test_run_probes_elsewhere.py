@@ -20,7 +20,7 @@ from tests.support.doctor import probed, says, spec, subject
 from tests.support.repository import ROOT
 
 ELSEWHERE = ("launcher.backend=sky", "launcher.sky.python=nowhere/bin/python")
-TOLD = ("there is no nowhere/bin/python here", "`make setup` makes .venv")
+REPORTED = ("there is no nowhere/bin/python here", "`make setup` makes .venv")
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -32,7 +32,7 @@ async def test_packages_that_nobody_here_can_tell_are_warned_of(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("versions", about), Status.WARN, *TOLD, "is another one")
+    says(await probed("versions", about), Status.WARN, *REPORTED, "is another one")
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
     says(await probed("ring", about), Status.OK, "gloo ring of 2 processes passed")
     hide(monkeypatch, "torch")
-    says(await probed("ring", about), Status.WARN, *TOLD, "lacks torch")
+    says(await probed("ring", about), Status.WARN, *REPORTED, "lacks torch")
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ async def test_a_tokenizer_is_compared_by_the_launchers_own_packages_or_warned_o
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
     says(await probed("tokenizer", about), Status.OK, "transformers loads the same tokenizer")
     hide(monkeypatch, "transformers")
-    says(await probed("tokenizer", about), Status.WARN, *TOLD, "lacks transformers", "digest")
+    says(await probed("tokenizer", about), Status.WARN, *REPORTED, "lacks transformers", "digest")
 
 
 async def test_a_store_is_tried_by_the_launchers_own_packages(
@@ -67,7 +67,7 @@ async def test_a_store_is_tried_by_the_launchers_own_packages(
     wrong = subject(spec(policy, tasks, *ELSEWHERE, remote(tmp_path / "file/kept")), tmp_path)
     says(await probed("store", wrong), Status.FAIL, "cannot write to")
     hide(monkeypatch, "fsspec")
-    says(await probed("store", wrong), Status.WARN, *TOLD, "lacks fsspec")
+    says(await probed("store", wrong), Status.WARN, *REPORTED, "lacks fsspec")
 
 
 async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_no_run(
@@ -91,8 +91,8 @@ async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to
     emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", "0"])
     starts = f"env_gateway.backends.fleet.command={emulated}"
     more = spec(policy, tasks, *ELSEWHERE, "env_gateway.backend=fleet", starts)
-    told = await probed("episodes", subject(more, tmp_path))
-    says(told, Status.WARN, *TOLD, "env_gateway.backends.fleet starts processes")
+    reported = await probed("episodes", subject(more, tmp_path))
+    says(reported, Status.WARN, *REPORTED, "env_gateway.backends.fleet starts processes")
 
 
 async def test_a_start_tells_what_was_left_out_and_goes_on(
@@ -104,8 +104,10 @@ async def test_a_start_tells_what_was_left_out_and_goes_on(
     content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    told = await doctor_gate(PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
-    found = [line.removeprefix("the doctor warns: ").partition(": ") for line in told]
+    reported = await doctor_gate(
+        PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    )
+    found = [line.removeprefix("the doctor warns: ").partition(": ") for line in reported]
     warned = {probe: detail for probe, _, detail in found}
     assert warned.keys() == {"versions", "ring"}
-    assert all(word in detail for detail in warned.values() for word in TOLD)
+    assert all(word in detail for detail in warned.values() for word in REPORTED)

@@ -56,5 +56,5 @@ def test_what_is_healthy_comes_last_and_is_told_to_be() -> None:
     findings = [ok("booking is well"), fail("tracker is down", "go"), warn("shop is slow", "wait")]
     result = combine_findings("episodes", findings)
     assert result.status is Status.FAIL
-    said = ["tracker is down; go", "warn: shop is slow; wait", "ok: booking is well"]
-    assert result.detail.splitlines() == said
+    message = ["tracker is down; go", "warn: shop is slow; wait", "ok: booking is well"]
+    assert result.detail.splitlines() == message

@@ -56,7 +56,7 @@ class MortalSlack(SlackSink):
         return thread
 
 
-async def tell(folder: Path, url: str, run_id: str, countdown: Countdown) -> None:
+async def report(folder: Path, url: str, run_id: str, countdown: Countdown) -> None:
     outbox = Outbox(folder / "launcher.sqlite")
     for name in ("put_message", "mark_sending", "mark_sent", "mark_delayed"):
         setattr(outbox, name, countdown.around(getattr(outbox, name)))
@@ -74,7 +74,7 @@ def status_of(folder: Path, url: str, run_id: str, steps: int) -> int:
     """How a process ended that tells of the run: 0, or that it was killed."""
     child = os.fork()
     if child == 0:
-        asyncio.run(tell(folder, url, run_id, Countdown(steps)))
+        asyncio.run(report(folder, url, run_id, Countdown(steps)))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)

@@ -158,8 +158,8 @@ async def test_what_somebody_must_mend_is_said_once_with_the_fix(
                     await post.deliver_due()
                     clock.now += 100.0
         assert double.messages == []
-        told = [line["error"] for line in lines if line["event"] == "messages wait"]
-        assert len(told) == 1 and fix in told[0]
+        reported = [line["error"] for line in lines if line["event"] == "messages wait"]
+        assert len(reported) == 1 and fix in reported[0]
         assert double.requests <= 5
         # Mended by whoever starts the next launcher.
         async with post_office(tmp_path, clock) as (outbox, post):
@@ -211,9 +211,11 @@ async def tell_of_a_secret(tmp_path: Path) -> None:
     clock = Clock()
     async with slack() as double, post_office(tmp_path, clock) as (outbox, post):
         target = DeliveryTarget("slack", "SLACK_BOT_TOKEN", double.url, CHANNEL_ID)
-        said = Message(MessageKind.FAILED, "Run failed", (), "", f"Authorization: Bearer {TOKEN}")
+        message = Message(
+            MessageKind.FAILED, "Run failed", (), "", f"Authorization: Bearer {TOKEN}"
+        )
         SlackSink(target, TOKEN)
-        outbox.put_message(RUN, "1", said, [target], clock())
+        outbox.put_message(RUN, "1", message, [target], clock())
         await post.deliver_due()
         assert "***" in double.texts[0]
         assert TOKEN not in double.texts[0]

@@ -141,7 +141,7 @@ def spec_of(double: SlackDouble, **launcher: Any) -> str:
     return json.dumps({"name": "demo", "launcher": {"notify": notify, **launcher}})
 
 
-class Told:
+class Reported:
     """A ledger with one run, and a notifier that is told of its events."""
 
     def __init__(self, folder: Path, spec_json: str) -> None:
@@ -175,8 +175,8 @@ class Told:
 
 
 @asynccontextmanager
-async def told(folder: Path, double: SlackDouble, **launcher: Any) -> AsyncGenerator[Told]:
-    one = Told(folder, spec_of(double, **launcher))
+async def reports(folder: Path, double: SlackDouble, **launcher: Any) -> AsyncGenerator[Reported]:
+    one = Reported(folder, spec_of(double, **launcher))
     yield one
     await one.close()
 
@@ -185,7 +185,7 @@ async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -
     logs = tmp_path / RUN / "logs"
     logs.mkdir(parents=True)
     (logs / "rollout-1.log").write_text("of the rollout\n")
-    async with slack() as double, told(tmp_path, double) as one:
+    async with slack() as double, reports(tmp_path, double) as one:
         for state in (RunState.PREFLIGHT, RunState.PROVISIONING, RunState.RUNNING):
             await one.state(state)
         error = "rollout-1 exited with code 1; gave up"
@@ -198,7 +198,7 @@ async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -
 
 
 async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
-    async with slack() as double, told(tmp_path, double) as one:
+    async with slack() as double, reports(tmp_path, double) as one:
         for state in (RunState.PREFLIGHT, RunState.STOPPED, RunState.PREFLIGHT):
             await one.state(state)
         heads = [text.splitlines()[0] for text in double.texts]
@@ -215,7 +215,7 @@ async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_p
     solved = Alarm("solved", "desk", "notice", 7, "all pass", "give harder ones")
     failed = Alarm("run_failed", "all", "error", 7, "the launcher says it too")
     raised = Progress(alarms=(alarm, failed, solved))
-    async with slack() as double, told(tmp_path, double) as one:
+    async with slack() as double, reports(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
         known = Progress()
         for progress in (raised, raised, Progress(), raised):
@@ -229,7 +229,7 @@ async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_p
 
 
 async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
-    async with slack() as double, told(tmp_path, double, max_cost=10.0) as one:
+    async with slack() as double, reports(tmp_path, double, max_cost=10.0) as one:
         await one.state(RunState.PREFLIGHT)
         for accrued in (1.0, 8.5, 9.0, 10.2, 10.3):
             one.run = replace(one.run, cost=Cost(accrued, 2.0))
@@ -246,7 +246,7 @@ async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
 async def test_before_and_after_come_from_the_first_and_the_newest_evaluation(
     tmp_path: Path,
 ) -> None:
-    async with slack() as double, told(tmp_path, double) as one:
+    async with slack() as double, reports(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
         for share in (0.1, 0.3, 0.7):
             one.store.save_progress(RUN, Progress(metrics={"eval/all/pass_at_1": share}))

@@ -73,17 +73,17 @@ class Here:
     async def answers(self, run_id: str) -> bytes:
         """All that RunService says of a run."""
         get, lists = pb.GetRunRequest(run_id=run_id), pb.ListRunsRequest()
-        said = [await self.stub.GetRun(get), await self.stub.ListRuns(lists)]
+        text = [await self.stub.GetRun(get), await self.stub.ListRuns(lists)]
         tail = pb.TailLogsRequest(run_id=run_id, lines=1_000_000)
-        said += [line async for line in self.stub.TailLogs(tail)]
-        said += [event async for event in self.stub.WatchRun(pb.WatchRunRequest(run_id=run_id))]
-        return b"".join(each.SerializeToString() for each in said)
+        text += [line async for line in self.stub.TailLogs(tail)]
+        text += [event async for event in self.stub.WatchRun(pb.WatchRunRequest(run_id=run_id))]
+        return b"".join(each.SerializeToString() for each in text)
 
 
 def repeat(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int, Any]:
     """The worst of servers: it refuses, and says what it was told."""
-    told = f"nobody is known by {headers.get('authorization')} at {path}"
-    return (403 if "/hooks/" in path else 200), {"ok": False, "error": told, "body": body}
+    reported = f"nobody is known by {headers.get('authorization')} at {path}"
+    return (403 if "/hooks/" in path else 200), {"ok": False, "error": reported, "body": body}
 
 
 @asynccontextmanager
@@ -185,12 +185,12 @@ async def test_a_run_that_is_refused_or_fails_says_why_without_a_secret(tmp_path
         failed = await here.start(here.wish(skip=skip, learner=crash, launcher=once))
         run = await here.until(failed, lambda run: run.state in ENDED)
         assert "401 Unauthorized" in run.error
-        said = [await here.answers(refused), await here.answers(failed)]
+        text = [await here.answers(refused), await here.answers(failed)]
         for bad in ("{", json.dumps({"name": "x", "launcher": {"backend": "sky", "sky": {}}})):
-            said.append(await _refusal(here.stub, bad))
+            text.append(await _refusal(here.stub, bad))
         token = here.canaries.values["FLOTILLA_TOKEN"]
-        said.append(await _refusal(here.stub, here.wish(), token=token))
-        assert here.canaries.traces(b"".join(said)) == set()
+        text.append(await _refusal(here.stub, here.wish(), token=token))
+        assert here.canaries.traces(b"".join(text)) == set()
         _check_places(here, tmp_path)
     assert here.canaries.in_files(tmp_path, kept=False) == {}
 

@@ -37,9 +37,9 @@ def test_a_key_that_does_not_open_them_is_named_and_nothing_is_opened(
     before, key_file = dict(environ), tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"FLEET_API_KEY came sealed.*{reason}") as told:
+    with pytest.raises(ConfigError, match=f"FLEET_API_KEY came sealed.*{reason}") as reported:
         unseal_secrets(environ, key_file)
-    assert str(key_file) in str(told.value)
+    assert str(key_file) in str(reported.value)
     assert environ == before
 
 

@@ -98,6 +98,6 @@ def test_a_store_that_refuses_is_told_of_without_its_keys(tmp_path: Path) -> Non
         )
     assert done.returncode in (2, 3)
     assert "AWS_ACCESS_KEY_ID" in canaries.traces(repeater.told.encode())
-    said = done.stdout + done.stderr
-    assert b"s3://bucket/runs" in said
-    assert canaries.traces(said) == set()
+    output = done.stdout + done.stderr
+    assert b"s3://bucket/runs" in output
+    assert canaries.traces(output) == set()

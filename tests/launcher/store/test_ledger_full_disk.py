@@ -76,8 +76,8 @@ async def test_a_run_outlives_a_full_disk_and_starts_nothing_that_is_not_written
         kept = store.get_run(run_id)
         assert kept is not None
         assert kept.run.replicas[ROLLOUT, 0].failures == rollout_of(supervisor).failures
-        told = [event.body.get("text", "") for event in store.list_events(run_id, 0)]
-        assert any("exited with code 1; restart 1 of 9" in text for text in told)
+        reported = [event.body.get("text", "") for event in store.list_events(run_id, 0)]
+        assert any("exited with code 1; restart 1 of 9" in text for text in reported)
 
 
 async def test_an_end_that_could_not_be_written_down_is_written_when_it_can(

@@ -112,7 +112,7 @@ def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> N
         link.symlink_to("/etc/hostname")
         for path in (*taken, link):
             os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
-        said = as_user(
+        output = as_user(
             f"""
             import asyncio, pathlib
             from services.common.shared_memory import private_folder
@@ -123,7 +123,7 @@ def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> N
                 print(folder.exists())
             """
         )
-        assert said.split() == ["True", "False"]
+        assert output.split() == ["True", "False"]
         assert all(os.path.lexists(path) for path in (*taken, link))
         assert taken[0].read_text() == "mine"
     finally:
@@ -137,7 +137,7 @@ def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> N
 def test_a_stranger_cannot_look_into_a_folder_or_take_its_place(tmp_path: Path) -> None:
     with private_folder(shared_name("run", tmp_path)) as folder:
         (folder / "weights").write_text("secret")
-        said = as_user(
+        output = as_user(
             f"""
             import os, pathlib
             folder = pathlib.Path({str(folder)!r})
@@ -155,7 +155,7 @@ def test_a_stranger_cannot_look_into_a_folder_or_take_its_place(tmp_path: Path) 
                     print("refused")
             """
         )
-        assert said.split() == ["refused"] * 5
+        assert output.split() == ["refused"] * 5
 
 
 @contextmanager
@@ -178,6 +178,6 @@ def as_user(program: str) -> str:
     imports += "import concurrent.futures.thread\n"
     become = f"import os; os.setgroups([]); os.setgid({USER}); os.setuid({USER})\n"
     with started(imports + become + textwrap.dedent(program)) as process:
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    return said
+    return output

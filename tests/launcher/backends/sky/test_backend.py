@@ -121,13 +121,13 @@ async def test_a_learner_that_has_ended_begins_a_group_anew(
 async def test_a_server_that_is_away_ends_nothing(sky: FakeSky, backend: SkyBackend) -> None:
     learner, _ = await group(backend)
     sky.away = True
-    for ask in (
+    for query in (
         backend.wait_for_exit(learner),
         backend.clean_run(sky_launches.RUN_ID),
         backend.reap_orphans([]),
     ):
         with pytest.raises(BackendUnreachable):
-            await ask
+            await query
     sky.away = False
     assert not sky.job(learner.name).over and len(sky.machines) == 2
 

@@ -98,8 +98,8 @@ def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() 
     assert inherited_variables(spec, config(), LEARNER) == ("WANDB_*", "WANDB_API_KEY")
     assert inherited_variables(spec, config(), ROLLOUT) == ()
     assert variables_of_any_service(spec, config()) == (HUB, "MINE", "WANDB_*", "WANDB_API_KEY")
-    asked = inherited_variables(spec, config(secrets=["EXTRA"]), ROLLOUT)
-    assert asked == ("EXTRA",)
+    requests = inherited_variables(spec, config(secrets=["EXTRA"]), ROLLOUT)
+    assert requests == ("EXTRA",)
 
 
 def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:

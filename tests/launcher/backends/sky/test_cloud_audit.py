@@ -110,8 +110,8 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
     (orphan,) = await backend.list_orphan_resources(active)
     assert (orphan.name, orphan.detail) == (f"machine 1 {account.machines['1']}", "at lambda")
     assert len(account.machines) == 5
-    (said,) = await backend.reap_orphans(active)
-    assert said.startswith("machine 1 ") and "SkyPilot had forgotten it" in said
+    (message,) = await backend.reap_orphans(active)
+    assert message.startswith("machine 1 ") and "SkyPilot had forgotten it" in message
     assert sorted(account.machines) == ["2", "3", "4", "5"]
     assert await backend.reap_orphans(active) == []
 
@@ -135,13 +135,13 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
 ) -> None:
     backend, _ = audited
     account.broken = True
-    for ask in (
+    for query in (
         backend.list_orphan_resources([]),
         backend.reap_orphans([]),
         backend.clean_run(sky_launches.RUN_ID),
     ):
         with pytest.raises(BackendUnreachable, match="lambda itself does not answer"):
-            await ask
+            await query
 
 
 async def test_a_cloud_where_no_run_may_be_is_not_asked(

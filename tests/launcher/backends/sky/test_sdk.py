@@ -125,14 +125,14 @@ async def test_no_question_is_waited_for_for_ever(
     server: Server, client: SkyClient, method: str
 ) -> None:
     server.hung[method] = "get"
-    ask = {
+    query = {
         "sky.job_status": lambda: client.get_job_status(_NAME),
         "sky.down": lambda: client.tear_down_cluster(_NAME),
         "sky.jobs.cancel": lambda: client.cancel_jobs([1]),
         "sky.status": lambda: client.list_clusters(certain=[_NAME]),
     }[method]
     with pytest.raises(BackendUnreachable, match="has not answered"):
-        await asyncio.wait_for(ask(), 10.0)
+        await asyncio.wait_for(query(), 10.0)
 
 
 async def test_a_look_at_clusters_that_hangs_keeps_nobody_else_from_looking(

@@ -60,7 +60,7 @@ def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path
     return out / FILE.name
 
 
-def asked(
+def request(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], str | None]:
     """The spec of the run, and the run to resume, after the command line's own parser."""
@@ -89,7 +89,7 @@ def asked(
 
 def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
     """What the learner makes of it."""
-    return SelectConfig.model_validate(asked(arguments, monkeypatch)[0]["learner"]["select"])
+    return SelectConfig.model_validate(request(arguments, monkeypatch)[0]["learner"]["select"])
 
 
 @pytest.mark.parametrize("version", ["0.3", "3", "true", "2026-01-31", "v1.2", "v'1"])
@@ -120,7 +120,7 @@ def test_the_choices_come_to_the_learner_and_none_of_them_is_run(
 def test_where_the_model_is_kept_is_chosen_at_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    spec, _ = asked(arguments_of(tmp_path, CHECKPOINT_REMOTE=url), monkeypatch)
+    spec, _ = request(arguments_of(tmp_path, CHECKPOINT_REMOTE=url), monkeypatch)
     assert spec["learner"]["checkpoint"]["remote"] == url
     assert not (tmp_path / "pwned").exists()
 
@@ -142,9 +142,9 @@ def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
 def test_a_run_of_which_nothing_is_kept_says_so_at_its_start(
     tmp_path: Path, chosen: dict[str, str], told: bool
 ) -> None:
-    said = started(tmp_path, chosen).stderr
-    assert ("all checkpoints go with the learner's machine; to keep them" in said) == told
-    assert ("launch with --env CHECKPOINT_REMOTE=" in said) == told
+    printed = started(tmp_path, chosen).stderr
+    assert ("all checkpoints go with the learner's machine; to keep them" in printed) == told
+    assert ("launch with --env CHECKPOINT_REMOTE=" in printed) == told
 
 
 def test_the_overrides_of_a_plan_are_those_of_its_run(
@@ -155,7 +155,7 @@ def test_the_overrides_of_a_plan_are_those_of_its_run(
     cloud = "--launcher.sky.cloud=lambda"
     file = planned(tmp_path / "out", monkeypatch, "--learner.steps=7", remote, evil, cloud)
     done = started(tmp_path / "machine", {}, file)
-    spec, _ = asked(done.stdout.split("\0")[3:-1], monkeypatch)
+    spec, _ = request(done.stdout.split("\0")[3:-1], monkeypatch)
     assert spec["learner"]["steps"] == 7
     assert spec["learner"]["checkpoint"]["remote"] == "s3://bucket/prefix"
     assert spec["env_gateway"]["backends"]["fleet"]["team"] == "$(touch pwned) `touch pwned`"
@@ -171,7 +171,7 @@ def test_what_a_launch_chooses_goes_before_the_overrides_of_the_plan(
     overrides = ("--learner.select.max_tasks=5", "--learner.steps=7")
     file = planned(tmp_path / "out", monkeypatch, *overrides)
     chosen = {"MAX_TASKS": "100", "RESUME_RUN_NAME": "openenv-fleet-grpo-1"}
-    spec, resumed = asked(arguments_of(tmp_path / "machine", file, **chosen), monkeypatch)
+    spec, resumed = request(arguments_of(tmp_path / "machine", file, **chosen), monkeypatch)
     assert (spec["learner"]["select"]["max_tasks"], spec["learner"]["steps"]) == (100, 7)
     assert resumed == "openenv-fleet-grpo-1"
 
