@@ -53,7 +53,7 @@ async def two_engines(
             [core] = cores() - others
             yield other, victim, core
             assert await victim.engine.wait_until_dead()
-        assert not core.is_running()
+        assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
