@@ -188,8 +188,8 @@ class LearnerConfig(ServiceConfig):
     constant_groups: Literal["mask", "drop", "replace"] = "mask"
     # For `replace`: most groups replaced in one step, in multiples of groups_per_step.
     max_refill: int = Field(default=4, ge=1, le=1000)
-    # Most that an engine may take to fetch new weights, and then to load them: its leases are ended
-    # when it does not serve them, and an engine that does not answer is started again.
+    # Longest time that an engine may take to fetch new weights, and again to load them. Leases of
+    # a worker that does not serve them by then end; an engine that does not answer is restarted.
     publish_timeout_s: Seconds = 120.0
     intake: IntakeConfig = IntakeConfig()
     weights: WeightsConfig = WeightsConfig()

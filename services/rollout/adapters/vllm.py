@@ -258,7 +258,8 @@ class VllmEngine:
         async with running_tasks(update, self.wait_until_dead()) as (updating, dying):
             await wait_for_any((updating, dying), publication.timeout_s)
             if updating.done():
-                return updating.result()
+                updating.result()
+                return
             reason = dying.result() if dying.done() else None
         raise self._end_serving(
             reason

@@ -11,9 +11,10 @@ import pytest
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.ports import EngineDead
-from services.rollout.types import Publication, Sampling
+from services.rollout.types import Publication
 
-CALLS = ("pause", "load", "version", "reset", "resume")
+LOADING = ("pause", "load_flotilla_weights", "version", "reset", "resume")
+RECEIVING = ("init", "pause", "start", "update", "judge_flotilla_transfer", "finish", "version")
 PROMPT = np.arange(3, dtype=np.int32)
 
 
@@ -28,8 +29,21 @@ class SilentLlm:
     async def pause_generation(self, **options: Any) -> None:
         await self._answer("pause")
 
-    async def collective_rpc(self, name: str, args: Any = ()) -> None:
-        await self._answer("load")
+    async def collective_rpc(self, name: str, args: Any = ()) -> list[tuple[str, bool]]:
+        await self._answer(name)
+        return [("", False)]
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        await self._answer("init")
+
+    async def start_weight_update(self) -> None:
+        await self._answer("start")
+
+    async def update_weights(self, request: Any) -> None:
+        await self._answer("update")
+
+    async def finish_weight_update(self) -> None:
+        await self._answer("finish")
 
     async def update_weight_version(self, label: str) -> None:
         await self._answer("version")
@@ -50,20 +64,23 @@ def engine_on(llm: SilentLlm) -> VllmEngine:
     return VllmEngine(cast("Any", llm), [1], seeded=True, max_num_seqs=1)
 
 
-async def load(engine: VllmEngine, timeout_s: float) -> None:
+def publication(timeout_s: float) -> Publication:
     policy = PolicyId(1, 1, b"new")
-    publication = Publication(policy, (), 0, "shm", "", PROMPT, timeout_s, reload=True)
-    await engine.load_weights(publication, Path())
+    return Publication(policy, (), 0, "gloo", "localhost:1", PROMPT, timeout_s, reload=True)
+
+
+async def load(engine: VllmEngine, timeout_s: float) -> None:
+    await engine.load_weights(publication(timeout_s), Path())
 
 
 async def check_serves_nothing(engine: VllmEngine, reason: str) -> None:
     assert engine.policy is None
     assert reason in await engine.wait_until_dead()
     with pytest.raises(EngineDead, match=reason):
-        await engine.generate(PROMPT, Sampling(1.0), 1)
+        await engine.compute_logprobs(PROMPT)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", LOADING)
 async def test_an_engine_that_does_not_answer_in_the_publications_time_is_dead(call: str) -> None:
     engine = engine_on(SilentLlm(call))
     reason = "the update to policy .* has not ended after 0.1 s"
@@ -72,7 +89,7 @@ async def test_an_engine_that_does_not_answer_in_the_publications_time_is_dead(c
     await check_serves_nothing(engine, "has not ended")
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", LOADING)
 async def test_an_engine_that_ends_before_it_answers_is_dead_at_once(call: str) -> None:
     llm = SilentLlm(call)
     engine = engine_on(llm)
@@ -82,6 +99,17 @@ async def test_an_engine_that_ends_before_it_answers_is_dead_at_once(call: str) 
     with pytest.raises(EngineDead, match="process has ended"):
         await loading
     await check_serves_nothing(engine, "process has ended")
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("call", RECEIVING)
+async def test_an_engine_that_stops_answering_as_it_receives_is_dead(call: str) -> None:
+    engine = engine_on(SilentLlm(call))
+    with pytest.raises(EngineDead, match="has not ended after"):
+        await engine.receive_weights(publication(timeout_s=0.1))
+    await check_serves_nothing(engine, "has not ended")
 
 
 async def test_an_engine_that_answers_serves() -> None:
