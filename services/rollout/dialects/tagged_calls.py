@@ -198,7 +198,7 @@ class _Reader:
         return match.start() if match.group() in self._grammar.ends else match.end()
 
     def _skip_thinking(self, position: int) -> None:
-        """Return the position after its end; an unclosed thinking extends to the end."""
+        """Advance past its end; an unclosed thinking extends to the end of the text."""
         end = self._text.find(THINK_END, position)
         self._thought = True
         self._begin = len(self._text) if end < 0 else end + len(THINK_END)
