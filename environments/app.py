@@ -1,4 +1,4 @@
-"""Parts of an app, and a task as it draws one."""
+"""Parts of an app, and the tasks that it draws."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class DrawnTask:
-    """A task as an app draws it.
+    """A task drawn by an app.
 
     `slots` are the words and numbers of the prompt, `targets` the ids that a solution needs, and
     `pair` the two names that decide between training and evaluation."""
@@ -65,8 +65,8 @@ class App:
 class DataApp:
     """An app that only serves data: its databases are fixed, and its tasks come from a file.
 
-    `seed` makes the bytes of a SQLite file from a data id; it raises `ValueError` for one that it
-    does not know. A data id has the same database in every data version.
+    `seed` builds the bytes of a SQLite file from a data id; it raises `ValueError` for an unknown
+    one. A data id has the same database in every data version.
     """
 
     key: str
@@ -74,7 +74,7 @@ class DataApp:
     seed: Callable[[str], bytes]
 
     def make_scenario(self, data_id: str, data_version: str) -> Scenario:
-        """Make a scenario that only names the data: the task itself is in the file."""
+        """Create a scenario that only names the data: the task itself is in the file."""
         return Scenario(
             slots={},
             targets={},

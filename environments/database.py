@@ -1,4 +1,4 @@
-"""SQLite databases of an instance: builds a seed, and runs statements that come from outside."""
+"""SQLite databases of an instance: building a seed, and running statements from outside."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -39,13 +39,13 @@ class Rows:
 
 
 def build_seed(schema: str, of: Scenario) -> bytes:
-    """A scenario's tables, and `task_facts` for its verifier, as the bytes of a SQLite file."""
+    """Return a scenario's tables, and `task_facts` for its verifier, as bytes of a SQLite file."""
     facts: list[Row] = [{"name": name, "value": str(value)} for name, value in of.facts.items()]
     return database_bytes(schema + FACTS_SCHEMA, {**of.tables, "task_facts": facts})
 
 
 def database_bytes(schema: str, tables: Mapping[str, Sequence[Row]]) -> bytes:
-    """A SQLite file; the rows of a table all have the same columns."""
+    """Return a SQLite file; all rows of a table have the same columns."""
     db = sqlite3.connect(":memory:")
     try:
         db.executescript(schema)
@@ -65,7 +65,7 @@ def database_bytes(schema: str, tables: Mapping[str, Sequence[Row]]) -> bytes:
 
 
 def open_database(content: bytes) -> sqlite3.Connection:
-    """A private in-memory copy of a SQLite file."""
+    """Open a private in-memory copy of a SQLite file."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     db.deserialize(content)
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -75,8 +75,8 @@ def open_database(content: bytes) -> sqlite3.Connection:
 def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_only: bool) -> Rows:
     """Run one statement that may only read, or read and write rows: no files, no schema changes.
 
-    Raises `sqlite3.Error` for whatever is wrong with it, also for one that needs more than
-    `MAX_QUERY_STEPS` or returns more than `MAX_QUERY_ROWS`.
+    Raises `sqlite3.Error` for any fault, including more than `MAX_QUERY_STEPS` or
+    `MAX_QUERY_ROWS`.
     """
     allowed = _READS if read_only else _READS | _WRITES
 

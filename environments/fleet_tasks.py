@@ -1,9 +1,9 @@
-"""Task files out of what Fleet has for an account.
+"""Task files made from Fleet's tasks for an account.
 
     FLEET_API_KEY=... python -m environments.fleet_tasks --train train.json --heldout heldout.json
 
-Training and held-out tasks are told apart by hashes of their keys, environment by environment: a
-task that Fleet adds later moves at most one other to the other side.
+Training and held-out tasks are split by hashes of their keys, per environment: a task that Fleet
+adds later moves at most one other task to the other side.
 """
 
 import argparse
@@ -26,7 +26,7 @@ URL = "https://orchestrator.fleetai.com"
 _TIMEOUT_S = 300.0
 _MOST_BYTES = 2**30
 _SAME = ("key", "prompt", "version", "data_id", "data_version", "env_variables")
-# Of the metadata, where the task itself has no such field.
+# Fields read from the metadata if the task itself lacks them.
 _METADATA = ("task_modality", "difficulty")
 # Fleet's answer in place of a verifier that it could not read.
 _NO_CODE = "<error loading code:"
@@ -34,7 +34,7 @@ _HELDOUT_SHARE = 5
 
 
 class FleetTasksError(Exception):
-    """Fleet has no tasks for us; the message says why and what to do."""
+    """Fleet has no usable tasks; the message has the reason and the fix."""
 
 
 def fetch_tasks(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]]:
@@ -62,28 +62,28 @@ def fetch_tasks(url: str, key: str, env_key: str | None = None) -> list[dict[str
 def _check_size(content: bytes) -> bytes:
     if len(content) > _MOST_BYTES:
         raise ValueError(
-            f"more than {_MOST_BYTES} bytes; ask for one environment at a time, by --env"
+            f"more than {_MOST_BYTES} bytes; fetch one environment at a time, by --env"
         )
     return content
 
 
-def as_task(told: dict[str, Any], modality: str) -> dict[str, Any] | None:
-    """Convert to a task of a task file; None for one that cannot be begun or graded.
+def as_task(given: dict[str, Any], modality: str) -> dict[str, Any] | None:
+    """Convert to a task of a task file; return None for one that cannot be started or graded.
 
-    `modality` is that of tasks which do not name their own."""
-    verifier: dict[str, Any] = told.get("verifier") or {}
-    code = verifier.get("code") or told.get("verifier_func") or ""
-    if not code.strip() or code.strip().startswith(_NO_CODE) or not told.get("prompt"):
+    `modality` applies to tasks that do not name one."""
+    verifier: dict[str, Any] = given.get("verifier") or {}
+    code = verifier.get("code") or given.get("verifier_func") or ""
+    if not code.strip() or code.strip().startswith(_NO_CODE) or not given.get("prompt"):
         return None
-    metadata: dict[str, Any] = told.get("metadata") or {}
-    task = {name: told[name] for name in _SAME if told.get(name) is not None}
+    metadata: dict[str, Any] = given.get("metadata") or {}
+    task = {name: given[name] for name in _SAME if given.get(name) is not None}
     task |= {
         name: value
         for name in _METADATA
-        if (value := told.get(name) or metadata.get(name)) is not None
+        if (value := given.get(name) or metadata.get(name)) is not None
     }
     task.setdefault("task_modality", modality)
-    return task | {"env_id": told.get("environment_id"), "verifier_func": code}
+    return task | {"env_id": given.get("environment_id"), "verifier_func": code}
 
 
 def split_tasks(
@@ -126,7 +126,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--modality",
         default="tool_use",
-        help="of tasks that do not say theirs (default: %(default)s)",
+        help="for tasks that do not name one (default: %(default)s)",
     )
     parser.add_argument(
         "--heldout-per-env",
@@ -147,16 +147,16 @@ def _write_task_files(options: argparse.Namespace) -> None:
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise FleetTasksError(f"{KEY_VARIABLE} is not set: it holds the API key of the account")
-    told = [task for env in options.env or [None] for task in fetch_tasks(options.url, key, env)]
-    tasks = [task for each in told if (task := as_task(each, options.modality)) is not None]
-    if len(tasks) < len(told):
-        print(f"{len(told) - len(tasks)} tasks lack a verifier or a prompt", file=sys.stderr)
+    fetched = [task for env in options.env or [None] for task in fetch_tasks(options.url, key, env)]
+    tasks = [task for each in fetched if (task := as_task(each, options.modality)) is not None]
+    if len(tasks) < len(fetched):
+        print(f"{len(fetched) - len(tasks)} tasks lack a verifier or a prompt", file=sys.stderr)
     train, heldout = split_tasks(tasks, options.heldout_per_env)
     if not train:
         of = f" of {', '.join(options.env)}" if options.env else ""
         raise FleetTasksError(f"{options.url} has no tasks{of} for this account")
     _write_tasks(options.heldout, heldout)
-    # Last: a run's spec looks for this one.
+    # Written last, because a run's spec checks for this file.
     _write_tasks(options.train, train)
 
 

@@ -1,7 +1,7 @@
-"""Runs a verifier of this repository over an instance in this process.
+"""Runner of a verifier of this repository over an instance in this process.
 
-Only for verifiers that `environments/` brings along: the source is executed as it is. It finds the
-part of Fleet's dialect that those verifiers use, and no more.
+Only for the verifiers in `environments/`: the source is executed directly. It provides only the
+part of Fleet's dialect that those verifiers use.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The score and the checks that the verifier returned, and how many queries it took."""
+    """The score and the checks that the verifier returned, and its number of queries."""
 
     score: int
     passed: list[str]
@@ -80,7 +80,7 @@ class VerifierEnvironment:
 
 
 def run_verifier(source: str, instance: Instance, final_answer: str | None) -> Verdict:
-    """Run a verifier's source over an instance. Raises whatever the verifier raises."""
+    """Run a verifier's source over an instance. Raises the verifier's errors."""
     env, namespace = VerifierEnvironment(instance), dict[str, Any]()
     exec(_compile_source(source), namespace)
     returned = namespace["validate_task"](env, final_answer)

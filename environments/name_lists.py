@@ -1,4 +1,4 @@
-"""The names that tasks are made of, and which of them a split may use.
+"""The names that tasks are made of, and their partition between splits.
 
 Two partitions keep evaluation apart from training. Of every list the last 15 % are *novel*: RL
 never trains on them. And every pair of names that identifies what a task is about belongs either
@@ -98,7 +98,7 @@ def is_heldout_pair(env_key: str, first: str, second: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """Draws names for one task of one environment."""
+    """Source of names for one task of one environment."""
 
     rng: random.Random
     env_key: str

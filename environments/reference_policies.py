@@ -21,9 +21,9 @@ def plan_calls(task: Mapping[str, Any] | Scenario) -> list[Call]:
 
 
 def solve_task(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:
-    """Solve a task as a good policy would: every id it writes with has been read from a result.
+    """Solve a task like a good policy: every id that it writes with was read from a result.
 
-    Raises `LookupError` when a look-up did not show an id that the plan needs.
+    Raises `LookupError` if no result shows an id that the plan needs.
     """
     seen: set[int] = set()
     for name, arguments in plan_calls(task):

@@ -40,7 +40,7 @@ def verifier_source(env_key: str, kind: str) -> str:
 
 
 def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
-    """Make the task `index` of a split. Raises `ValueError` for what does not exist."""
+    """Make the task `index` of a split. Raises `ValueError` for an unknown one."""
     of = draw_scenario(env_key, make_data_id(split, index))
     return {
         "key": f"{env_key}-{of.data_id}",
@@ -65,10 +65,10 @@ def make_tasks(
 
 
 def normalize_task(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task in the SDK's vocabulary, whichever it came in.
+    """Return a task in the SDK's vocabulary.
 
-    Where a field comes under both of its names the SDK's wins, as in Fleet's loaders. A
-    JSON-encoded `env_variables` is decoded, an absent one is {}. Raises `TaskError`."""
+    If a field occurs under both names, the SDK's wins, as in Fleet's loaders. A JSON-encoded
+    `env_variables` is decoded, an absent one is {}. Raises `TaskError`."""
     task = {_ALIASES.get(name, name): value for name, value in raw.items() if name in _ALIASES}
     task |= {name: value for name, value in raw.items() if name not in _ALIASES}
     for name in _REQUIRED:

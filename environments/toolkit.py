@@ -1,4 +1,4 @@
-"""Turns annotated Python functions into tools: a JSON schema, behaviour hints and checked calls.
+"""Conversion of annotated Python functions to tools: JSON schema, behaviour hints, checked calls.
 
 A tool function takes the database connection first and then its named arguments, each annotated
 `Annotated[str, "what it is"]`, or the same with int, float, bool or list[str]. An argument with a
@@ -56,7 +56,7 @@ class Tool:
     types: Mapping[str, Any]
 
     def call(self, db: sqlite3.Connection, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool. Raises `ToolError` when the arguments do not fit the schema or the app
+        """Call the tool. Raises `ToolError` if the arguments do not fit the schema or the app
         refuses."""
         required = self.spec.parameters["required"]
         given = {

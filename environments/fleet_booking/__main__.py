@@ -4,7 +4,7 @@
 
 Fleet calls its site "booking", which is the name of another, smaller app here. The new file has the
 same tasks, in the same order and with the same prompts and verifiers, with the environment named
-fleet_booking; where a task does not say, it also gets this site's day and user as variables.
+fleet_booking; if a task does not set them, it also gets this site's day and user as variables.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The tables. Names and types are those that Fleet's verifiers read and compare.
 
 `featured_hotels`, `hotel_deals` and `trending_destinations` are this app's own: Fleet's site shows
-such lists, and no verifier says where they are kept.
+such lists, and no verifier defines where they are kept.
 """
 
 CATALOGUE = """

@@ -1,4 +1,4 @@
-"""Starts the emulator, or says what it lacks; the command itself is in `command`."""
+"""Start of the emulator, or an error about missing packages; the command is in `command`."""
 
 import sys
 from importlib.util import find_spec

@@ -53,10 +53,10 @@ class Admin:
         return self._answer_counters()
 
     async def kill_instance(self, request: Request) -> Response:
-        asked = await parse_body(Kill, request)
-        if self._registry.find_record(asked.instance_id) is None:
-            raise ApiError(404, f"Instance '{asked.instance_id}' not found")
-        self.stop_instance(asked.instance_id)
+        body = await parse_body(Kill, request)
+        if self._registry.find_record(body.instance_id) is None:
+            raise ApiError(404, f"Instance '{body.instance_id}' not found")
+        self.stop_instance(body.instance_id)
         return JSONResponse({"success": True})
 
     def stop_instance(self, instance_id: str) -> None:

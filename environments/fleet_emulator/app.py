@@ -39,7 +39,7 @@ MAX_BODY_BYTES = 64 * 2**20  # a verifier's arguments hold the transcript of an 
 
 @dataclass(frozen=True)
 class Options:
-    """`key` is the API key to insist on; `speed` is how fast instances live."""
+    """`key` is the required API key; `speed` is the factor by which instances' clocks run."""
 
     env_keys: tuple[str, ...]
     tasks: list[dict[str, Any]]
@@ -56,7 +56,7 @@ class Emulator:
     """All of its parts, put together."""
 
     def __init__(self, options: Options) -> None:
-        # A server that asks for a key also guards its runners, whose clients send no key.
+        # A server that requires a key also guards its runners, whose clients send no key.
         self.plan = FaultPlan(runner_token=options.key)
         self.counters = Counters()
         self.registry = Registry(options.instance_limit)

@@ -1,4 +1,4 @@
-"""Access control: an API key for control plane and tools, a token of its own for runners."""
+"""Access control: an API key for control plane and tools, a separate token for runners."""
 
 import hmac
 import re
@@ -13,10 +13,10 @@ _RUNNER = re.compile(r"/[^/]+/api/v1/env(/|$)")
 
 
 class FleetAuth:
-    """Any API key will do, unless `key` says which.
+    """Check of API keys: any key is accepted, unless `key` sets one.
 
-    The runner is open, as Fleet's is where no gate is configured; a set `runner_token` closes it,
-    and then answers without the token are 404, as at Fleet.
+    The runner is open, like Fleet's without a gate; a set `runner_token` closes it, and then
+    requests without the token get 404, as at Fleet.
     """
 
     def __init__(self, app: ASGIApp, plan: FaultPlan, key: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Browsers that are leased: each has the tool `computer`, for the pages of running instances."""
+"""Leased browsers: each has the tool `computer`, for the pages of running instances."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -54,11 +54,11 @@ class Browser(Computer):
         self._hosts = hosts
         self._find = find
 
-    def perform_action(self, asked: Action) -> None:
-        if asked.action == "navigate":
-            self._navigate_to(asked.url or "")
+    def perform_action(self, action: Action) -> None:
+        if action.action == "navigate":
+            self._navigate_to(action.url or "")
         else:
-            super().perform_action(asked)
+            super().perform_action(action)
 
     def _navigate_to(self, url: str) -> None:
         address = urlsplit(url)
@@ -77,7 +77,7 @@ class _Lease:
 
 
 class Browsers:
-    """`now` in seconds, as leases live."""
+    """Leases of browsers; `now` is in seconds on the leases' clock."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class Browsers:
         ]
 
     async def lease_browser(self, request: Request) -> Response:
-        asked = await parse_body(LeaseBrowser, request)
+        body = await parse_body(LeaseBrowser, request)
         now = self._now()
         self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
-        browser = Browser(frozenset(asked.allowed_hosts), self._find, self._pictures)
+        browser = Browser(frozenset(body.allowed_hosts), self._find, self._pictures)
         lease_id = f"b{uuid.uuid4().hex[:16]}"
-        self._leases[lease_id] = _Lease(browser, now + asked.ttl_seconds)
+        self._leases[lease_id] = _Lease(browser, now + body.ttl_seconds)
         base = str(request.base_url).rstrip("/")
         return JSONResponse(
             {

@@ -1,4 +1,4 @@
-"""Fleet's request bodies, and the bodies that the emulator answers with."""
+"""Fleet's request bodies, and the emulator's answers."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ class MakeInstance(BaseModel):
     max_wait_seconds: int | None = Field(default=None, ge=0, le=3_600)
 
     def check_choices(self, versions: Collection[str]) -> None:
-        """Check version, data key and region. Raises `ApiError` 400 in the words by which Fleet's
-        clients tell the cases apart."""
+        """Check version, data key and region. Raises `ApiError` 400 with the texts by which Fleet's
+        clients distinguish the cases."""
         version = self.env_version
         if version is not None and version not in versions:
             known = f"use one of {', '.join(versions)}"
@@ -73,7 +73,7 @@ class MakeInstance(BaseModel):
 
 
 class WriteTask(BaseModel):
-    """POST /v1/tasks, in both vocabularies of field names; `normalize_task` tells them apart."""
+    """POST /v1/tasks, in both vocabularies of field names, which `normalize_task` unifies."""
 
     model_config = {"extra": "allow"}
 

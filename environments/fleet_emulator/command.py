@@ -30,16 +30,16 @@ addresses
   its tools        {{root}}mcp              MCP over streamable HTTP
   aggregator       {{root}}api/v1/mcp       the same tools and `computer`
 
-what goes wrong on purpose, and what was asked
+injected faults, and counters of requests
   GET    {{url}}/_emulator/counters
   POST   {{url}}/_emulator/faults  {{"faults": [{{"on": ["create"], "rate": 0.5}}], "seed": 7}}
   POST   {{url}}/_emulator/faults  {{"mcp_warmup": 5, "instance_limit": 10}}
   DELETE {{url}}/_emulator/faults
   POST   {{url}}/_emulator/kill    {{"instance_id": "i..."}}
 
-With {TOKEN_VARIABLE} in the environment that key is asked for on every request, also on these, and
-the instance runner asks for it as X-Runner-Token. Verifiers run with the rights of the user who
-starts the emulator, in processes of their own but in no sandbox: serve tasks that you trust.
+With {TOKEN_VARIABLE} in the environment that key is required on every request, including these,
+and the instance runner requires it as X-Runner-Token. Verifiers run with the rights of the user who
+starts the emulator, in separate processes but without a sandbox: serve only tasks that you trust.
 """
 
 

@@ -92,12 +92,12 @@ class FleetControlPlane(ControlPlane):
         return JSONResponse(bodies)
 
     async def create_instance(self, request: Request) -> Response:
-        asked = await parse_body(MakeInstance, request)
+        body = await parse_body(MakeInstance, request)
         request_id = request.headers.get("x-request-id")
         self._check_first(request_id)
-        self._check_environment(asked.env_key)
-        asked.check_choices(self._list_versions(asked.env_key))
-        wanted = asked.to_request(request_id)
+        self._check_environment(body.env_key)
+        body.check_choices(self._list_versions(body.env_key))
+        wanted = body.to_request(request_id)
         try:
             instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
         except ValueError as error:

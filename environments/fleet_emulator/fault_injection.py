@@ -1,4 +1,4 @@
-"""Middleware that counts every request and does to it what the plan of faults says."""
+"""Middleware that counts every request and applies the plan of faults to it."""
 
 import asyncio
 from collections.abc import Callable
@@ -96,11 +96,11 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Receive the body once more, and then what the connection has to say."""
+    """Receive the body again, and then the connection's further messages."""
     left = [body]
 
     async def receive_replayed() -> Message:
-        # Only the body is answered at once: a `receive` that always is makes a listener for
+        # Only the body returns at once: a `receive` that never waits would make a listener for
         # the client's departure spin.
         if left:
             return {"type": "http.request", "body": left.pop(), "more_body": False}

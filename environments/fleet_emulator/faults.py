@@ -61,13 +61,14 @@ class VerifierOutcome(Strict):
 
 
 class Faults(Strict):
-    """Everything that may be set; what is not named is off. Times in seconds.
+    """All settable faults; unset ones are off. Times in seconds.
 
     `create_delay`: how long a new instance is pending. `mcp_warmup`: how long the MCP addresses of
     a new one answer 503. `mcp_limit`: MCP requests served at once, 429 beyond.
-    `in_flight_creates`: creates at once, 429 beyond. `runner_token`: the instance runner asks for
-    it. `verifiers`: what the next executions end as, null for an honest one. `pictures`: whether
-    the tool `computer` answers with an image, with JSON that holds one, or with JSON without.
+    `in_flight_creates`: creates at once, 429 beyond. `runner_token`: the instance runner
+    requires it. `verifiers`: outcomes of the next executions, null for a real one. `pictures`:
+    whether the tool `computer` answers with an image, with JSON that holds one, or with JSON
+    without.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -84,10 +85,10 @@ class Faults(Strict):
 
 
 class FaultPlan:
-    """The faults in force, and how far their sequences have come."""
+    """The faults in force, and the positions of their sequences."""
 
     def __init__(self, runner_token: str | None = None) -> None:
-        """`runner_token` is asked for also where no fault sets one."""
+        """`runner_token` is required even if no fault sets one."""
         self._runner_token = runner_token
         self.set_faults(Faults())
 
@@ -103,7 +104,7 @@ class FaultPlan:
         return self.settings.runner_token or self._runner_token
 
     def next_reply(self, operation: Operation, endpoint: str | None) -> tuple[float, Reply | None]:
-        """Return the seconds that a request waits, and what it gets in place of its answer."""
+        """Return the seconds that a request waits, and the reply in place of its answer."""
         delay, reply = 0.0, None
         for index, fault in enumerate(self.settings.faults):
             if not fault.applies_to(operation, endpoint):
@@ -121,7 +122,7 @@ class FaultPlan:
         return self.settings.verifiers[self._verified - 1]
 
     def count_remaining(self) -> dict[str, Any]:
-        """Count what is still to come of each sequence."""
+        """Count the remaining replies of each sequence."""
         replies = zip(self.settings.faults, self._served, strict=True)
         return {
             "replies": [len(fault.replies) - served for fault, served in replies],

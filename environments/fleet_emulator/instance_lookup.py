@@ -1,4 +1,4 @@
-"""Find the running instance of a request; answer like a reverse proxy where none runs."""
+"""Lookup of a request's running instance; without one it answers like a reverse proxy."""
 
 from starlette.requests import Request
 
@@ -8,7 +8,7 @@ from environments.server.instance_lookup import InstanceLookup
 
 
 class UpstreamError(Exception):
-    """Answered as a reverse proxy does for an instance that it cannot reach: HTML."""
+    """An error answered in HTML, like a reverse proxy that cannot reach an instance."""
 
     def __init__(self, status: int, page: str) -> None:
         super().__init__(page)

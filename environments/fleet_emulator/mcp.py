@@ -37,7 +37,7 @@ class CountedTools:
 
 
 class Desks:
-    """The tools of running instances, and the screens at which `computer` sits."""
+    """The tools of running instances, and the screens of `computer`."""
 
     def __init__(self, registry: Registry, plan: FaultPlan, counters: Counters) -> None:
         self._registry = registry
@@ -63,14 +63,14 @@ class Desks:
         return WithComputer(self.get_own_tools(instance_id), computer)
 
     def open_page(self, path: str) -> Screen | None:
-        """Open a screen of its own for a browser; `path` is that of an instance's root."""
+        """Open a separate screen for a browser; `path` is that of an instance's root."""
         try:
             return self._make_screen(path.strip("/"))
         except LookupError:
             return None
 
     def clear_screen(self, instance_id: str) -> None:
-        """Forget the screen: the next one is as at the beginning."""
+        """Forget the screen: the next one starts fresh."""
         self._computers.pop(instance_id, None)
 
     def _make_screen(self, instance_id: str) -> Screen:

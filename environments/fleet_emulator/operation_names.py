@@ -1,4 +1,4 @@
-"""Names for what clients ask of the emulator: faults are set, and requests counted, by them."""
+"""Names of the emulator's operations, by which faults are set and requests are counted."""
 
 import json
 import re

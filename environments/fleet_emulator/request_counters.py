@@ -1,4 +1,4 @@
-"""Counts of requests, for tests that must know what reached the emulator."""
+"""Counts of requests, for tests that check what reached the emulator."""
 
 from collections import Counter
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""The team's tasks, and what was logged about attempts at them."""
+"""The team's tasks, and the logs of attempts at them."""
 
 import uuid
 from collections import OrderedDict
@@ -65,8 +65,8 @@ class TaskStore:
         return JSONResponse({"tasks": bodies, "total": len(bodies)})
 
     async def write_task(self, request: Request) -> Response:
-        asked = await parse_body(WriteTask, request)
-        given = asked.model_extra or {}
+        body = await parse_body(WriteTask, request)
+        given = body.model_extra or {}
         try:
             # The SDK's raw request has a third name for the environment.
             task = normalize_task({"env_id": given.get("environment_id"), **given})
@@ -81,10 +81,10 @@ class TaskStore:
 
     async def update_task(self, request: Request) -> Response:
         task = self._find_task(request)
-        asked = await parse_body(UpdateTask, request)
-        task["prompt"] = asked.prompt or task["prompt"]
-        task["verifier_func"] = asked.verifier_code or task.get("verifier_func")
-        task["metadata"] = asked.metadata or task.get("metadata")
+        body = await parse_body(UpdateTask, request)
+        task["prompt"] = body.prompt or task["prompt"]
+        task["verifier_func"] = body.verifier_code or task.get("verifier_func")
+        task["metadata"] = body.metadata or task.get("metadata")
         return JSONResponse(task_body(task))
 
     def _find_task(self, request: Request) -> dict[str, Any]:
@@ -116,15 +116,15 @@ class SessionStore:
         ]
 
     async def ingest_session(self, request: Request) -> Response:
-        asked = await parse_body(Ingest, request)
-        session_id = asked.session_id or str(uuid.uuid4())
+        body = await parse_body(Ingest, request)
+        session_id = body.session_id or str(uuid.uuid4())
         new = session_id not in self._sessions
         session = self._sessions.setdefault(session_id, _Session())
-        session.messages += asked.messages or asked.history or []
-        if asked.response is not None:
-            session.messages.append(asked.response)
-        session.facts |= asked.model_extra or {}
-        session.facts["status"] = asked.status or session.facts.get("status", "running")
+        session.messages += body.messages or body.history or []
+        if body.response is not None:
+            session.messages.append(body.response)
+        session.facts |= body.model_extra or {}
+        session.facts["status"] = body.status or session.facts.get("status", "running")
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return JSONResponse(
@@ -144,9 +144,9 @@ class SessionStore:
         return JSONResponse({"transcript": messages, "facts": session.facts})
 
     async def create_trace_job(self, request: Request) -> Response:
-        asked = await parse_body(TraceJob, request)
+        body = await parse_body(TraceJob, request)
         self._jobs += 1
-        name = asked.name or f"job-{self._jobs}"
+        name = body.name or f"job-{self._jobs}"
         return JSONResponse({"job_id": str(uuid.uuid4()), "name": name, "status": "running"})
 
 

@@ -1,4 +1,4 @@
-"""Processes that execute verifiers: started when first needed, kept warm, killed when they hang."""
+"""Processes that execute verifiers: started on first use, kept warm, killed if they hang."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ class VerifierPool:
     """At most `size` executions at once; the others wait their turn."""
 
     def __init__(self, size: int, secrets: Mapping[str, str]) -> None:
-        """`secrets`: variables that the workers get beside their few inherited ones."""
+        """`secrets`: variables for the workers in addition to their few inherited ones."""
         self._free = asyncio.Semaphore(size)
         self._idle: list[asyncio.subprocess.Process] = []
         self._all: set[asyncio.subprocess.Process] = set()
@@ -51,7 +51,7 @@ class VerifierPool:
 
     async def _start_worker(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(
-            # The working directory is a user's: nothing there may pass for a module of ours.
+            # The working directory is a user's: its modules must not shadow ours.
             *(sys.executable, "-P", "-m", _WORKER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

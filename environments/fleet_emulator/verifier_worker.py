@@ -1,9 +1,9 @@
-"""Executes verifiers, each in a forked child of its own, with Fleet's SDK already imported.
+"""Executor of verifiers, each in its own forked child, with Fleet's SDK already imported.
 
     python -m environments.fleet_emulator.verifier_worker < jobs > results
 
-One JSON object a line each way; see `Job`. The fork costs a few milliseconds and buys that no
-verifier can leave anything behind for the next, and that one over its limit is simply killed.
+One JSON object per line each way; see `Job`. The fork costs a few milliseconds, but no verifier can
+leave anything behind for the next, and one over its limit is simply killed.
 """
 
 import base64
@@ -60,7 +60,7 @@ _NAMES: dict[str, Any] = {
 class Job(TypedDict):
     """`arguments` is base64 of a pickled {"args": (None, *args, {"env": id}), "kwargs": {...}}.
 
-    `databases` are the paths of seed and current; without them the SDK asks the instance itself.
+    `databases` are the paths of seed and current; without them the SDK queries the instance itself.
     """
 
     code: str
@@ -124,7 +124,7 @@ def _call_verifier(job: Job, client: Fleet) -> Result:
             args, kwargs = _load_arguments(job)
             value = _load_function(job)(_make_environment(job, client), *args, **kwargs)
         json.dumps(value)
-    # Whatever a verifier raises, SystemExit too, is its own failure and is reported as such.
+    # Any error of a verifier, even SystemExit, is its own failure and is reported as such.
     except BaseException as error:  # noqa: BLE001
         kept = printed.getvalue()[:MAX_STDOUT_CHARS]
         return failed_result(type(error).__name__, str(error), traceback.format_exc(), kept)
@@ -145,7 +145,7 @@ def _run_child(job: Job, client: Fleet, write: int) -> None:
 
 
 def execute_in_child(job: Job, client: Fleet) -> Result:
-    """Execute in a forked child, and report how it ended where it could not report itself."""
+    """Execute in a forked child, and report its end if it could not report itself."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -177,7 +177,7 @@ def _make_client(base_url: str) -> Fleet:
 def main() -> None:
     clients: dict[str, Fleet] = {}
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints does not end up among the results
+    os.dup2(2, 1)  # keeps other output from mixing with results
     for line in sys.stdin.buffer:
         job: Job = json.loads(line)
         base_url = job["base_url"]

@@ -1,4 +1,4 @@
-"""Verifiers: bundles that clients upload, and their execution in processes of their own."""
+"""Verifiers: bundles that clients upload, and their execution in separate processes."""
 
 import base64
 import binascii
@@ -45,8 +45,8 @@ def structured_diff(env, tables, fields, table_fields):
 class Verifiers:
     """Routes of verifiers.
 
-    `over_http`: executed verifiers query the instance through the emulator's own routes, as they do
-    at Fleet. Otherwise they get copies of its databases, which takes half the time."""
+    `over_http`: executed verifiers query the instance through the emulator's own routes, as at
+    Fleet. Otherwise they get copies of its databases, which takes half the time."""
 
     def __init__(
         self,
@@ -88,33 +88,34 @@ class Verifiers:
         return JSONResponse(verifier)
 
     async def execute_verifier(self, request: Request) -> Response:
-        asked = await parse_body(ExecuteVerifier, request)
-        instance_id = asked.instance_id()
-        code = self._find_code(asked)
+        body = await parse_body(ExecuteVerifier, request)
+        instance_id = body.instance_id()
+        code = self._find_code(body)
         started = time.monotonic()
         outcome = self._plan.next_outcome()
         if outcome is not None:
             answer = _injected_answer(outcome)
         else:
-            job = {"code": code, "function": asked.function_name, "arguments": asked.args}
-            answer = await self._run_job(request, instance_id, job, asked.timeout, self._over_http)
+            job = {"code": code, "function": body.function_name, "arguments": body.args}
+            answer = await self._run_job(request, instance_id, job, body.timeout, self._over_http)
         return JSONResponse(
             {
                 **answer,
-                "key": asked.key,
+                "key": body.key,
                 "version": 1,
-                "verifier_id": f"verifier-{asked.key}",
+                "verifier_id": f"verifier-{body.key}",
                 "execution_id": str(uuid.uuid4()),
                 "execution_time_ms": round((time.monotonic() - started) * 1e3),
-                "bundle_cache_hit": asked.bundle is None,
+                "bundle_cache_hit": body.bundle is None,
             }
         )
 
     async def execute_function(self, request: Request) -> Response:
-        """Execute as an instance does: without a bundle, and with the instance as only argument."""
+        """Execute like an instance: without a bundle, and with the instance as the only
+        argument."""
         self._lookup.find_running(request)
-        asked = await parse_body(ExecuteFunction, request)
-        job = {"code": asked.function_code, "function": asked.function_name, "arguments": None}
+        body = await parse_body(ExecuteFunction, request)
+        job = {"code": body.function_code, "function": body.function_name, "arguments": None}
         instance_id = request.path_params["instance_id"]
         answer = await self._run_job(request, instance_id, job, self._max_seconds, self._over_http)
         error = answer["error"] and f"{answer['error']['type']}: {answer['error']['message']}"
@@ -143,16 +144,16 @@ class Verifiers:
             return JSONResponse(answer["result"])
         return JSONResponse({"success": False, "diff": {}, "message": answer["error"]["message"]})
 
-    def _find_code(self, asked: ExecuteVerifier) -> str:
-        if asked.bundle is not None:
-            code = _unpack_bundle(asked.bundle)
-            self._bundles[asked.sha256 or ""] = code
+    def _find_code(self, body: ExecuteVerifier) -> str:
+        if body.bundle is not None:
+            code = _unpack_bundle(body.bundle)
+            self._bundles[body.sha256 or ""] = code
             if len(self._bundles) > MAX_BUNDLES:
                 self._bundles.popitem(last=False)
             return code
-        code = self._bundles.get(asked.sha256 or "")
+        code = self._bundles.get(body.sha256 or "")
         if code is None:
-            raise ApiError(404, f"Bundle not found: {asked.sha256}")
+            raise ApiError(404, f"Bundle not found: {body.sha256}")
         return code
 
     async def _run_job(

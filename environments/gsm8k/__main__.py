@@ -27,11 +27,11 @@ RULES = ("strict", "flexible")
 
 
 def make_question_tasks(
-    asked: Sequence[Question], split: str, *, env_key: str, rule: str
+    questions: Sequence[Question], split: str, *, env_key: str, rule: str
 ) -> Iterator[dict[str, Any]]:
     """Make tasks of the questions, in the form of `environments.tasks`."""
     verifier = (Path(__file__).parent / "verifiers" / f"{rule}.py").read_text(encoding="utf-8")
-    for index, question in enumerate(asked):
+    for index, question in enumerate(questions):
         yield {
             "key": f"{env_key}-{split}-{index:06d}",
             "prompt": question.prompt,
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "/" in options.split or not options.split:
         parser.error("--split must be a name such as train")
     try:
-        asked = load_questions(
+        questions = load_questions(
             options.source,
             options.split,
             subset=options.subset,
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     env_key = "arithmetic" if options.source == GENERATED else "gsm8k"
-    tasks = list(make_question_tasks(asked, options.split, env_key=env_key, rule=options.rule))
+    tasks = list(make_question_tasks(questions, options.split, env_key=env_key, rule=options.rule))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"tasks": tasks}, indent=1) + "\n", encoding="utf-8")
     print(f"{options.out}: {len(tasks)} tasks of split {options.split}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Generated word problems in GSM8K's form: sums and differences of small numbers, told as stories.
+"""Generated word problems in GSM8K's form: sums and differences of small numbers, as stories.
 
 A problem is a pure function of split and index. The splits differ in their sums: those of `test`
 (by SHA-256, 10 %) are in neither `train` nor `demo`, and the latter two share no index.
@@ -59,7 +59,7 @@ class Problem:
 def make_problem(split: Split, index: int) -> Problem:
     """Make a problem of two or three steps whose results stay between `SMALLEST` and `LARGEST`.
 
-    No number on the way to the answer equals it: who stops early is never right by chance."""
+    No intermediate number equals the answer: a solution that stops early is never right."""
     rng = random.Random(f"arithmetic/{split}/{index}")
     while True:
         steps = _draw_steps(rng)

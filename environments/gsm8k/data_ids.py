@@ -1,14 +1,14 @@
 """Data ids of questions, which carry the expected answer.
 
-`train-000012=72` is question 12 of `train` with the answer 72. So an instance needs no data file
-wherever it runs, and the policy, which never sees a data id, cannot look the answer up."""
+`train-000012=72` is question 12 of `train` with the answer 72. So an instance needs no data file,
+and the policy, which never sees a data id, cannot look up the answer."""
 
 import re
 
 from environments.app import Scenario
 
-# Two names for the same thing, so that figures tell them apart: questions of the user's own, and
-# those of `environments.gsm8k.arithmetic`.
+# Two names for the same kind, so that metrics separate them: the user's own questions, and those of
+# `environments.gsm8k.arithmetic`.
 SINGLE_TURN_KEYS = ("gsm8k", "arithmetic")
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _DATA_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]*=(?P<answer>{NUMBER.pattern})")

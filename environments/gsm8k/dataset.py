@@ -1,4 +1,4 @@
-"""Questions from where they are kept: a parquet or JSONL file, a data set of the hub, or generated.
+"""Sources of questions: a parquet or JSONL file, a data set on the hub, or a generator.
 
 Two sets of columns are read. GSM8K's: `question`, and `answer` with the number after "####". And
 the training data's of SkyRL and verl: `prompt`, a list of one user message, and the expected
@@ -25,12 +25,12 @@ _COLUMNS = 'columns "question" and "answer", or "prompt" and "reward_spec" (or "
 
 
 class DatasetError(ValueError):
-    """The data cannot be used; the message names file, row and what to change."""
+    """The data cannot be used; the message names file, row and fix."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, whole, and the number that answers it."""
+    """A whole question, and the number that answers it."""
 
     prompt: str
     answer: str
@@ -39,8 +39,8 @@ class Question:
 def load_questions(
     source: str, split: str, *, subset: str | None, count: int | None, instruction: str | None
 ) -> list[Question]:
-    """Load the first `count` questions of a split; `instruction` None takes the one that belongs to
-    the source. Raises `DatasetError`."""
+    """Load the first `count` questions of a split; `instruction` None selects the source's default.
+    Raises `DatasetError`."""
     if source == GENERATED:
         if split not in arithmetic.SPLITS:
             known = ", ".join(arithmetic.SPLITS)
@@ -54,11 +54,11 @@ def load_questions(
             paths = hub.fetch_split(source, split, subset)
         except hub.HubError as error:
             raise DatasetError(str(error)) from error
-    told = INSTRUCTION if instruction is None else instruction
+    suffix = INSTRUCTION if instruction is None else instruction
     return [
         question
         for path in paths
-        for question in _read_questions(file_rows(path), str(path), told, count)
+        for question in _read_questions(file_rows(path), str(path), suffix, count)
     ][:count]
 
 
@@ -118,13 +118,13 @@ def _parse_question(row: Any, where: str, instruction: str) -> Question:
         raise DatasetError(f"{where} is not an object with {_COLUMNS}")
     columns = cast("dict[str, Any]", row)
     if "question" in columns and "answer" in columns:
-        asked = _require_text(columns["question"], f"{where}: question")
+        question = _require_text(columns["question"], f"{where}: question")
         number = marked_number(_require_text(columns["answer"], f"{where}: answer"))
         if number is None:
             raise DatasetError(
                 f'{where}: answer has no number after "#### "; it must end like "#### 72"'
             )
-        return Question(" ".join([asked, instruction]).strip(), _parse_number(number, where))
+        return Question(" ".join([question, instruction]).strip(), _parse_number(number, where))
     rule = columns.get("reward_spec", columns.get("reward_model"))
     if "prompt" in columns and rule is not None:
         truth = cast("Mapping[str, Any]", rule).get("ground_truth") if _is_object(rule) else None
@@ -137,12 +137,12 @@ def _parse_question(row: Any, where: str, instruction: str) -> Question:
 
 
 def _only_message(prompt: Any, where: str) -> str:
-    """The text of a prompt that is a text, or a list of one user message."""
+    """Return the text of a prompt that is a text, or a list of one user message."""
     messages = cast("list[Any]", prompt) if isinstance(prompt, list) else [{"content": prompt}]
     if len(messages) != 1 or not _is_object(messages[0]):
         raise DatasetError(
-            f"{where}: prompt must be a list of one user message; put what a system message says "
-            "into the question"
+            f"{where}: prompt must be a list of one user message; put the text of a system "
+            "message into the question"
         )
     message = cast("Mapping[str, Any]", messages[0])
     if message.get("role", "user") != "user":

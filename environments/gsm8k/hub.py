@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: finds the files of a split and fetches them."""
+"""Data sets on the Hugging Face hub: finding the files of a split, and fetching them."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ _SUFFIXES = (".parquet", ".jsonl")
 
 
 class HubError(Exception):
-    """The data set cannot be had; the message says why and what to do."""
+    """The data set is unavailable; the message has the reason and the fix."""
 
 
 def fetch_split(dataset: str, split: str, subset: str | None) -> list[Path]:
@@ -31,7 +31,7 @@ def fetch_split(dataset: str, split: str, subset: str | None) -> list[Path]:
     except HFValidationError as error:
         raise HubError(f"{dataset!r} is neither a file nor the id of a data set") from error
     except Exception as error:
-        # Errors of whichever HTTP library the client has chosen pass through it unchanged.
+        # Errors of the client's HTTP library pass through unchanged.
         raise HubError(f"data set {dataset!r} could not be fetched: {error}") from error
 
 
@@ -39,7 +39,7 @@ def choose_files(names: Sequence[str], dataset: str, split: str, subset: str | N
     """Choose the files of a split, whose names begin with it: `main/train-00000-of-00001.parquet`,
     `train.jsonl`.
 
-    Raises `HubError` where there is none, or where several subsets have one."""
+    Raises `HubError` if there is none, or several subsets have one."""
     of_split = re.compile(rf"{re.escape(split)}([-_.].*)?")
     found: dict[str, list[str]] = {}
     for name in sorted(names):

@@ -41,7 +41,7 @@ _PREVIEW = 100
 
 
 class TaskObservation(Observation):
-    """What `reset` answers."""
+    """Answer of `reset`."""
 
     prompt: str = Field(description="the task, in the user's words")
     task_key: str = Field(description="the task's name, which `reset` takes as well")
@@ -56,7 +56,7 @@ class TaskState(State):
 
 
 class Sessions:
-    """Number of environments that are open now, and its limit."""
+    """Number of open environments, and its limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -140,7 +140,7 @@ class AppEnvironment(Environment):
         return TASKS_PER_SPLIT if split in SPLITS else 0
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """List the first ones: the tasks of a split are made as they are asked for."""
+        """List the first ones: the tasks of a split are generated on request."""
         return self.get_task_range(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class AppEnvironment(Environment):
         self._open = False
 
     def _check_open(self) -> None:
-        # Ending an idle session leaves its WebSocket open, and answered by what was closed.
+        # Ending an idle session leaves its WebSocket open, on top of a closed environment.
         if not self._open:
             raise RuntimeError("the session was idle for longer than --session-timeout: reconnect")
 
@@ -202,10 +202,10 @@ def build_app(
     hosts: Sequence[str],
     token: str | None,
 ) -> ASGIApp:
-    """One environment is served at the root, several at /ENV_KEY each.
+    """Build the application: one environment at the root, or several at /ENV_KEY each.
 
-    `session_timeout_s`: a session idle for longer is ended, or one of a client that vanished
-    without a word would hold its place for ever. `hosts` are the Host headers that are answered.
+    `session_timeout_s`: a session idle for longer is ended; otherwise the session of a vanished
+    client would hold its place for ever. `hosts` are the accepted Host headers.
     """
     apps = {key: _build_server(key, max_sessions, session_timeout_s) for key in env_keys}
     app: ASGIApp = apps[env_keys[0]] if len(apps) == 1 else _mount_servers(apps)
@@ -233,7 +233,7 @@ def _build_server(env_key: str, max_sessions: int, session_timeout_s: float) -> 
 def _mount_servers(apps: dict[str, Any]) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        # Starlette starts nothing of what is mounted, here: what ends idle sessions.
+        # Starlette does not start mounted applications, which here end idle sessions.
         async with AsyncExitStack() as stack:
             for mounted in apps.values():
                 await stack.enter_async_context(mounted.router.lifespan_context(mounted))

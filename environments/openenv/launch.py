@@ -1,4 +1,4 @@
-"""Finds the interpreter that has openenv, which cannot share an environment with mcp 2."""
+"""Search for an interpreter with openenv, which cannot share an environment with mcp 2."""
 
 import importlib.util
 import os

@@ -16,8 +16,8 @@ class BearerToken:
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] in ("http", "websocket") and scope["path"] != "/health"
-        if not asked or self._has_token(scope):
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] != "/health"
+        if not guarded or self._has_token(scope):
             await self._app(scope, receive, send)
             return
         if scope["type"] == "websocket":

@@ -1,4 +1,4 @@
-"""Fleet's JSON bodies to and from our own types."""
+"""Conversion between Fleet's JSON bodies and our own types."""
 
 import json
 import math
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """Answered as {"detail": detail} with the status."""
+    """An error answered as {"detail": detail} with the status."""
 
     def __init__(self, status: int, detail: str | dict[str, Any] | list[dict[str, Any]]) -> None:
         super().__init__(str(detail))

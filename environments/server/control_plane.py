@@ -1,4 +1,4 @@
-"""The control plane: the environments that are served, and the life of their instances."""
+"""The control plane: the served environments, and the life of their instances."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ INSTANCES = "/v1/env/instances"
 
 
 class ControlPlane:
-    """Handlers of the control plane's routes, and the reaping of instances that nobody closed."""
+    """Handlers of the control plane's routes, and the reaper of abandoned instances."""
 
     reap_seconds = 0.5
 
@@ -41,7 +41,7 @@ class ControlPlane:
         env_keys: tuple[str, ...],
         speed: float = 1.0,
     ) -> None:
-        """`speed`: how fast instances live; at 60 a minute of theirs takes a second."""
+        """`speed` is the factor by which instances' clocks run; at 60 their minute is a second."""
         self.registry = registry
         self.env_keys = env_keys
         self._lookup = lookup
@@ -79,7 +79,7 @@ class ControlPlane:
             self.registry.stop_expired(self.now())
 
     def now(self) -> float:
-        """Return the seconds by which instances live."""
+        """Return the seconds on the instances' clock."""
         return time.monotonic() * self._speed
 
     async def get_health(self, request: Request) -> Response:
@@ -92,12 +92,12 @@ class ControlPlane:
         return (ENVIRONMENT_VERSION,)
 
     async def create_instance(self, request: Request) -> Response:
-        asked = await parse_body(CreateInstance, request)
-        self._check_environment(asked.env_key)
+        body = await parse_body(CreateInstance, request)
+        self._check_environment(body.env_key)
         request_id = request.headers.get("x-request-id")
         self._check_first(request_id)
         try:
-            record = self.registry.create_instance(asked.to_request(request_id), self.now())
+            record = self.registry.create_instance(body.to_request(request_id), self.now())
         except InstanceLimitError as error:
             raise ApiError(403, self._limit_detail()) from error
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs an ASGI application as a process that others can supervise."""
+"""ASGI application as a process that others can supervise."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ class _Server(uvicorn.Server):
         print(json.dumps({"url": self._url}), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not recorded as captured: uvicorn would raise it again and the exit status be a failure.
+        # Not recorded as captured: uvicorn would raise it again, and the exit status would fail.
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """The options of every server: where it listens, and when it ends by itself."""
+    """Add the options of every server: its address, and when it exits on its own."""
     parser.add_argument("--host", default="127.0.0.1", choices=LOOPBACK)
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one (default)")
     parser.add_argument(
@@ -100,7 +100,7 @@ def _stdin_closed() -> bool:
 
 
 async def _exit_with_parent(server: uvicorn.Server, parent: int) -> None:
-    # Nothing wakes a process whose parent has died, so this has to look.
+    # A process is not notified of its parent's death, so this polls.
     while os.getppid() == parent and not _stdin_closed():  # noqa: ASYNC110
         await asyncio.sleep(_PARENT_CHECK_SECONDS)
     server.should_exit = True

@@ -1,4 +1,4 @@
-"""Finds the instance that a request's path names."""
+"""Lookup of the instance in a request's path."""
 
 from starlette.requests import Request
 

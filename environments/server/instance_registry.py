@@ -1,5 +1,5 @@
-"""Registry of instances: those that live, until when, and those that stopped. Pure: the clock is
-an argument."""
+"""Registry of live instances, with their expiry, and of stopped ones. Pure: the clock is an
+argument."""
 
 import uuid
 from collections import Counter, OrderedDict

@@ -1,4 +1,4 @@
-"""The instance runner: what Fleet's clients find below {root}api/v1/env."""
+"""The instance runner: Fleet's routes below {root}api/v1/env."""
 
 import sqlite3
 from datetime import UTC, datetime
@@ -50,11 +50,11 @@ class Runner:
 
     async def query_database(self, request: Request) -> Response:
         instance, name = self._find_database(request)
-        asked = await parse_body(RunQuery, request)
-        if name == "seed" and not asked.read_only:
+        body = await parse_body(RunQuery, request)
+        if name == "seed" and not body.read_only:
             raise ApiError(400, "the seed database is read-only: write to 'current'")
         try:
-            rows = instance.query(name, asked.query, asked.args or (), read_only=asked.read_only)
+            rows = instance.query(name, body.query, body.args or (), read_only=body.read_only)
         except sqlite3.Error as error:
             return JSONResponse(failed_query_body(error))
         return JSONResponse(rows_body(rows))

@@ -1,7 +1,7 @@
-"""MCP over streamable HTTP: one server for every instance, found by the path of the request.
+"""MCP over streamable HTTP: one server for all instances, which finds them by the request's path.
 
-Stateless with JSON responses unless told otherwise: no session is kept, so none can leak, and a
-tool call is one POST.
+By default it is stateless with JSON responses: no session is kept, so none can leak, and a tool
+call is one POST.
 """
 
 import base64

@@ -1,1 +1,2 @@
-"""Drives the engine through episodes. Read `work/worker.py`, then `episodes/episode.py`."""
+"""Rollout workers: they drive the engine through episodes. Read `work/worker.py`, then
+`episodes/episode.py`."""

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from services.rollout.work.worker import Worker
 
 DOC = """Samples trajectories with vLLM: leases groups of attempts from the learner, plays them in
-environments of the env_gateway, hands them in, and takes new weights while it does.
+environments of the env_gateway, submits them, and loads new weights meanwhile.
 
-It needs no inbound port; its own service is for looking in. Alone:
+It needs no inbound port; its own service is for inspection. To run it alone:
 
     FLOTILLA_TOKEN=... python -m services.rollout --config deploy/runs/local.toml \\
         --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
@@ -65,7 +65,7 @@ def registry() -> RegistryContract:
 
 
 async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
-    """Work until drained; raises what makes going on pointless."""
+    """Work until drained; raise an error that makes further work pointless."""
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.common.concurrency import run_unless, run_until_first
@@ -134,7 +134,7 @@ async def _connect_peers(
         engine, environment, model.tokenizer, model.dialect, limits, watchdog=watchdog
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
-    # What is sent are whole weights.
+    # Sent weights are always whole.
     adapted = runtime.shared.policy.adapter_rank is not None
     transfers = () if adapted else config.engine.transfers
     devices = await engine.identify_devices() if "ipc" in transfers else ()
@@ -199,7 +199,7 @@ async def _watch_engine(engine: "Engine", burn_in: "BurnIn") -> None:
 
 
 def _engine_dead(error: Exception) -> Exception:
-    """Return the error that ends the process with the exit code of "may work if tried again"."""
+    """Return the error that ends the process with the exit code for "retryable"."""
     import grpc
 
     from services.common.errors import ServiceError
@@ -215,7 +215,7 @@ def _make_status(service: "RolloutService") -> ReplicaStatus:
 
 
 async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Serving") -> None:
-    """Keep health and metrics in line with what the worker does."""
+    """Keep health and metrics in line with the worker's state."""
     from services.rollout.api import prometheus
 
     while True:
@@ -226,8 +226,8 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
 
 
 def check_here(shared: SharedConfig, config: RolloutConfig) -> str:
-    """Check what the packages and the model of this machine show, in a process that does nothing
-    else; return what could not be seen.
+    """Check the packages and the model of this machine, in a process that does nothing else; return
+    what could not be checked.
 
     Raises ConfigError."""
     from services.common.adapters.hidden_torch import hide_torch
@@ -242,7 +242,7 @@ def check_here(shared: SharedConfig, config: RolloutConfig) -> str:
 
 
 def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
-    """Rehearse the dialect of a model that is on this machine; return why it could not be.
+    """Rehearse the dialect of a model that is on this machine; return why that was impossible.
 
     Raises ConfigError."""
     if not Path(shared.policy.model).is_dir():
@@ -259,8 +259,8 @@ def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
 async def _joined_machines(
     runtime: Runtime[RolloutConfig], model: "ModelFiles", memory: Path
 ) -> "AsyncGenerator[EngineMachines | None]":
-    """Have the machines of an engine that spans several. They are dismissed when the block ends
-    well, else they wait for the next rollout. Raises ConfigError, ServiceError."""
+    """Join the machines of an engine that spans several. They are dismissed if the block ends well,
+    else they wait for the next rollout. Raises ConfigError, ServiceError."""
     engine = runtime.config.engine
     if engine.nodes == 1:
         yield None
@@ -308,8 +308,8 @@ async def _start_engine(
     from services.rollout.adapters.vllm_start import start_engines
     from services.rollout.ports import EngineDead
 
-    # Nothing but the dialect's and the model's ends of a turn: a stop at `</tool_call>` would cut
-    # thinking and arguments that name the tag, and the policy would never learn to end its turn.
+    # Only the dialect's and the model's ends of a turn: a stop at `</tool_call>` would cut thinking
+    # and arguments that name the tag, and the policy would never learn to end its turn.
     stop = model.dialect.stop_ids
     served = ServedModel(model.folder, runtime.shared.policy, stop)
     try:

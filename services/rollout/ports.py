@@ -1,4 +1,4 @@
-"""Ports of a rollout worker: dialect, engine, environment, learner, in its own words."""
+"""Ports of a rollout worker, in its own terms: dialect, engine, environment, learner."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -36,7 +36,7 @@ Clock = Callable[[], float]
 
 
 class EngineError(Exception):
-    """The engine could not answer one request; others may go on."""
+    """The engine could not answer one request; others may continue."""
 
 
 class RequestAborted(EngineError):
@@ -48,15 +48,16 @@ class EngineDead(EngineError):
 
 
 class WeightsTorn(EngineError):
-    """New weights are half loaded: nothing is served until a publication has been loaded whole."""
+    """New weights are half loaded: nothing is served until a publication is loaded whole."""
 
 
 class EnvironmentLost(Exception):
-    """The episode cannot go on: it could not be opened, or its instance or gateway is lost."""
+    """The episode cannot continue: it could not be opened, or its instance or gateway is lost."""
 
 
 class TemplateError(ValueError):
-    """The chat template or the tokenizer cannot render the next input; the message says why."""
+    """The chat template or the tokenizer cannot render the next input; the message has the
+    reason."""
 
 
 class Tokenizer(Protocol):
@@ -69,8 +70,8 @@ class Tokenizer(Protocol):
 
     @property
     def structure_tokens(self) -> Sequence[str]:
-        """Tokens that data must not spell, as text: the control tokens, and those that are none in
-        name alone, such as DeepSeek's `<\uff5cUser\uff5c>` or `<tool_call>`."""
+        """Tokens that data must not spell, as text: the control tokens, and those that act as such
+        without being declared, such as DeepSeek's `<\uff5cUser\uff5c>` or `<tool_call>`."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -98,19 +99,19 @@ class Tokenizer(Protocol):
 
 
 class Dialect(Protocol):
-    """How one family of models is written to and read.
+    """The prompt format and the call format of one family of models.
 
-    Token ids that the policy sampled are never made anew: a turn is followed by what the family's
-    template puts there, and nothing before it changes. Methods may be called from any thread."""
+    Sampled token ids are never recomputed: the family's template continues after a turn, and
+    nothing before it changes. Methods may be called from any thread."""
 
     @property
     def stop_ids(self) -> "Sequence[int]":
-        """Ids that end a turn; the first is what the template itself ends one by."""
+        """Ids that end a turn; the first is the template's own."""
         ...
 
     @property
     def thinking(self) -> "ThinkingMarks":
-        """Where a thinking at the start of a turn ends."""
+        """Marks of a thinking at the start of a turn."""
         ...
 
     def prompt_ids(self, facts: "PromptFacts", tools: "Sequence[Tool]") -> list[int]:
@@ -126,10 +127,10 @@ class Dialect(Protocol):
         replies: "Sequence[Reply]",
         tools: "Sequence[Tool]",
     ) -> list[int]:
-        """Return what follows a turn: its rest, the replies, and the start of the next turn.
+        """Return the ids after a turn: its rest, the replies, and the start of the next turn.
 
-        `prompt_ids` are all ids before the turn, and `completion_ids` what the policy sampled.
-        Raises TemplateError."""
+        `prompt_ids` are all ids before the turn, and `completion_ids` the sampled ones. Raises
+        TemplateError."""
         ...
 
     def parse_turn(
@@ -138,7 +139,7 @@ class Dialect(Protocol):
         completion_ids: "Sequence[int]",
         tools: "Sequence[Tool]",
     ) -> "Turn":
-        """Read a turn. Total: whatever was sampled gives a turn."""
+        """Read a turn. Total: any sampled tokens give a turn."""
         ...
 
     def render_turns(
@@ -146,7 +147,7 @@ class Dialect(Protocol):
     ) -> list[int]:
         """Return a conversation rendered at once: the prompt, and turns with their replies.
 
-        Where the last turn has replies it ends with the start of the next. For rehearsals. Raises
+        If the last turn has replies, it ends with the start of the next. For rehearsals. Raises
         TemplateError."""
         ...
 
@@ -156,11 +157,11 @@ class Dialect(Protocol):
 
 
 class Engine(Protocol):
-    """Engine that samples from the policy and takes new weights while it does."""
+    """Engine that samples from the policy and loads new weights meanwhile."""
 
     @property
     def policy(self) -> "PolicyId | None":
-        """Weights that new requests are answered with; None before the first load."""
+        """Weights that answer new requests; None before the first load."""
         ...
 
     async def generate(
@@ -172,35 +173,35 @@ class Engine(Protocol):
     ) -> "Completion":
         """Sample one policy turn, up to the end-of-turn token (included) or `max_tokens`.
 
-        After `timeout_s` the turn is returned as far as it was sampled. Cancelling aborts the
-        request. Raises EngineError."""
+        After `timeout_s` it returns the part sampled so far. Cancelling aborts the request. Raises
+        EngineError."""
         ...
 
     async def load_weights(self, publication: "Publication", path: Path) -> None:
-        """Serve these verified weights from the next token on; requests in flight go on.
+        """Serve these verified weights from the next token on; requests in flight continue.
 
-        With `publication.reload` nothing that was computed before is used any more. An engine that
-        has not finished after `publication.timeout_s` is dead.
+        With `publication.reload` no earlier computation is reused. An engine that has not finished
+        after `publication.timeout_s` is dead.
 
         On EngineDead the weights are torn and nothing is served any more."""
         ...
 
     async def receive_weights(self, publication: "Publication") -> None:
-        """Take these weights from the learner's sender, and serve them as after `load_weights`.
+        """Receive these weights from the learner's sender, and serve them as in `load_weights`.
 
-        Raises TransportFailed, with the old ones served on; WeightsTorn; EngineDead."""
+        Raises TransportFailed, with the old ones still served; WeightsTorn; EngineDead."""
         ...
 
     async def compute_logprobs(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
-        """Return logprobs of tokens 1..n-1 given those before them, at temperature 1."""
+        """Return logprobs of tokens 1..n-1 given the tokens before them, at temperature 1."""
         ...
 
     async def burn_in(
         self, token_ids: "NDArray[np.int32]", max_tokens: int, timeout_s: float
     ) -> "Completion":
-        """Sample `max_tokens` whatever ends turns, computed anew and kept for no other request.
+        """Sample `max_tokens` past any end of turn, without using or filling a cache.
 
-        After `timeout_s` it is returned as far as it was sampled. Raises EngineError."""
+        After `timeout_s` it returns the part sampled so far. Raises EngineError."""
         ...
 
     async def measure_memory(self) -> "Sequence[MemoryPeak]":
@@ -208,13 +209,13 @@ class Engine(Protocol):
         ...
 
     async def identify_devices(self) -> "Sequence[str]":
-        """Return what names each of the engine's devices in every process of this machine.
+        """Return a name of each device of the engine, the same in every process of this machine.
 
         Raises EngineError."""
         ...
 
     async def wait_until_dead(self) -> str:
-        """Wait until the engine cannot serve any more; return the reason."""
+        """Wait until the engine can no longer serve; return the reason."""
         ...
 
     async def close(self) -> None: ...
@@ -241,25 +242,25 @@ class Environment(Protocol):
     """Source of episodes."""
 
     def open_episode(self, request: "OpenRequest") -> AbstractAsyncContextManager[Episode]:
-        """Open an episode that is closed on every way out. Raises EnvironmentLost on entry."""
+        """Open an episode that is closed on every exit. Raises EnvironmentLost on entry."""
         ...
 
 
 class LeaseLost(Exception):
-    """The learner no longer takes work on this lease."""
+    """The learner no longer accepts work on this lease."""
 
 
 class LearnerRefused(Exception):
-    """The learner refuses this worker or what it sends; repeating it does not help."""
+    """The learner refuses this worker or its data; a retry does not help."""
 
 
 class Learner(Protocol):
-    """Source of leases and sink of trajectories. Calls outlast a restart of the learner.
+    """Source of leases and sink of trajectories. Calls survive a restart of the learner.
 
-    Every method raises LearnerRefused on a refusal that repeating does not cure."""
+    Every method raises LearnerRefused on a permanent refusal."""
 
     async def lease_group(self, holding: "PolicyId", free_attempts: int) -> "Lease | None":
-        """Wait a while for a lease of a group."""
+        """Wait some time for a lease of a group."""
         ...
 
     async def renew_leases(self, lease_ids: Sequence[str]) -> Collection[str]:
@@ -267,17 +268,17 @@ class Learner(Protocol):
         ...
 
     async def release_leases(self, lease_ids: Sequence[str]) -> None:
-        """Give leases back at once."""
+        """Release leases at once."""
         ...
 
     async def withdraw_poll(self) -> None:
-        """Give back a lease that a cancelled `lease_group` may have been granted all the same."""
+        """Release a lease that a cancelled `lease_group` may still have been granted."""
         ...
 
     async def submit_trajectory(
         self, lease: "Lease", trajectory: "Trajectory", timeout_s: float
     ) -> bool:
-        """Submit a try; True when its group is complete. Raises LeaseLost."""
+        """Submit a try; return True if its group is complete. Raises LeaseLost."""
         ...
 
 
@@ -285,7 +286,7 @@ class PolicyFeed(Protocol):
     """Source of new weights: announcements and bytes."""
 
     def stream_publications(self, holding: "PolicyId | None") -> AsyncIterator["Publication"]:
-        """Yield the weights to serve from now on, newest last; end when the connection does."""
+        """Yield the weights to serve from now on, newest last; end with the connection."""
         ...
 
     async def report_update(
@@ -298,7 +299,7 @@ class PolicyFeed(Protocol):
     ) -> bool:
         """Report the outcome of an update, with the answers to its probes.
 
-        Returns False when these weights must not be served."""
+        Return False if these weights must not be served."""
         ...
 
     def fetch_weights(

@@ -1,4 +1,4 @@
-"""The rollout's own words for its data: arrays and plain values, never protobuf."""
+"""The rollout's own data types: arrays and plain values, never protobuf."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class PromptFacts:
 
     @property
     def task(self) -> str:
-        """The text of the user: the prompt, then what there is to see."""
+        """The user's text: the prompt, then the first observation."""
         return "\n\n".join([self.prompt, *self.shown])
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the environment offers it; `parameters` is a JSON schema of an object.
+    """A tool offered by the environment; `parameters` is a JSON schema of an object.
 
-    Calls of `parallel` tools that follow one another may be under way together."""
+    Consecutive calls of `parallel` tools may run concurrently."""
 
     name: str
     description: str
@@ -59,14 +59,14 @@ class Sampling:
     seed: int = 0
     top_p: float = 1.0
     top_k: int = 0
-    # The engine's experts are wanted from this token on, where it says which it chose.
+    # Return the engine's experts from this token on, if it reports them.
     experts_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpan:
-    """A run of tokens and the weights that wrote it; None for tokens that were put into the turn,
-    and not sampled."""
+    """A run of tokens and the weights that wrote it; None for tokens inserted into the turn, which
+    were not sampled."""
 
     policy: PolicyId | None
     length: int
@@ -74,11 +74,11 @@ class PolicySpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One policy turn. `logprobs` are at the sampling temperature, one a sampled token.
+    """One policy turn. `logprobs` are at the sampling temperature, one per sampled token.
 
-    `spans` are in order and their lengths sum to the number of tokens; there is more than one
-    when weights changed while it was sampled. `cut` is True when it ran into the token limit,
-    `timed_out` when time ran out first; it may then have no tokens.
+    `spans` are in order and their lengths sum to the number of tokens; there are several if weights
+    changed during the sampling. `cut` is True if it ran into the token limit, `timed_out` if time
+    ran out first; it may then have no tokens.
     """
 
     token_ids: NDArray[np.int32]
@@ -86,12 +86,12 @@ class Completion:
     spans: tuple[PolicySpan, ...]
     cut: bool
     timed_out: bool = False
-    # Of all tokens from `Sampling.experts_from` on but the last.
+    # Covers all tokens from `Sampling.experts_from` on except the last.
     experts: Experts | None = None
 
 
 def join_completions(pieces: Sequence[Completion]) -> Completion:
-    """Return one turn that was sampled in several requests; it ends as the last one did."""
+    """Join the pieces of one turn sampled in several requests; it ends like the last one."""
     if len(pieces) == 1:
         return pieces[0]
     return Completion(
@@ -103,7 +103,7 @@ def join_completions(pieces: Sequence[Completion]) -> Completion:
     )
 
 
-# What a policy had no time for.
+# A turn for which the policy had no time.
 OUT_OF_TIME = Completion(
     np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True
 )
@@ -111,8 +111,8 @@ OUT_OF_TIME = Completion(
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """The most memory that one process of an engine has had, in bytes; of its device, too, and how
-    large that is, where it computes on one."""
+    """Peak memory of one process of an engine, in bytes; if it computes on a device, also the
+    device's peak and size."""
 
     host: int
     device: int = 0
@@ -121,7 +121,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A continuation that the learner asks for to judge the engine."""
+    """A continuation that the learner requests to judge the engine."""
 
     token_ids: NDArray[np.int32]
     max_tokens: int
@@ -140,23 +140,23 @@ class Publication:
     canary_token_ids: NDArray[np.int32]
     timeout_s: float
     reload: bool = False
-    # The next may be fetched as a difference from this one.
+    # The next one may be fetched as a difference from this one.
     keep: bool = False
     probes: tuple[Probe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """A part of a publication, in order: its bytes, or a difference from the one that is held."""
+    """A part of a publication, in order: its bytes, or a difference from the held publication."""
 
     data: bytes
-    # Bytes of the publication that a difference is of; 0 where `data` is these bytes.
+    # Bytes of the publication that a difference covers; 0 if `data` is the bytes themselves.
     delta_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedAttempt:
-    """An attempt that a lease asks for."""
+    """An attempt requested by a lease."""
 
     attempt_index: int
     next_try: int
@@ -194,7 +194,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeInfo:
-    """Description of an open episode, as the gateway gives it."""
+    """Description of an open episode from the gateway."""
 
     episode_id: str
     tools: tuple[Tool, ...]
@@ -207,8 +207,8 @@ class EpisodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool's answer: text parts, whether the environment ended the episode, and the reward that
-    it gave for this step, if any."""
+    """A tool's answer: text parts, whether the environment ended the episode, and its reward for
+    this step, if any."""
 
     outcome: ToolOutcome
     parts: tuple[str, ...]

@@ -24,7 +24,7 @@ from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.episodes.episode_session import MediaStore
 from services.env_gateway.grading import grader
-from services.env_gateway.grading.authorship import NO_AUTHORSHIP
+from services.env_gateway.grading.authorship import NO_AUTHOR
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
 from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
@@ -149,7 +149,7 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     "a copy for a verifier": lambda: sandbox()._send_message(PICTURE),
     "a line of a sandbox": lambda: hearing(DONE)._receive_message(MessageBudget()),
     "what was printed": lambda: VERDICTS._judge_aside(
-        Execution(result=0, stdout=PRINTED), 1, NO_AUTHORSHIP
+        Execution(result=0, stdout=PRINTED), 1, NO_AUTHOR
     ),
     "rows for a verifier": lambda: sandbox()._send_message(ROWS),
     "Fleet's first picture": lambda: parse_first_screenshot(

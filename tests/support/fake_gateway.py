@@ -13,7 +13,7 @@ from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.authorship import NO_AUTHORSHIP
+from services.env_gateway.grading.authorship import NO_AUTHOR
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
@@ -118,5 +118,5 @@ async def opened(gateway: Gateway, spec: EpisodeSpec | None = None) -> Session:
 
 def printed_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The checks that passed and that failed, where no policy wrote any of it."""
-    printed = read_printed(stdout, NO_AUTHORSHIP)
+    printed = read_printed(stdout, NO_AUTHOR)
     return printed.passed, printed.failed

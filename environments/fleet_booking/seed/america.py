@@ -88,7 +88,7 @@ _MIDDLE = (
     Hotel(5911, "Congress Bridge Grand", "Hotel", "Austin", "20 Bridge Street", 5, 9.0, 330, 260,
           (WIFI, FRONT_DESK)),
     Hotel(9578, "Barton Springs Palace", "Hotel", "Austin", "4 Springs Road", 5, 8.9, 290, 245,
-          (WIFI, BREAKFAST), said=(
+          (WIFI, BREAKFAST), remarks=(
               Review("Noor Abadi", "Wonderful morning", "Great breakfast.", 9.2, "2025-11-20"),)),
     Hotel(9579, "Zilker Lawn Hotel", "Hotel", "Austin", "90 Lawn Street", 5, 8.8, 180, 230,
           (WIFI,)),

@@ -44,7 +44,7 @@ _JAPAN = (
           rooms=(Room("Double Room", 140, "Queen", "Lake", id=716),
                  Room("Deluxe Room", 205, "Double", "Garden", id=717))),
     Hotel(362, "Fuji Forest Lodge", "Guesthouse", "Mount Fuji", "5 Forest Way", 3, 8.5, 150, 120,
-          said=(Review("Aki Mori", "Loud nights", "Noise from the road.", 5.0, "2025-10-02"),)),
+          remarks=(Review("Aki Mori", "Loud nights", "Noise from the road.", 5.0, "2025-10-02"),)),
 )
 
 _SOUTH = (
@@ -75,7 +75,7 @@ _SOUTH = (
           facilities=("Pool",),
           rooms=(Room("Standard Room", 280), Room("Suite", 450, "King", "Marina"))),
     Hotel(3002, "Clarke Quay Lanterns", "Hotel", "Singapore", "4 Quay Street", 4, 9.0, 240, 230,
-          said=(Review("Tom Beck", "Noisy nights", "Noisy street below.", 6.0, "2025-09-01"),)),
+          remarks=(Review("Tom Beck", "Noisy nights", "Noisy street below.", 6.0, "2025-09-01"),)),
     Hotel(3003, "Sentosa Bay Resort", "Resort", "Singapore", "1 Bay Drive", 5, 9.1, 390,
           has=(WIFI, BEACH), facilities=("Pool", "Spa"),
           rooms=(Room("Deluxe Room", 390, "King"), Room("Suite", 590, "King", "Sea"))),

@@ -18,7 +18,7 @@ FEATURED = (13340, 10835, 358, 2932, 5351, 6370, 10840, 5352)
 DEALS = (3001, 18288, 3002, 2101, 12792, 17113, 2905, 8259)
 TRENDING = ("Cancun", "Dubai", "Tokyo", "Barcelona", "Paris", "Chicago")
 
-# Said of every hotel, and of every fourth each; how well, follows from the hotel's own rating.
+# Reviews of every hotel, and of every fourth hotel; their scores follow from the hotel's rating.
 _USUAL = ("Elin Strand", "Would come again", "Very clean, quiet and comfortable room.")
 _OTHERS = (
     ("Marco Neri", "Good location", "Easy to reach, and the reception was helpful."),
@@ -91,7 +91,7 @@ def _location_rows() -> list[Row]:
 
 
 def _host_row(number: int) -> Row:
-    """Hosts 1 to 5 are superhosts, and only hotels that say so have one of them."""
+    """Hosts 1 to 5 are superhosts, and only hotels marked `superhost` have one of them."""
     return {
         "id": number,
         "name": f"Host {number}",
@@ -232,7 +232,7 @@ def _review_rows(hotel: Hotel) -> Iterable[Row]:
         Review(*_USUAL, min(10.0, hotel.rating + 0.3), f"2025-11-{1 + hotel.id % 18:02d}"),
         Review(*other, max(1.0, hotel.rating - 0.3), f"2025-08-{1 + hotel.id % 28:02d}"),
     )
-    for review in (*hotel.said, *usual):
+    for review in (*hotel.remarks, *usual):
         yield {
             "hotel_id": hotel.id,
             "reviewer_name": review.name,

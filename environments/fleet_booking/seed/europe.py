@@ -77,7 +77,7 @@ _LONDON = (
     Hotel(19732, "Heathrow Edge Motel", "Motel", "London", "11 Runway Drive", 2.5, 9.0, 98, 79,
           (WIFI,)),
     Hotel(5912, "Majestic Bloomsbury", "Hotel", "London", "70 Museum Lane", 3.5, 8.0, 77, 95,
-          (WIFI,), said=(
+          (WIFI,), remarks=(
               Review("Rami Perry", "Mixed bag", "Lovely staff, thin walls.", 6.5, "2024-04-18"),
               Review("Ida Holm", "Good value", "Close to everything.", 8.5, "2025-02-02"))),
     Hotel(5920, "Majestic Belgravia", "Hotel", "London", "19 Eaton Walk", 4, 8.6, 210, 240,

@@ -95,7 +95,7 @@ class Hotel:
     facilities: tuple[str, ...] = ()
     rooms: tuple[Room, ...] = ()
     near: tuple[Attraction, ...] = ()
-    said: tuple[Review, ...] = ()
+    remarks: tuple[Review, ...] = ()
     cancellation: str = "Moderate"
     pets: str = "Not Allowed"
     smoking: str = "Not Allowed"

@@ -91,7 +91,7 @@ _ROME = (
           (WIFI,), smoking="Designated Areas",
           near=(Attraction("Science Museum", "Museum", 0.8),)),
     Hotel(2606, "Gianicolo Cottage", "Cottage", "Rome", "12 Passeggiata", 3.5, 8.6, 130, 125,
-          (WIFI,), said=(
+          (WIFI,), remarks=(
               Review("Lea Moss", "Quiet hill", "A green corner above the city.", 8.8,
                      "2025-05-11"),)),
 )

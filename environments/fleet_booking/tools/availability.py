@@ -25,7 +25,7 @@ class Party:
     def from_request(
         cls, adults: int, children: int, rooms: int, check_in: str | None, check_out: str | None
     ) -> "Party":
-        """Make a party. Raises `ToolError` for numbers or dates that nobody can book."""
+        """Create a party. Raises `ToolError` for numbers or dates that cannot be booked."""
         if adults < 1 or children < 0 or rooms < 1:
             raise ToolError("adults and rooms must be at least 1, children at least 0")
         if (check_in is None) != (check_out is None):

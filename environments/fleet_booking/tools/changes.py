@@ -48,12 +48,12 @@ def modify_booking(
         "rooms_close_together": close,
         "payment_method_id": payment_method_id,
     }
-    asked = _drop_none({**stay_changes, **others})
-    if not asked:
+    changes = _drop_none({**stay_changes, **others})
+    if not changes:
         raise ToolError("nothing to change: give at least one field")
     if _drop_none(stay_changes):
-        asked = {**asked, **_reprice_stay(db, {**booking, **asked})}
-    update_row(db, "bookings", booking_id, {**asked, "updated_at": NOW})
+        changes = {**changes, **_reprice_stay(db, {**booking, **changes})}
+    update_row(db, "bookings", booking_id, {**changes, "updated_at": NOW})
     return require_row(db, "bookings", booking_id)
 
 

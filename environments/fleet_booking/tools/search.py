@@ -30,7 +30,7 @@ _SHOWN = """id, name, property_type, city, country, address, neighborhood, star_
 
 @dataclass(frozen=True)
 class HotelFilter:
-    """Conditions on a hotel; None and () ask nothing. Prices are dollars a night."""
+    """Conditions on a hotel; None and () do not restrict. Prices are dollars a night."""
 
     property_types: Sequence[str] = ()
     min_price: float | None = None

@@ -1,1 +1,1 @@
-"""The tool `computer`: an app as pictures of a screen, to be used with mouse and keyboard."""
+"""The tool `computer`: an app as pictures of a screen, used with mouse and keyboard."""

@@ -1,4 +1,4 @@
-"""Draws a screen as a PNG; the same elements always as the same bytes."""
+"""Rendering of a screen as a PNG; equal elements give equal bytes."""
 
 import io
 from functools import cache

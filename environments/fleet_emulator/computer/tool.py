@@ -59,38 +59,38 @@ class Computer:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         try:
-            asked = Action.model_validate(arguments)
+            action = Action.model_validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
             raise ToolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        if asked.action == "cursor_position":
+        if action.action == "cursor_position":
             return "X={},Y={}".format(*self._pointer)
-        self.perform_action(asked)
+        self.perform_action(action)
         return self._take_screenshot()
 
-    def perform_action(self, asked: Action) -> None:
+    def perform_action(self, action: Action) -> None:
         """Perform an action. Raises `ToolError` for what the action lacks, and for `navigate`."""
-        if asked.action in _CLICKS:
-            self._use_pointer(asked)
-        elif asked.action in ("type", "key"):
-            if asked.text is None:
-                raise ToolError(f"{asked.action} needs text")
-            write = self.screen.type_text if asked.action == "type" else self.screen.press_key
-            write(asked.text)
-        elif asked.action == "scroll":
-            up = asked.scroll_direction == "up"
-            self.screen.scroll_lines(-asked.scroll_amount if up else asked.scroll_amount)
-        elif asked.action == "navigate":
+        if action.action in _CLICKS:
+            self._use_pointer(action)
+        elif action.action in ("type", "key"):
+            if action.text is None:
+                raise ToolError(f"{action.action} needs text")
+            write = self.screen.type_text if action.action == "type" else self.screen.press_key
+            write(action.text)
+        elif action.action == "scroll":
+            up = action.scroll_direction == "up"
+            self.screen.scroll_lines(-action.scroll_amount if up else action.scroll_amount)
+        elif action.action == "navigate":
             raise ToolError("only a leased browser can navigate")
 
-    def _use_pointer(self, asked: Action) -> None:
-        if asked.coordinate is None:
-            raise ToolError(f"{asked.action} needs coordinate")
-        x, y = asked.coordinate
+    def _use_pointer(self, action: Action) -> None:
+        if action.coordinate is None:
+            raise ToolError(f"{action.action} needs coordinate")
+        x, y = action.coordinate
         if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
             raise ToolError(f"[{x}, {y}] is not on the {WIDTH}x{HEIGHT} screen")
         self._pointer = (x, y)
-        if asked.action != "mouse_move":
+        if action.action != "mouse_move":
             self.screen.click_at(x, y)
 
     def _take_screenshot(self) -> Any:

@@ -214,7 +214,7 @@ def authorship_of(writings: PolicyWritings, submission: Submission) -> Authorshi
     return Authorship(writings)
 
 
-NO_AUTHORSHIP = Authorship(PolicyWritings())
+NO_AUTHOR = Authorship(PolicyWritings())
 
 
 def _parse_messages(conversation: str | None) -> Iterable[object]:

@@ -10,7 +10,7 @@ from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.grading.authorship import NO_AUTHORSHIP, Authorship, authorship_of
+from services.env_gateway.grading.authorship import NO_AUTHOR, Authorship, authorship_of
 from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
@@ -188,8 +188,7 @@ class VerifierRunner:
 
         async def grade_untouched(untouched: Verification) -> Grade:
             # Nothing has been written there yet.
-            run = lambda: run_untouched(untouched)  # noqa: E731
-            return await self._run_until_settled(job, NO_AUTHORSHIP, run)
+            return await self._run_until_settled(job, NO_AUTHOR, lambda: run_untouched(untouched))
 
         # The grade itself is known, and must not be lost because of this.
         until = job.until - _MARGIN_S

@@ -6,7 +6,7 @@ been right."""
 from collections.abc import Collection
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.grading.authorship import NO_AUTHORSHIP, Authorship
+from services.env_gateway.grading.authorship import NO_AUTHOR, Authorship
 from services.env_gateway.grading.printed_results import PrintedResults, read_printed
 from services.env_gateway.ports import Execution
 
@@ -20,7 +20,7 @@ def no_grade(reason: NoGradeReason, detail: str, *, attempts: int = 0) -> Grade:
 
 
 def judge_execution(
-    execution: Execution, *, attempts: int, authorship: Authorship = NO_AUTHORSHIP
+    execution: Execution, *, attempts: int, authorship: Authorship = NO_AUTHOR
 ) -> Grade:
     """Turn a verifier's run into a grade. A result of None is no grade, never a pass.
 

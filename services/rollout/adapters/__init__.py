@@ -1,1 +1,1 @@
-"""One neighbour each: vLLM, the learner, the gateway, tokenizers and chat templates."""
+"""Adapters of the rollout's neighbours: vLLM, learner, gateway, tokenizers, chat templates."""

@@ -1,17 +1,17 @@
-"""The layers of a model that an engine keeps room beside for an adapter."""
+"""The layers of a model for which an engine reserves adapters."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-# Learners train no adapters of these; one beside the head would cost a product with the vocabulary
-# for every token.
+# Learners train no adapters of these; one for the head would cost a product with the vocabulary for
+# every token.
 _NEVER = ("embed", "lm_head", "wte", "wpe")
 # A router of experts, whose runner keeps it under two names.
 _ROUTERS = ("gate", "router")
 
 
 def list_adapter_targets(folder: Path) -> list[str]:
-    """Return the last parts of the names of a model's linear layers, its head left out, by the
+    """Return the last parts of the names of a model's linear layers except its head, from the
     headers of its files."""
     found = {
         name.removesuffix(".weight").rpartition(".")[2]
@@ -24,7 +24,7 @@ def list_adapter_targets(folder: Path) -> list[str]:
 
 
 def _list_matrices(folder: Path) -> Iterator[str]:
-    # Not where a spec is only checked.
+    # Not imported when a spec is only checked.
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):

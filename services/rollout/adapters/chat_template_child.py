@@ -1,7 +1,7 @@
-"""Child process: renders chat templates, a line of JSON for each, under limits of its own.
+"""Child process that renders chat templates, a line of JSON for each, under its own limits.
 
-A template is a program of the model's makers. It may count for hours or build a string of
-terabytes, and no thread of the asking process could stop it.
+A template is a program by the model's makers. It may compute for hours or build a string of
+terabytes, and no thread of the parent process could stop it.
 """
 
 import json
@@ -22,14 +22,14 @@ _MAX_ERROR_CHARACTERS = 2000
 
 def main() -> None:
     keep_private()
-    # Whatever a library prints is no answer.
+    # Prints of a library must not mix with answers.
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)
-        # The time of its imports is not the template's.
+        # The time of the imports does not count.
         render = _load_renderer()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         for line in sys.stdin:
-            # Its default action ends this process, in whatever loop it is.
+            # Its default action ends this process, even inside a loop.
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
             answer = json.dumps(_answer_request(render, json.loads(line)))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -61,7 +61,7 @@ def _render_template(render: Callable[..., Any], request: dict[str, Any]) -> str
     try:
         texts, _ = render(**request)
     except Exception as error:
-        # A template raises what it likes.
+        # A template may raise any error.
         reason = str(error)[:_MAX_ERROR_CHARACTERS]
         raise _NotRendered(reason or type(error).__name__) from error
     return texts[0]

@@ -1,4 +1,4 @@
-"""Rendering of chat templates in a child process, which a template cannot outlast."""
+"""Rendering of chat templates in a child process, which can be killed."""
 
 import atexit
 import json
@@ -20,45 +20,45 @@ _ENDED = (
 
 
 class TemplateProcess:
-    """A child that renders one template at a time, and is replaced when one has ended it."""
+    """A child that renders one template at a time, and is replaced if a template ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def render_template(self, **asked: Any) -> str:
-        """Return the text of `render_jinja_template`, called with JSON's values.
+    def render_template(self, **arguments: Any) -> str:
+        """Return the text of `render_jinja_template`, called with JSON values.
 
-        Raises TemplateError when the template raises, or takes too much time or memory.
+        Raises TemplateError if the template raises, or takes too much time or memory.
         """
-        line = json.dumps(asked).encode() + b"\n"
+        line = json.dumps(arguments).encode() + b"\n"
         with self._lock:
             answer = self._exchange_line(line)
             if not answer and self._end_child() != -signal.SIGPROF:
-                # Not for its time: whoever ended the child, it need not be the template.
+                # Not by the time limit: something other than the template may have ended it.
                 answer = self._exchange_line(line)
             if not answer:
                 self._end_child()
                 raise TemplateError(_ENDED)
-        told = json.loads(answer)
-        if "error" in told:
-            raise TemplateError(told["error"])
-        return told["text"]
+        result = json.loads(answer)
+        if "error" in result:
+            raise TemplateError(result["error"])
+        return result["text"]
 
     def close(self) -> None:
         with self._lock:
             self._end_child()
 
     def _exchange_line(self, line: bytes) -> bytes:
-        """Send a line and read the answer; empty when the child has ended."""
+        """Send a line and read the answer; empty if the child has ended."""
         if self._child is None:
             self._child = subprocess.Popen(
                 _COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(ours=True),
-                # A Ctrl-C is for this process, which may have more to render; its end is the
-                # child's too, whose input ends with it.
+                # Ctrl-C is for this process, which may have more to render; the child ends with it,
+                # because its input closes.
                 start_new_session=True,
             )
         assert self._child.stdin is not None and self._child.stdout is not None
@@ -79,6 +79,6 @@ class TemplateProcess:
         return child.returncode
 
 
-# One for all tokenizers of a process: it keeps nothing but compiled templates.
+# Shared by all tokenizers of a process: it only keeps compiled templates.
 TEMPLATES = TemplateProcess()
 atexit.register(TEMPLATES.close)

@@ -26,7 +26,7 @@ def choose_dialect(
     """Return the dialect for `model`. Raises ConfigError and TemplateError."""
     name = config.name
     if name == AUTO:
-        # Who names a parser wants the model's own template.
+        # Naming a parser implies the model's own template.
         name = (None if config.parser else find_renderer(model)) or TEMPLATE
     if name != TEMPLATE and (config.parser or config.reasoning):
         raise ConfigError(

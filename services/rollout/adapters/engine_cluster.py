@@ -1,4 +1,4 @@
-"""What the processes of an engine that spans machines read from their environment."""
+"""Environment variables of the processes of an engine that spans machines."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 _CLUSTER_VARIABLE = "FLOTILLA_ENGINE_CLUSTER"
 _SITE_VARIABLE = "FLOTILLA_ENGINE_SITE"
-# Names the replica to its workers.
+# Variable with the replica's number, for its workers.
 REPLICA_VARIABLE = "FLOTILLA_ENGINE_REPLICA"
 
 
 def worker_logs(replica: int, machine: int | str, worker: int | str = "*") -> str:
-    """Return the name of a worker's log on its machine, or a pattern of several."""
+    """Return the name of a worker's log on its machine, or a pattern for several."""
     return f"rollout-{replica}-node-{machine}-worker-{worker}.log"
 
 
@@ -28,23 +28,23 @@ class EngineCluster:
 
     @property
     def workers(self) -> int:
-        """All workers of the engine."""
+        """Number of workers of the engine."""
         return self.machines * self.each
 
     @staticmethod
     def of_this_process() -> "EngineCluster":
-        """Return what `to_environment` has told. Raises KeyError elsewhere."""
+        """Read the variables of `to_environment`. Raises KeyError if they are not set."""
         return EngineCluster(**json.loads(os.environ[_CLUSTER_VARIABLE]))
 
     def to_environment(self) -> Mapping[str, str]:
-        """Return the variables of the core's environment."""
+        """Return the variables for the core's environment."""
         return {_CLUSTER_VARIABLE: json.dumps(asdict(self))}
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSite:
-    """One machine, for the workers there: the folder in which it has the model, the host of the
-    engine's first machine, and how many workers each machine has."""
+    """One machine's facts for its workers: the folder of the model, the host of the engine's first
+    machine, and the number of workers per machine."""
 
     model: str
     head: str
@@ -52,9 +52,9 @@ class MachineSite:
 
     @staticmethod
     def of_this_process() -> "MachineSite":
-        """Return what `to_environment` has told. Raises KeyError elsewhere."""
+        """Read the variables of `to_environment`. Raises KeyError if they are not set."""
         return MachineSite(**json.loads(os.environ[_SITE_VARIABLE]))
 
     def to_environment(self) -> Mapping[str, str]:
-        """Return the variables of the machine's Ray node."""
+        """Return the variables for the machine's Ray node."""
         return {_SITE_VARIABLE: json.dumps(asdict(self))}

@@ -20,12 +20,12 @@ from services.rollout.ports import (
 )
 from services.rollout.types import OUT_OF_TIME, Completion, MemoryPeak, Publication, Sampling
 
-# What arithmetic in another order may change about a logprob.
+# Difference of logprobs that a different order of additions may cause.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 class EngineGroup:
-    """The Engine port over engines that know nothing of each other; one that dies ends them all."""
+    """The Engine port over independent engines; if one dies, all end."""
 
     def __init__(self, engines: Sequence[Engine], *, max_num_seqs: int, dtype: str) -> None:
         self._engines = engines
@@ -34,7 +34,7 @@ class EngineGroup:
 
     @property
     def policy(self) -> PolicyId | None:
-        """The oldest policy that is served: an update reaches one engine before another."""
+        """The oldest policy served: an update reaches one engine before another."""
         served = [engine.policy for engine in self._engines]
         known = [policy for policy in served if policy is not None]
         return min(known) if len(known) == len(served) else None
@@ -58,20 +58,20 @@ class EngineGroup:
         await asyncio.gather(*(each.load_weights(publication, path) for each in self._engines))
 
     async def receive_weights(self, publication: Publication) -> None:
-        """Have all engines receive them, each in a group of its own.
+        """Have all engines receive them, each in its own group.
 
-        Of several failures the worst counts: a dead engine before torn weights."""
-        said = await asyncio.gather(
+        Of several failures the worst is raised: a dead engine before torn weights."""
+        results = await asyncio.gather(
             *(each.receive_weights(publication) for each in self._engines), return_exceptions=True
         )
-        failed = [error for error in said if isinstance(error, BaseException)]
+        failed = [error for error in results if isinstance(error, BaseException)]
         if failed:
             raise max(failed, key=_severity)
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Score by every engine: a canary of one of them would tell nothing of the others.
+        """Score with every engine: a canary of one of them is no evidence about the others.
 
-        Raises EngineError where they differ: they hold other weights."""
+        Raises EngineError if they differ, which means that they hold different weights."""
         scored = await asyncio.gather(*(each.compute_logprobs(token_ids) for each in self._engines))
         for index, logprobs in enumerate(scored):
             off = float(np.abs(logprobs - scored[0]).max(initial=0.0))
@@ -85,7 +85,7 @@ class EngineGroup:
     async def burn_in(
         self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
     ) -> Completion:
-        """Try all engines at once, for they share a machine; return the shortest answer."""
+        """Try all engines at once, because they share a machine; return the shortest answer."""
         tried = [each.burn_in(token_ids, max_tokens, timeout_s) for each in self._engines]
         return min(await asyncio.gather(*tried), key=lambda answer: len(answer.token_ids))
 
@@ -108,6 +108,6 @@ class EngineGroup:
 
 
 def _severity(error: BaseException) -> int:
-    """Return how much of an engine is lost by an error of `receive_weights`."""
+    """Rank an error of `receive_weights` by how much of an engine is lost."""
     kinds = (TransportFailed, WeightsTorn, EngineDead)
     return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))

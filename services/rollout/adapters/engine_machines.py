@@ -1,5 +1,5 @@
-"""The machines that carry one engine, as its rollout sees them: the head of a Ray cluster, and what
-its further machines do."""
+"""The rollout's view of the machines that carry one engine: the head of a Ray cluster, and the
+further machines."""
 
 import asyncio
 import os
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HeadSite:
-    """The first machine of replica `replica`: `host` is its address that the others reach, `memory`
-    a folder that is this process's alone, and `model` where the model is here."""
+    """The first machine of replica `replica`: `host` is its address for the others, `memory` a
+    folder of this process alone, and `model` the model's folder."""
 
     replica: int
     token: str
@@ -41,7 +41,7 @@ class HeadSite:
 
 
 class EngineMachines:
-    """All machines of an engine, from when they have joined until the rollout ends."""
+    """All machines of an engine, from their joining until the rollout ends."""
 
     def __init__(self, site: HeadSite, head: RayNode, watch: MachineWatch) -> None:
         self._site = site
@@ -67,7 +67,7 @@ class EngineMachines:
             await head.close()
             raise
         _log.info("further machines have joined", machines=watch.names)
-        # What vLLM's core reads, which inherits this process's environment.
+        # For vLLM's core, which inherits this process's environment.
         token_file = site.memory / "cluster-token"
         token_file.touch(0o600)
         token_file.write_text(derive_cluster_token(site.token))
@@ -77,12 +77,12 @@ class EngineMachines:
 
     @property
     def lost(self) -> str | None:
-        """The reason why the machines are not whole any more; None while they are."""
+        """Reason why machines are lost; None while all are there."""
         return self._watch.lost
 
     async def start_beside(self, start: Coroutine[Any, Any, T]) -> T:
-        """Return the engine that `start` starts. Raises EngineDead where that fails by a machine,
-        and ConfigError."""
+        """Return the engine that `start` starts. Raises EngineDead if a machine makes it fail, and
+        ConfigError."""
         starting = asyncio.ensure_future(start)
         try:
             async with running_tasks(self._watch.wait_until_lost()) as (losing,):
@@ -101,16 +101,16 @@ class EngineMachines:
         raise EngineDead(reason) from error
 
     async def explain_death(self, reason: str) -> str:
-        """Return `reason` with what is known besides: which machines do not answer, and the ends of
-        the workers' logs where they can be had."""
+        """Return `reason` with further evidence: machines that do not answer, and the ends of the
+        workers' logs if available."""
         there = await self._watch.read_tails(worker_logs(self._site.replica, "{number}"))
         logs = sorted(self._site.logs.glob(worker_logs(self._site.replica, 0)))
-        # Ray may have found out meanwhile.
+        # Ray may have noticed meanwhile.
         known = [reason] if self.lost in (None, reason) else [reason, self.lost]
         return "\n".join(part for part in (*known, there, *map(describe_log_end, logs)) if part)
 
     def drain_when_one_leaves(self, drain: asyncio.Event) -> None:
-        """Set `drain` once a machine has to go."""
+        """Set `drain` once a machine has to leave."""
 
         async def wait() -> None:
             name = await self._watch.wait_until_one_leaves()
@@ -120,7 +120,7 @@ class EngineMachines:
         self._draining = asyncio.create_task(wait())
 
     async def dismiss_machines(self) -> None:
-        """Tell the machines that the rollout has ended in order, and will not come back."""
+        """Notify the machines that the rollout has ended in order, and will not come back."""
         await self._watch.dismiss_machines()
 
     async def close(self) -> None:
@@ -132,13 +132,13 @@ class EngineMachines:
 
 
 def machine_environment(config: EngineConfig, model: Path, head: str) -> Mapping[str, str]:
-    """Return the variables of the workers on a machine that has the model in this folder."""
+    """Return the environment of the workers on a machine that has the model in this folder."""
     site = MachineSite(str(model), head, config.machine_workers)
     return {**engine_environment(config, local=True), **site.to_environment()}
 
 
 async def _start_head(config: EngineConfig, site: HeadSite) -> RayNode:
-    """Start the head, which offers this machine's own workers. Raises RayNodeError."""
+    """Start the head, which offers this machine's workers. Raises RayNodeError."""
     plan = NodePlan(
         site.host,
         config.ray_port,

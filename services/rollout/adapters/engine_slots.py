@@ -10,10 +10,10 @@ HOMES_KEPT = 16384
 
 
 class EngineSlots:
-    """Slots of running requests, so many in each engine.
+    """Slots of running requests, a fixed number in each engine.
 
-    An attempt's turns go to one engine, whose cache holds its prefix, unless that one is full
-    while another is not: to compute a prefix once more takes less time than to wait."""
+    An attempt's turns go to one engine, whose cache holds its prefix, unless that engine is full
+    and another is not: recomputing a prefix takes less time than waiting."""
 
     def __init__(self, engines: int, each: int) -> None:
         self.engines = engines
@@ -25,7 +25,7 @@ class EngineSlots:
 
     @asynccontextmanager
     async def take_slot(self, seed: int, ends: float) -> AsyncGenerator[int | None]:
-        """Take a slot for a turn; yield the index of its engine, or None when none is had by
+        """Take a slot for a turn; yield the index of its engine, or None if none is free by
         `ends`."""
         try:
             async with asyncio.timeout_at(ends):

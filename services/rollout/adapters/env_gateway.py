@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT_S = 5.0
 RENEW_TIMEOUT_S = 5.0
-# A call's own deadline is enforced by the gateway; the connection gets a little more.
+# The gateway enforces a call's own deadline; the connection gets a little more.
 SLACK_S = 1.0
 TRANSCRIPT_CHUNK = 512 * 1024
 FETCH_TIMEOUT_S = 10.0
-# More of one tool's answer would be more tokens than any context has room for.
+# A longer answer of one tool would exceed any context.
 MOST_TEXT_BYTES = 256 * 1024
 
 log = get_logger(__name__)
 
 
 class ContentPartReader:
-    """Reader of content parts: it makes the text that the policy sees."""
+    """Reader of content parts, which builds the text that the policy sees."""
 
     def __init__(self, stub: "EpisodeServiceAsyncStub") -> None:
         self._stub = stub
@@ -47,11 +47,11 @@ class ContentPartReader:
     async def read_parts(self, episode_id: str, parts: Iterable[pb.ContentPart]) -> list[str]:
         """Return the texts of parts.
 
-        Raises grpc.aio.AioRpcError when a part that must be fetched cannot be."""
+        Raises grpc.aio.AioRpcError if a part cannot be fetched."""
         return [await self._read_text(episode_id, part) for part in parts]
 
     async def _read_text(self, episode_id: str, part: pb.ContentPart) -> str:
-        """Return the text of a part, whole or its start; for media a description."""
+        """Return the text of a part, or its start; for media a description."""
         media = part.media
         if part.HasField("text"):
             return part.text
@@ -78,7 +78,7 @@ class ContentPartReader:
 
 
 class GatewayEpisode:
-    """One open episode. Calls get their places in the order in which they are begun."""
+    """One open episode. Calls get their places in the order in which they begin."""
 
     def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
         self._stub = stub
@@ -151,12 +151,12 @@ class GatewayEnvironment:
         self._worker_id = worker_id
         self._interval_s = renew_interval_s
         self._open: dict[str, GatewayEpisode] = {}
-        # Under way, also when whoever asked for it has been cancelled meanwhile.
+        # Pending closes, which continue even if their callers have been cancelled.
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open_episode(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
-        """Open an episode, closed on every way out. Raises EnvironmentLost."""
+        """Open an episode, closed on every exit. Raises EnvironmentLost."""
         message = self._make_open_request(request)
         try:
             episode = await call_with_retries(
@@ -172,20 +172,20 @@ class GatewayEnvironment:
             await asyncio.shield(self._start_closing(episode.info.episode_id))
 
     async def keep_renewing(self) -> None:
-        """Renew all open episodes in one call, again and again."""
+        """Renew all open episodes periodically, in one call."""
         while True:
             await asyncio.sleep(self._interval_s)
             if self._open:
                 await self._renew_episodes()
 
     async def wait_until_closed(self) -> None:
-        """Wait for closings to finish: their callers may have been cancelled."""
+        """Wait for pending closes: their callers may have been cancelled."""
         while self._closing:
             await asyncio.wait(self._closing)
 
     def _make_open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
-        # `try` is a word of Python's, so the field cannot be named as an argument.
+        # `try` is a Python keyword, so the field cannot be a keyword argument.
         fields = {
             "request_id": uuid.uuid4().hex,
             "run_id": self._run_id,
@@ -232,7 +232,7 @@ class GatewayEnvironment:
         try:
             answer = await self._stub.RenewEpisodes(request, timeout=RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            # The next round tries again; episodes that expire meanwhile are found out by use.
+            # The next round retries; use will show episodes that expire meanwhile.
             log.warning("episodes not renewed", reason=describe_error(error))
             return
         for episode_id in answer.lost_episode_ids:
@@ -246,7 +246,7 @@ class GatewayEnvironment:
         return task
 
     async def _close_episode(self, episode_id: str) -> None:
-        """Close an episode, at best: one whose close is lost ends with its lease."""
+        """Close an episode. Best effort: if the close is lost, the episode ends with its lease."""
         request = pb.CloseEpisodeRequest(episode_id=episode_id)
         try:
             await self._stub.CloseEpisode(request, timeout=CLOSE_TIMEOUT_S)

@@ -13,14 +13,14 @@ from services.common.domain.policy import PolicyId
 from services.rollout.ports import EngineDead, EngineError, Tokenizer
 from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
-# Given the text so far, what the policy writes next.
+# Returns the policy's next turn, given the text so far.
 Script = Callable[[str], str]
 LOGPROB = -0.5
 
 
 class FakeEngine:
-    """Engine that writes what `script` says, a turn in so many seconds; without one, random
-    tokens."""
+    """Engine that writes the turns of `script`, or random tokens, with a fixed duration per
+    turn."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FakeEngine:
 
 
 def _make_spans(first: PolicyId, last: PolicyId, length: int) -> tuple[PolicySpan, ...]:
-    """Return spans, the first half by the weights it began with when they changed under way."""
+    """Return spans; if the weights changed meanwhile, the first half is by the earlier ones."""
     if first == last or length < 2:
         return (PolicySpan(last, length),)
     half = length // 2

@@ -1,4 +1,4 @@
-"""Leases of the learner, and submissions to it."""
+"""Leases from the learner, and submissions to it."""
 
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Longer than the learner holds a poll; a poll that is cut is repeated under its request id.
+# Longer than the learner holds a poll; an interrupted poll is repeated under its request id.
 POLL_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 10.0
 WITHDRAW_TIMEOUT_S = 1.0
@@ -49,7 +49,7 @@ class GroupClient:
         self._identity = identity
         self._epoch = epoch
         self._request_id = uuid.uuid4().hex
-        # The poll whose answer has not come.
+        # The unanswered poll.
         self._poll: group_pb.LeaseGroupRequest | None = None
 
     async def lease_group(self, holding: PolicyId, free_attempts: int) -> Lease | None:
@@ -103,7 +103,7 @@ class GroupClient:
         )
 
     async def withdraw_poll(self) -> None:
-        """Repeat a poll that was cut short, with room for nothing: only a stored answer comes."""
+        """Repeat an interrupted poll without room for a lease: only a stored answer can come."""
         poll, self._poll = self._poll, None
         if poll is None:
             return
@@ -113,7 +113,7 @@ class GroupClient:
                 lambda md: self._stub.LeaseGroup(poll, timeout=WITHDRAW_TIMEOUT_S, metadata=md)
             )
         except grpc.aio.AioRpcError as error:
-            # Nothing was granted; or the learner is away, and the lease ends by itself.
+            # Nothing was granted, or the learner is away and the lease expires.
             log.debug("nothing to withdraw", reason=describe_error(error))
             return
         if answer.HasField("lease"):
@@ -131,7 +131,7 @@ class GroupClient:
                 timeout_s,
             )
         except grpc.aio.AioRpcError as error:
-            # Beyond the group's deadline nothing of it is taken any more.
+            # After the group's deadline the learner accepts nothing of it.
             raise LeaseLost(
                 f"not submitted in {timeout_s:.0f} s: {describe_error(error)}"
             ) from error
@@ -144,7 +144,7 @@ class GroupClient:
         *,
         none_when_away: bool = False,
     ) -> T | None:
-        """Repeat while the learner is away; its refusals become LeaseLost or LearnerRefused."""
+        """Retry while the learner is away; its refusals become LeaseLost or LearnerRefused."""
         try:
             return await call_with_retries(
                 lambda left: self._epoch.call_with_epoch(lambda md: send(left, md)), budget_s
@@ -152,7 +152,7 @@ class GroupClient:
         except grpc.aio.AioRpcError as error:
             if refusal_reason(error) == "LEASE_LOST":
                 raise LeaseLost(describe_error(error)) from error
-            # A STALE_EPOCH that told nothing newer comes from a learner that is being replaced.
+            # A STALE_EPOCH without a newer epoch comes from a learner that is being replaced.
             if error.code() not in TRANSIENT and refusal_reason(error) != "STALE_EPOCH":
                 raise LearnerRefused(describe_error(error)) from error
             if not none_when_away:

@@ -1,4 +1,4 @@
-"""The caller's identity and the run epoch, which every call to the learner carries."""
+"""The caller's identity and the run epoch, sent with every call to the learner."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class WorkerIdentity:
 
 
 class RunEpoch:
-    """The learner's run epoch as last heard; every call carries it."""
+    """The learner's latest known run epoch, sent with every call."""
 
     def __init__(self) -> None:
         self._value: int | None = None
@@ -37,14 +37,14 @@ class RunEpoch:
         return () if self._value is None else ((EPOCH_KEY, str(self._value)),)
 
     def adopt_epoch(self, value: int) -> bool:
-        """Take a newer epoch; False for one that is not newer: that learner is a ghost."""
+        """Adopt a newer epoch; return False for one that is not newer: that learner is stale."""
         if self._value is not None and value <= self._value:
             return False
         self._value = value
         return True
 
     async def call_with_epoch(self, send: Callable[[Metadata], Awaitable[T]]) -> T:
-        """Return `send(metadata)`, called once more if the learner tells a newer epoch."""
+        """Return `send(metadata)`, retried once if the learner reports a newer epoch."""
         try:
             return await send(self.metadata)
         except grpc.aio.AioRpcError as error:
@@ -53,9 +53,9 @@ class RunEpoch:
         return await send(self.metadata)
 
     def adopt_from_refusal(self, error: grpc.aio.AioRpcError) -> bool:
-        """Take the epoch out of a STALE_EPOCH refusal; False when there is nothing newer."""
+        """Adopt the epoch of a STALE_EPOCH refusal; return False if it is not newer."""
         refused = service_error(error)
         if refused is None or refused.reason != "STALE_EPOCH":
             return False
-        told = refused.metadata.get("run_epoch", "")
-        return told.lstrip("-").isdecimal() and self.adopt_epoch(int(told))
+        epoch = refused.metadata.get("run_epoch", "")
+        return epoch.lstrip("-").isdecimal() and self.adopt_epoch(int(epoch))

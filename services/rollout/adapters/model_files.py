@@ -1,4 +1,4 @@
-"""The files of the policy's model: its tokenizer, and the dialect in which it is written to."""
+"""The files of the policy's model: its tokenizer and its dialect."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from services.rollout.ports import Dialect, TemplateError
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The model's folder, and what is read from it besides the weights."""
+    """The model's folder, and the parts of it that are read besides the weights."""
 
     folder: Path
     tokenizer: TransformersTokenizer
@@ -25,14 +25,15 @@ class ModelFiles:
 
 
 def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
-    """Fetch the model if need be, read its files, and rehearse the dialect. Raises ConfigError."""
+    """Fetch the model if necessary, read its files, and rehearse the dialect. Raises
+    ConfigError."""
     folder = stage_model(shared.policy.model, shared.policy.revision)
     return read_model_folder(folder, shared.policy, config.dialect)
 
 
 def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig) -> ModelFiles:
-    """Read a folder with the model's files, those of its weights left aside, and rehearse the
-    dialect. Raises ConfigError."""
+    """Read the model's files from a folder, except its weights, and rehearse the dialect. Raises
+    ConfigError."""
     trusted = policy.trust_remote_code
     check_routing_replay(policy, folder)
     try:

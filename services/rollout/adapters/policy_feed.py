@@ -1,4 +1,4 @@
-"""New weights as the learner announces and sends them, and reports on them."""
+"""Announcements and bytes of new weights from the learner, and reports on them."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, cast
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 class PolicyClient:
-    """Client of announcements of weights, reports on them, and their bytes over gRPC."""
+    """Client for announcements of weights, reports on them, and their bytes over gRPC."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class PolicyClient:
         transfers: Sequence[str] = (),
         device_ids: Sequence[str] = (),
     ) -> None:
-        """Take `weights`, which opens a channel to WeightService, wherever the learner says it
-        is, and the backends over which the engine can be sent weights, with the identities of its
-        devices."""
+        """Create a client. `weights` opens a channel to WeightService at the address that the
+        learner gives. The engine can receive weights over `backends`; `devices` are the
+        identities of its devices."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
@@ -91,7 +91,7 @@ class PolicyClient:
                 REPORT_BUDGET_S,
             )
         except grpc.aio.AioRpcError as error:
-            # Attaching again tells the learner what is held; it then judges anew.
+            # Attaching again reports the held weights to the learner, which then judges them again.
             log.warning("policy not reported", reason=describe_error(error))
             return True
         return answer.accepted
@@ -111,7 +111,7 @@ class PolicyClient:
                 async for answer in stub.FetchWeights(request, metadata=self._epoch.metadata):
                     if answer.offset_bytes != offset:
                         raise TransportFailed(
-                            f"got bytes at {answer.offset_bytes}, asked for {offset}"
+                            f"got bytes at {answer.offset_bytes}, expected {offset}"
                         )
                     offset += answer.delta_bytes or len(answer.chunk)
                     yield FetchedPart(answer.chunk, answer.delta_bytes)

@@ -16,14 +16,14 @@ from services.rollout.ports import TemplateError
 if TYPE_CHECKING:
     from renderers.base import Renderer
 
-# Of families that have other marks around a thinking than `<think>`.
+# Marks of families whose thinking is not between `<think>` tags.
 THINKING_FORMS: Mapping[str, ThinkingForm] = {
     "gemma4": ThinkingForm("<|channel>thought", "<channel|>", "\n<channel|>"),
     "gpt-oss": ThinkingForm(
         "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant"
     ),
 }
-# Renderers that are no family of models.
+# Renderers that are not a family of models.
 _OTHERS = frozenset({"auto", "default", "custom"})
 # The field of every renderer that `rollout.dialect.retention` sets.
 _RETENTION = "thinking_retention"
@@ -35,19 +35,19 @@ def renderer_names() -> list[str]:
 
 
 def find_renderer(model: str) -> str | None:
-    """Return the name of a hub model's renderer; None when it has none."""
+    """Return the name of a hub model's renderer; None if it has none."""
     return MODEL_RENDERER_MAP.get(model)
 
 
 def make_renderer(
     tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any], retention: Retention
 ) -> "Renderer":
-    """Return the renderer of a family. Raises ConfigError on options that it does not take, and
-    TemplateError when the tokenizer lacks what the family needs."""
+    """Return the renderer of a family. Raises ConfigError on options that it does not accept, and
+    TemplateError if the tokenizer lacks a token that the family needs."""
     if _RETENTION in options:
         raise ConfigError(f"rollout.dialect.options.{_RETENTION}: set rollout.dialect.retention")
     try:
-        # Never absent: some renderers would then render all anew after every turn.
+        # Always set: by default some renderers would render everything again after every turn.
         config = _CONFIGS[name].model_validate({**options, _RETENTION: retention})
     except pydantic.ValidationError as error:
         problems = "; ".join(

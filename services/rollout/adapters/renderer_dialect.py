@@ -22,7 +22,7 @@ from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template import strip_stop
 from services.rollout.dialects.template_turns import THINKING_FIELD
 from services.rollout.dialects.text_calls import PYTHON_TAG, find_unread_call
-from services.rollout.dialects.thinking import SAID, THOUGHT, ThinkingForm, ThinkingMarks
+from services.rollout.dialects.thinking import ANSWER, THOUGHT, ThinkingForm, ThinkingMarks
 from services.rollout.dialects.tool_replies import (
     make_conversation,
     make_tool_messages,
@@ -55,7 +55,7 @@ _PROBLEMS = {
     ToolCallParseStatus.MISSING_NAME: 'tool call needs "name", the name of a tool',
     ToolCallParseStatus.MALFORMED_STRUCTURE: "tool call is not in the form of this model's calls",
 }
-# The package strips unquoted arguments and cuts them at the first tag that they spell.
+# The package strips unquoted arguments and cuts them at the first tag that they contain.
 _WRITTEN = {
     **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), PARAMETERS),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), PARAMETERS),
@@ -64,7 +64,7 @@ _WRITTEN = {
     "hy3": KEYED_OPENSOURCE,
     "minimax-m2": INVOKES,
 }
-# Where calls have their arguments, if that is another key than `arguments`.
+# The key of a call's arguments, if it is not `arguments`.
 _KEYS = {"llama-3": ("parameters",)}
 _CALLS_ARE_TEXT = frozenset({"llama-3"})
 _FACTS = PromptFacts("QUESTION", "", {})
@@ -72,8 +72,8 @@ _ANSWER = "ANSWER"
 
 
 class RendererDialect:
-    """Dialect of one family. Raises ConfigError on options that the renderer does not take, and
-    TemplateError when the tokenizer lacks what the family needs."""
+    """Dialect of one family. Raises ConfigError on options that the renderer does not accept, and
+    TemplateError if the tokenizer lacks a token that the family needs."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class RendererDialect:
         self._inert.add_tags(self._find_frame())
 
     def _show_thinking(self) -> str:
-        """Return a turn of THOUGHT and SAID as the family shows it."""
-        turn = {"role": "assistant", "content": SAID, THINKING_FIELD: THOUGHT}
+        """Return a turn of THOUGHT and ANSWER in the family's form."""
+        turn = {"role": "assistant", "content": ANSWER, THINKING_FIELD: THOUGHT}
         question = {"role": "user", "content": _FACTS.task}
         return self._tokenizer.decode(self._render([question, turn], (), generate=False))
 
@@ -138,7 +138,7 @@ class RendererDialect:
                 add_generation_prompt=generate,
             )
         except Exception as error:
-            # A renderer raises what it likes.
+            # A renderer may raise any error.
             raise TemplateError(f"the renderer cannot render this: {error!r}") from error
 
     def bridge_ids(
@@ -150,27 +150,27 @@ class RendererDialect:
     ) -> list[int]:
         messages = make_tool_messages(replies, self._inert)
         before, written = self._last_turn(prompt_ids), list(completion_ids)
-        follows = self._go_on(before, written, messages, tools)
+        follows = self._continue(before, written, messages, tools)
         if follows is not None:
             return follows
-        # Renderers go on neither from a thinking that was never closed nor from every end of text:
-        # they then go on from a turn of nothing else than an end.
+        # Renderers cannot continue from an unclosed thinking, nor from every end of text: then they
+        # continue from a turn that consists of an end alone.
         closed = list(self.thinking.end_ids)
         sampled = [end for end in written[-1:] if end in self.stop_ids]
         for end in dict.fromkeys([*sampled, *self.stop_ids]):
-            follows = self._go_on(before[:1], [*closed, end], messages, tools)
+            follows = self._continue(before[:1], [*closed, end], messages, tools)
             if follows is not None:
                 return follows if end in sampled else [end, *follows]
-        raise TemplateError("the renderer cannot go on from this turn without changing it")
+        raise TemplateError("the renderer cannot continue this turn without changing it")
 
-    def _go_on(
+    def _continue(
         self,
         before: list[int],
         written: list[int],
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Tool],
     ) -> list[int] | None:
-        """Return what follows a turn; None where the renderer would change the turn."""
+        """Return the tokens after a turn; None if the renderer would change the turn."""
         try:
             bridged = self._renderer.bridge_to_next_turn(
                 before,
@@ -179,7 +179,7 @@ class RendererDialect:
                 tools=self._schemas(tools),
             )
         except Exception as error:
-            raise TemplateError(f"the renderer cannot go on from this turn: {error!r}") from error
+            raise TemplateError(f"the renderer cannot continue this turn: {error!r}") from error
         known = before + written
         if bridged is None or bridged.token_ids[: len(known)] != known:
             return None
@@ -229,7 +229,7 @@ class RendererDialect:
         return native_reply_text(reply)
 
     def _last_turn(self, prompt_ids: NDArray[np.int32]) -> list[int]:
-        """Return the ids from the end of the turn before: renderers look no further back."""
+        """Return the ids from the end of the previous turn: renderers look no further back."""
         ends = np.flatnonzero(np.isin(prompt_ids, self.stop_ids))
         return prompt_ids[ends[-1] if len(ends) else 0 :].tolist()
 
@@ -252,7 +252,7 @@ def _make_item(
 
 
 def _name_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """Return calls with ids that name them, as families need whose calls have no other name."""
+    """Return calls with ids that name them, for families whose calls have no other name."""
     return [
         replace(call, call_id=f"functions.{call.name}:{number}")
         for number, call in enumerate(calls)

@@ -1,4 +1,4 @@
-"""Calls that outlast a peer's restart: every rpc of ours may be repeated."""
+"""Calls that survive a peer's restart: all of our rpcs may be repeated."""
 
 import asyncio
 import random
@@ -28,9 +28,9 @@ LONGEST_PAUSE_S = 2.0
 
 
 async def call_with_retries(call: Callable[[float], Awaitable[T]], budget_s: float) -> T:
-    """Call `call(remaining seconds)`, repeated with growing pauses while the peer is away.
+    """Call `call(remaining seconds)`, with retries at growing pauses while the peer is away.
 
-    Raises the last AioRpcError when it is no transient one or the budget is used up."""
+    Raises the last AioRpcError if it is not transient or the budget is used up."""
     end = time.monotonic() + budget_s
     pause = FIRST_PAUSE_S
     while True:
@@ -45,15 +45,15 @@ async def call_with_retries(call: Callable[[float], Awaitable[T]], budget_s: flo
 
 
 def _choose_pause(error: grpc.aio.AioRpcError, pause: float) -> float:
-    """Return the pause that the peer asked for, else a random part of `pause`: callers must not
-    come in step."""
+    """Return the pause that the peer requested, else a random part of `pause`, so that callers do
+    not retry in step."""
     refused = service_error(error)
     server_delay_s = refused.retry_delay_s if refused else None
     return random.uniform(0.5, 1.0) * pause if server_delay_s is None else server_delay_s
 
 
 def refusal_reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the contract's word for the refusal, or the name of the status."""
+    """Return the contract's reason of the refusal, or the name of the status."""
     refused = service_error(error)
     return refused.reason if refused else error.code().name
 

@@ -1,4 +1,4 @@
-"""Token ids that end a turn, as the model's folder has them."""
+"""Token ids that end a turn, from the model's folder."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ GENERATION_CONFIG = "generation_config.json"
 def read_eos_ids(folder: Path) -> list[int]:
     """Return the ids at which the model's own generation config ends a text.
 
-    They are more than the tokenizer's one: Llama's `<|eom_id|>` ends a turn that calls a tool.
+    There may be more than the tokenizer's: Llama's `<|eom_id|>` ends a turn that calls a tool.
     Raises ConfigError."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
@@ -32,7 +32,7 @@ def read_eos_ids(folder: Path) -> list[int]:
 def check_stop_ids(stop_ids: Iterable[int], folder: Path, *, trust_remote_code: bool) -> None:
     """Refuse ids that the model cannot sample: its turns would never end by them.
 
-    Raises ConfigError. Of a folder without config.json nothing is known."""
+    Raises ConfigError. A folder without config.json is not checked."""
     if not (folder / "config.json").is_file():
         return
     from transformers import AutoConfig

@@ -13,7 +13,7 @@ from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
 MAX_ERROR_CHARACTERS = 300
-# One of them has the tokens of any tokenizer.
+# Any tokenizer has one of these files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -26,13 +26,13 @@ class TransformersTokenizer:
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        # Without what transformers does to text around it: no spaces are cleaned up in what was
-        # sampled, and a turn costs a third less.
+        # Bypasses transformers' processing of text: it does not clean up spaces in sampled text,
+        # and a turn costs a third less.
         self._backend = tokenizer.backend_tokenizer
         self._options = dict(template_options or {})
         added = tokenizer.added_tokens_decoder.values()
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
-        # Also those that no control token is, such as `<tool_call>` in some vocabularies.
+        # Also tokens that are not control tokens, such as `<tool_call>` in some vocabularies.
         self.added_tokens: Sequence[str] = [str(token) for token in added]
         template = str(tokenizer.chat_template)
         self.structure_tokens: Sequence[str] = [
@@ -42,18 +42,18 @@ class TransformersTokenizer:
 
     @property
     def fast(self) -> PreTrainedTokenizerFast:
-        """The tokenizer itself, for adapters of libraries that take it."""
+        """The tokenizer itself, for adapters of libraries that need it."""
         return self._tokenizer
 
     @property
     def eos_ids(self) -> list[int]:
-        """The id at which an engine ends any text, whatever it is told; empty where there is
+        """The id at which an engine ends any text regardless of its parameters; empty if there is
         none."""
         end = self._tokenizer.eos_token_id
         return [end] if isinstance(end, int) else []
 
     def draw_ordinary(self, count: int) -> NDArray[np.int32]:
-        """Draw ids of the vocabulary without those that structure a conversation, the same each
+        """Draw ids of the vocabulary except those that structure a conversation, the same each
         time."""
         added = self._tokenizer.added_tokens_decoder.keys()
         known = set(self._backend.get_vocab(with_added_tokens=False).values())
@@ -62,7 +62,7 @@ class TransformersTokenizer:
 
     def encode(self, text: str) -> list[int]:
         with _refusing_text(text):
-            # Of a batch, for it lets other threads run meanwhile.
+            # As a batch, because that lets other threads run meanwhile.
             [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
             return encoding.ids
 
@@ -85,8 +85,8 @@ class TransformersTokenizer:
             return self._render(messages, shown, add_generation_prompt)
         except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
-            said = _shorten_text(str(error) or type(error).__name__)
-            raise TemplateError(f"the chat template cannot render {roles}: {said}") from error
+            reason = _shorten_text(str(error) or type(error).__name__)
+            raise TemplateError(f"the chat template cannot render {roles}: {reason}") from error
 
     def _render(
         self,
@@ -94,7 +94,7 @@ class TransformersTokenizer:
         tools: list[dict[str, Any]] | None,
         generate: bool,
     ) -> str:
-        asked = {
+        arguments = {
             "conversations": [list(messages)],
             "chat_template": self._tokenizer.get_chat_template(tools=tools),
             "add_generation_prompt": generate,
@@ -102,17 +102,17 @@ class TransformersTokenizer:
             **self._options,
         }
         try:
-            return TEMPLATES.render_template(tools=tools, **asked)
+            return TEMPLATES.render_template(tools=tools, **arguments)
         except (TemplateError, ValueError, TypeError):
             if tools is not None:
                 raise
-        # A template that goes through tools in any case.
-        return TEMPLATES.render_template(tools=[], **asked)
+        # For a template that iterates over tools in any case.
+        return TEMPLATES.render_template(tools=[], **arguments)
 
 
 def _is_structure(token: str, template: str) -> bool:
-    """True for a token that looks like a control token, or that the chat template writes. Others
-    are text: some vocabularies have tokens for tags of pages, or for runs of spaces."""
+    """Return True for a token that looks like a control token, or that the chat template writes.
+    Others are text: some vocabularies have tokens for HTML tags, or for runs of spaces."""
     if token.startswith(("<|", "<\uff5c")) or token.endswith(("|>", "\uff5c>")):
         return True
     return token.startswith(("<", "[")) and token in template
@@ -120,7 +120,7 @@ def _is_structure(token: str, template: str) -> bool:
 
 @contextmanager
 def _refusing_text(text: str) -> Generator[None]:
-    """Raise TemplateError for what the tokenizer says of text that is no UTF-8, such as half of a
+    """Raise TemplateError for the tokenizer's error on text that is not UTF-8, such as half of a
     character."""
     try:
         yield
@@ -139,12 +139,12 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     template_options: Mapping[str, Any] | None = None,
 ) -> TransformersTokenizer:
-    """Load the tokenizer of a model folder. Raises OSError when there is none to be used."""
+    """Load the tokenizer of a model folder. Raises OSError if there is no usable one."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, use_fast=True
         )
-    # tokenizers raises nothing but `Exception`.
+    # tokenizers raises bare `Exception` only.
     except Exception as error:
         problem = f"the tokenizer of {folder} cannot be loaded: {' '.join(str(error).split())}"
         raise OSError(_without_files(folder) or problem) from error
@@ -155,8 +155,8 @@ def load_tokenizer(
 
 
 def _without_files(folder: Path) -> str:
-    """Say that a folder has no file of a tokenizer, of which transformers says something else for
-    each family of models; "" where it has one."""
+    """Return an error if a folder has no file of a tokenizer, else "": transformers' own message
+    differs for each family of models."""
     if any((folder / name).exists() for name in _TOKENIZER_FILES):
         return ""
     return f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})"

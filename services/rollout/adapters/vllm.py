@@ -1,8 +1,8 @@
-"""vLLM as the engine, in this process's event loop; the model runs in a process of vLLM's own.
+"""vLLM as the engine, in this process's event loop; the model runs in a separate process of vLLM.
 
-CPU and GPU differ in options alone. What goes wrong in silence otherwise is set here: logprobs are
-those of the distribution that was sampled from (temperature included), the prefix cache is salted
-by policy, and weights change only while the scheduler stands still.
+CPU and GPU differ only in options. Settings that would otherwise fail silently are made here:
+logprobs are those of the sampled distribution (temperature included), the prefix cache is salted by
+policy, and weights change only while the scheduler is paused.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_INTERVAL_S = 0.5
-# No request is under way for longer than so many updates.
+# No request runs for longer than so many updates.
 POLICIES_KEPT = 256
-# Of a request that each time was begun by weights newer than it was meant for.
+# Starts of a request that newer weights than intended began each time.
 MAX_REQUEST_STARTS = 4
 
 log = get_logger(__name__)
@@ -86,15 +86,15 @@ class VllmEngine:
         adapted: bool = False,
         machines: EngineMachines | None = None,
     ) -> None:
-        """Build the engine; with `experts` it says which ones the model has chosen, and where it is
-        `adapted` it is given adapters alone. With `machines` its workers are on several."""
+        """Build the engine; with `experts` it reports the ones that the model chose, and if
+        `adapted` it receives adapters only. With `machines` its workers are on several."""
         self._llm = llm
         self._transfers = WeightTransfers(llm)
         self._experts = experts
         self._adapter = make_adapter_request() if adapted else None
         self._machines = machines
-        # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
-        # may be begun by the next one's weights.
+        # Requests wait here and not in vLLM's queue: there they would keep a policy's salt but
+        # could be begun by the next one's weights.
         self._slots = asyncio.Semaphore(max_num_seqs)
         self._weights_stand = asyncio.Event()
         self._weights_stand.set()
@@ -112,10 +112,10 @@ class VllmEngine:
         index: int = 0,
         machines: EngineMachines | None = None,
     ) -> Self:
-        """Load the model into one engine, the `index`th of its replica, on `machines` that have
-        joined or on this one.
+        """Load the model into one engine, the `index`th of its replica, on the joined `machines` or
+        on this one.
 
-        Takes seconds to minutes; raises what vLLM raises."""
+        Takes seconds to minutes; raises vLLM's errors."""
         if config.device == "cpu":
             refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
@@ -168,7 +168,7 @@ class VllmEngine:
                 completion = replace(completion, experts=experts)
             if not completion.spans or completion.spans[0].policy == policy:
                 return completion
-            log.debug("begun by other weights than asked", policy=policy.label)
+            log.debug("begun by other weights than requested", policy=policy.label)
             if completion.timed_out:
                 return OUT_OF_TIME
         raise RequestAborted(f"the weights changed {MAX_REQUEST_STARTS} times before it was begun")
@@ -186,7 +186,7 @@ class VllmEngine:
     ) -> Completion:
         params = burn_in_params(max_tokens, seeded=self._seeded)
         ends = asyncio.get_running_loop().time() + timeout_s
-        # A salt of its own: nobody has computed this prefix, and nobody finds it.
+        # A unique salt: no request has computed this prefix, and none will find it.
         salt = f"burn-in {uuid.uuid4().hex}"
         try:
             _, answer, over = await self._run_in_slot(token_ids, params, ends, salt)
@@ -229,7 +229,7 @@ class VllmEngine:
         await self._finish_in_time(publication, receive())
 
     async def wait_until_dead(self) -> str:
-        # vLLM tells of its death only by this property.
+        # vLLM reports its death only by this property.
         while self._dead is None and not self._llm.errored and not self._lost_machine:  # noqa: ASYNC110
             await asyncio.sleep(HEALTH_INTERVAL_S)
         reason = self._dead or self._lost_machine or "vLLM's engine process has ended"
@@ -240,21 +240,21 @@ class VllmEngine:
         return self._machines.lost if self._machines is not None else None
 
     async def close(self) -> None:
-        # Its reader lives in our loop, and must end with it.
+        # Its reader runs in our loop, and must end with it.
         reader, self._llm.output_handler = self._llm.output_handler, None
         if reader is not None:
             await cancel_tasks([reader])
         await asyncio.to_thread(self._llm.shutdown)
-        # The destructor would shut down once more, when the interpreter's modules are gone.
+        # The destructor would shut down again, after the interpreter's modules are gone.
         vars(self._llm)["shutdown"] = _do_nothing
 
     async def _finish_in_time(
         self, publication: Publication, update: Coroutine[Any, Any, None]
     ) -> None:
-        """Run an update until it ends, the engine does, or the publication's time is over.
+        """Run an update until it or the engine ends, or the publication's time is over.
 
-        vLLM leaves calls unanswered whose process has been killed, or stands still. Raises
-        EngineDead then, and what the update raises."""
+        vLLM never answers calls to a process that was killed or hangs. Raises EngineDead then, and
+        the update's own errors."""
         async with running_tasks(update, self.wait_until_dead()) as (updating, dying):
             await wait_for_any((updating, dying), publication.timeout_s)
             if updating.done():
@@ -272,8 +272,8 @@ class VllmEngine:
     ) -> None:
         """Change the weights while nothing is computed, and serve them.
 
-        Raises TransportFailed, with the old ones served on; WeightsTorn, with nothing served until
-        others have been loaded; EngineDead."""
+        Raises TransportFailed, with the old ones still served; WeightsTorn, with nothing served
+        until others are loaded; EngineDead."""
         label = publication.policy.label
         self._weights_stand.clear()
         try:
@@ -281,7 +281,7 @@ class VllmEngine:
             await change()
             await self._llm.update_weight_version(label)
             if publication.reload:
-                # Under the same salt lies what weights that were not trusted have computed.
+                # The same salt covers prefixes that untrusted weights have computed.
                 await self._llm.reset_prefix_cache(reset_running_requests=True)
             self._remember_policy(publication.policy)
             await self._llm.resume_generation()
@@ -294,21 +294,21 @@ class VllmEngine:
                 self._weights_stand.set()
             raise
         except Exception as error:
-            # Whatever failed, and wherever, the layers may be half replaced: nothing of this
-            # engine may be served, and resuming would.
+            # After any failure the layers may be half replaced: this engine must not serve
+            # anything, and resuming would.
             reason = f"weights of policy {label} could not be loaded: {error!r}"
             raise self._end_serving(reason) from error
         self._weights_stand.set()
 
     def _end_serving(self, reason: str) -> EngineDead:
-        """Serve nothing from here on; return what to raise."""
+        """Serve nothing from now on; return the error to raise."""
         self._dead = reason
         self.policy = None
         self._weights_stand.set()
         return EngineDead(reason)
 
     def _remember_policy(self, policy: PolicyId) -> None:
-        """Answer requests by `policy` from here on; those under way name older ones too."""
+        """Answer requests by `policy` from now on; running ones name older policies too."""
         self._policies[policy.label] = policy
         while len(self._policies) > POLICIES_KEPT:
             self._policies.pop(next(iter(self._policies)))
@@ -317,9 +317,9 @@ class VllmEngine:
     async def _run_in_slot(
         self, token_ids: NDArray[np.int32], params: "SamplingParams", ends: float, salt: str = ""
     ) -> tuple[PolicyId, "RequestOutput", bool]:
-        """Run a request among the running ones; return the policy that it was put to, the answer,
-        and whether it was cut at `ends`. The policy's prefix cache is used unless `salt` names
-        another. Raises TimeoutError when there is no slot by `ends`."""
+        """Run a request in a slot; return the policy that it was submitted to, the answer, and
+        whether it was cut at `ends`. The policy's prefix cache is used unless `salt` names another.
+        Raises TimeoutError if there is no slot by `ends`."""
         policy = await self._take_slot(ends)
         try:
             answer, over = await run_request(
@@ -335,14 +335,14 @@ class VllmEngine:
         return policy, answer, over
 
     async def _take_slot(self, ends: float) -> PolicyId:
-        """Take a slot among the running requests, which the caller gives back; return the policy
-        whose prefix cache to ask from.
+        """Take a slot among the running requests, which the caller releases; return the policy
+        whose prefix cache to use.
 
-        Weights that change after the request is queued and before it is begun begin it; then what
-        they write stands on a prefix that the older ones have computed, and is of neither policy.
-        Raises TimeoutError when neither is had by `ends`."""
+        If weights change between the queueing and the start of a request, the new ones start it on
+        a prefix that the older ones computed, and the result belongs to neither policy. Raises
+        TimeoutError if no slot or policy is available by `ends`."""
         waits = self._slots.locked() or not self._weights_stand.is_set()
-        # Most requests wait for nothing, and need no clock for it.
+        # Most requests do not wait, and need no timer.
         async with asyncio.timeout_at(ends) if waits else nullcontext():
             await self._slots.acquire()
             try:
@@ -352,7 +352,7 @@ class VllmEngine:
                 raise
 
     async def _wait_for_policy(self) -> PolicyId:
-        """Return the policy that is served, once no weights are being loaded."""
+        """Return the served policy, once no weights are being loaded."""
         await self._weights_stand.wait()
         if self._dead is not None:
             raise EngineDead(self._dead)
@@ -361,7 +361,7 @@ class VllmEngine:
         return self.policy
 
     def _make_completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
-        """Make a completion; `over` says that its time is: an abort is ours then."""
+        """Build a completion; with `over` its time is over, so an abort is ours."""
         aborted = output.finish_reason == "abort"
         if aborted and not over:
             raise RequestAborted("the engine gave up the request")
@@ -387,7 +387,7 @@ class VllmEngine:
 
 
 def _do_nothing() -> None:
-    """Stand in for a shutdown that has happened."""
+    """Replace a shutdown that has already happened."""
 
 
 def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
@@ -397,12 +397,12 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     if options.get("distributed_executor_backend") == MACHINES_EXECUTOR:
         from services.rollout.adapters.vllm_executor import MachinesExecutor
 
-        # vLLM knows by the class itself what it can do.
+        # vLLM checks the class itself for its abilities.
         options = {**options, "distributed_executor_backend": MachinesExecutor}
     try:
-        # A core that loads hears of nothing: `end_with_rollout` reaches it once it has loaded.
+        # A loading core does not respond: `end_with_rollout` reaches it once it has loaded.
         with tie_children():
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
     except ValueError as error:
-        # Said before any process is started, of options that do not go together.
+        # Raised before any process is started, for options that conflict.
         raise ConfigError(f"rollout.engine: vLLM refuses it: {shorten_refusal(error)}") from error

@@ -1,7 +1,7 @@
-"""The adapter that a live model computes with: replaced between two engine steps, in each of vLLM's
-worker processes, so that requests under way go on with the new one.
+"""The adapter of a live model: replaced between two engine steps in each of vLLM's worker
+processes, so that running requests continue with the new one.
 
-vLLM's own request for it would name a folder; what is published is verified bytes in one file."""
+vLLM's own loading needs a folder; publications are verified bytes in one file."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,19 +12,19 @@ from vllm.lora.peft_helper import PEFTHelper
 
 from services.rollout.adapters.vllm_adapter_request import ADAPTER_ID
 
-# Beside the matrices a publication carries the fingerprint of their base, which is no weight.
+# Besides the matrices a publication carries the fingerprint of their base, which is not a weight.
 _MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
 def replace_adapter(runner: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Have the model compute with these matrices from the next step on; return the layers that do.
+    """Make the model use these matrices from the next step on; return the layers that do.
 
-    `runner` is vLLM's model runner, and B A is added as it is. Raises ValueError where there are
-    none, and what vLLM raises of shapes that do not fit, with a part of the layers replaced."""
-    # The file goes when it is loaded, and vLLM may keep what it is given.
+    `runner` is vLLM's model runner, and B A is added unscaled. Raises ValueError if there are none,
+    and vLLM's error for shapes that do not fit, with some of the layers replaced."""
+    # The file is removed after loading, and vLLM may keep its arguments.
     kept = {name: tensor.clone() for name, tensor in tensors if name.endswith(_MATRICES)}
     if not kept:
-        raise ValueError("the publication has no adapters: policy.adapter_rank says otherwise")
+        raise ValueError("the publication has no adapters, but policy.adapter_rank is set")
     rank = max(matrix.shape[0] for name, matrix in kept.items() if name.endswith(_MATRICES[0]))
     manager = runner.lora_manager._adapter_manager
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)

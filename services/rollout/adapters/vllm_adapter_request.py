@@ -1,4 +1,4 @@
-"""Requests that are answered with the policy's adapter, and its loading into all workers."""
+"""Requests answered with the policy's adapter, and its loading into all workers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,19 +7,19 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
-# One for all versions: a request under way names it, and goes on with what lies under it.
+# One id for all versions: running requests name it, and continue with the newest version.
 ADAPTER_ID = 1
-# What vLLM has kernels and buffers for.
+# Ranks for which vLLM has kernels and buffers.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def padded_rank(rank: int) -> int:
-    """Return the least rank that vLLM has room for and that holds `rank`."""
+    """Return the smallest rank supported by vLLM that holds `rank`."""
     return next(each for each in _RANKS if each >= rank)
 
 
 def make_adapter_request() -> "LoRARequest":
-    """Return what vLLM is told with each request; the path is of no file, and never opened."""
+    """Return the adapter field of each request; its path names no file and is never opened."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", ADAPTER_ID, "published")
@@ -31,9 +31,9 @@ async def load_adapter(
     total_bytes: int,
     rows: Sequence[tuple[str, str, Sequence[int], int]],
 ) -> None:
-    """Replace the adapter in all workers. Raises ValueError where none has one of its layers."""
-    said = await llm.collective_rpc("load_flotilla_adapter", args=(path, total_bytes, rows))
-    applied = sum(len(layers) for layers in {tuple(each) for each in said})
+    """Replace the adapter in all workers. Raises ValueError if no worker has one of its layers."""
+    layer_lists = await llm.collective_rpc("load_flotilla_adapter", args=(path, total_bytes, rows))
+    applied = sum(len(layers) for layers in {tuple(each) for each in layer_lists})
     wanted = sum(name.endswith(".lora_A.weight") for name, *_ in rows)
     if applied != wanted:
         raise ValueError(

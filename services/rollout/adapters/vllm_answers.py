@@ -1,4 +1,4 @@
-"""Checks of what vLLM answers, once, at its boundary."""
+"""Checks of vLLM's answers at the boundary."""
 
 from typing import Any
 
@@ -12,8 +12,7 @@ from services.rollout.types import Completion
 def check_completion(completion: Completion) -> Completion:
     """Raise EngineError unless every token has a logprob and a policy.
 
-    What is wrong here would be trained on, or refused by the learner without saying whose fault it
-    is."""
+    A fault missed here would be trained on, or refused by the learner without naming its source."""
     tokens = len(completion.token_ids)
     spanned = sum(span.length for span in completion.spans)
     if not tokens == len(completion.logprobs) == spanned:
@@ -25,9 +24,9 @@ def check_completion(completion: Completion) -> Completion:
 
 
 def sampled_logprobs(flat: Any) -> NDArray[np.float32]:
-    """Return the logprobs of the first token named at each position, which is the sampled one.
+    """Return the logprobs of the first token listed at each position, which is the sampled one.
 
-    A logprob that rounding has put above 0 is 0."""
+    A logprob that rounding raised above 0 becomes 0."""
     values = np.array(flat.logprobs, np.float32)
     first = np.array(flat.start_indices, np.int64)
     return np.minimum(values[first[first < len(values)]], np.float32(0.0))

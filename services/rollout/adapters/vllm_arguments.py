@@ -1,4 +1,4 @@
-"""Arguments of vLLM that a run gives by name, as vLLM's own parser takes them."""
+"""Arguments of vLLM that a run gives by name, checked by vLLM's own parser."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ KEY = "rollout.engine.options"
 
 
 def check_engine_options(config: EngineConfig) -> str:
-    """Check the options where vLLM is installed; return why they could not be checked.
+    """Check the options if vLLM is installed; else return why they could not be checked.
 
     Raises ConfigError."""
     if not config.options or config.kind != "vllm":
@@ -28,7 +28,7 @@ def check_engine_options(config: EngineConfig) -> str:
 
 
 def parse_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as vLLM's parser makes them. Raises ConfigError, which names them all."""
+    """Return the options as parsed by vLLM. Raises ConfigError, which lists all faults."""
     if not options:
         return {}
     parser = _make_parser()
@@ -57,13 +57,13 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
-    # A list of all that there is would hide the rest.
+    # A list of all arguments would hide the rest.
     suggestion = did_you_mean(name, list(known))
     return suggestion if suggestion.startswith("; did") else ""
 
 
 def _parse_one(parser: argparse.ArgumentParser, flag: argparse.Action, value: Any) -> Any:
-    """Return a value as the parser makes it of a command line. Raises ValueError."""
+    """Parse a value as on a command line. Raises ValueError."""
     if (flag.nargs == 0) != isinstance(value, bool):
         expected = "true or false" if flag.nargs == 0 else "no true or false"
         raise ValueError(f"expected {expected}; got {json.dumps(value)}")
@@ -79,7 +79,7 @@ def _parse_one(parser: argparse.ArgumentParser, flag: argparse.Action, value: An
 
 
 def shorten_refusal(refusal: object) -> str:
-    """Return one line of what vLLM says; of pydantic's messages the rest is types and a link."""
+    """Return one line of vLLM's message; the rest of pydantic's messages is types and a link."""
     return " ".join(str(refusal).split(" [type=")[0].split())
 
 

@@ -1,4 +1,4 @@
-"""Calls read by vLLM's own tool parsers, and the marks of its reasoning parsers, by their names."""
+"""Reading of calls by vLLM's tool parsers, and the marks of its reasoning parsers, by name."""
 
 import difflib
 import json
@@ -32,45 +32,45 @@ from services.rollout.types import Tool
 if TYPE_CHECKING:
     from vllm.parser.abstract_parser import Parser
 
-# Put into what the policy spells out where a token of its own would be the mark. Private use:
-# no text has it, and it is taken out again.
+# Inserted into a mark that the policy spells in ordinary tokens. A private-use character: no text
+# contains it, and it is removed again.
 _SHIELD = "\ue000"
-# The parser that reads token ids, and no text.
+# The parser that reads token ids instead of text.
 _HARMONY = "openai"
-# Larger integers are not all floats.
+# Larger integers cannot all be floats.
 _EXACT = 2**53 - 1
 _TAG = re.compile(r"</[^<>\s]+>\Z")
-# Requests of different tools that are kept.
+# Number of cached requests, one per set of tools.
 _MOST_REQUESTS = 256
 _UNREAD = "a tool call could not be read; one begins by {}"
 
 
 class VllmCallReader:
-    """Reader by one tool parser. It is shown what follows the thinking: it would take a call that
-    is thought of for one.
+    """Reader by one tool parser. It gets only the text after the thinking: it would take a
+    considered call for a real one.
 
-    Raises ConfigError when vLLM has no parser of that name, or it does not take the tokenizer."""
+    Raises ConfigError if vLLM has no parser of that name, or it does not accept the tokenizer."""
 
     def __init__(
         self, tokenizer: TransformersTokenizer, sample: str, end: str, parser: str
     ) -> None:
         self._tokenizer = tokenizer
-        # With a vocabulary that is read once: parsers ask for it at each turn.
+        # With a cached vocabulary, because parsers read it at each turn.
         self._cached = get_cached_tokenizer(tokenizer.fast)
         self._reads_ids = parser == _HARMONY
         self._parser = _find_parser(tokenizer, parser)
         self._sample = sample
-        # Of each malformed call a parser logs the stack; the policy and the metrics are told.
+        # Parsers log a stack for each malformed call; policy and metrics get the error anyway.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._openings = _find_openings(tokenizer, self._sample)
         self._closing = _find_closing(tokenizer, end)
-        # Behind the quote of an argument.
+        # After the quote of an argument.
         self._end = end.lstrip("\"'")
         self._marker = TagMarker(tokenizer, tokenizer.added_tokens, _SHIELD)
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        ids = list(turn.said)
+        ids = list(turn.answer_ids)
         text = self._marker.mark(ids)
         shielded = _SHIELD in text
         request = self._request(_ToolBox(tools))
@@ -82,12 +82,12 @@ class VllmCallReader:
                 text, request, enable_auto_tools=True, model_output_token_ids=given
             )
         except Exception as error:  # noqa: BLE001
-            # Parsers raise what they like; whatever was sampled gives a turn.
+            # Parsers may raise any error; any sampled text gives a turn.
             return Turn((ParseError(f"a tool call could not be read: {error}"[:200]),), False, "")
         required = required_arguments(tools)
         items = [self._make_item(each, text, required) for each in calls or []]
         if items and not self._is_closed(text):
-            # Some parsers complete what the policy has not: half an argument is another one.
+            # Some parsers complete an unfinished call, but half an argument is a different one.
             items[-1] = ParseError("tool call has no end")
         missing = max((text.count(mark) for mark in self._openings), default=0) - len(items)
         if missing > 0:
@@ -105,13 +105,13 @@ class VllmCallReader:
         if arguments == {} and (wrong := _check_unread_keys(text, name, required)):
             return wrong
         made = make_call({"name": name, "arguments": arguments}, required)
-        # Where the policy wrote none, the parser has made one up.
+        # If the policy wrote no id, the parser has invented one.
         if isinstance(made, ToolCall) and call.id and call.id in text:
             return ToolCall(made.name, made.arguments_json, call.id)
         return made
 
     def _is_closed(self, text: str) -> bool:
-        """True unless the last call of a text lacks the mark that ends it, or its last text."""
+        """Return False if the last call of a text lacks its end mark or its last text."""
         if not self._closing:
             return text.rstrip().endswith(self._end)
         begin = max((text.rfind(mark) for mark in self._openings), default=0)
@@ -119,7 +119,7 @@ class VllmCallReader:
 
 
 class _ToolBox:
-    """Tools by identity, as a key: the same ones come with each turn of an attempt."""
+    """Tools by identity, as a key: each turn of an attempt has the same ones."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools
@@ -148,9 +148,9 @@ def _make_request(box: _ToolBox) -> ChatCompletionRequest:
 
 
 def find_thinking_form(tokenizer: TransformersTokenizer, name: str) -> ThinkingForm:
-    """Return how a thinking is spelled by vLLM's reasoning parser of that name.
+    """Return the form of thinking of vLLM's reasoning parser of that name.
 
-    Raises ConfigError when there is none, or it goes by other things than two marks."""
+    Raises ConfigError if there is none, or it does not use two marks."""
     _check_name("rollout.dialect.reasoning", name, ReasoningParserManager.list_registered())
     try:
         parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer.fast)  # pyright: ignore[reportArgumentType]
@@ -188,15 +188,15 @@ def _check_name(key: str, name: str, known: Sequence[str]) -> None:
 
 
 def _find_openings(tokenizer: TransformersTokenizer, sample: str) -> list[str]:
-    """Return what begins a call in a sample of one: its control tokens before the name, or its
-    first word."""
+    """Return the openings of a call from a sample: its control tokens before the name, or its first
+    word."""
     begin = sample.partition(SAMPLE_NAME)[0]
     marks = [mark for mark in tokenizer.added_tokens if mark in begin]
     return marks or begin.split()[:1]
 
 
 def _find_closing(tokenizer: TransformersTokenizer, end: str) -> str:
-    """Return what ends a call in a sample: its last control token or tag, if it has one."""
+    """Return the end of a call in a sample: its last control token or tag, if it has one."""
     last = end.split()[-1] if end else ""
     token = next((mark for mark in tokenizer.added_tokens if last.endswith(mark)), "")
     tag = _TAG.search(last)
@@ -204,7 +204,7 @@ def _find_closing(tokenizer: TransformersTokenizer, end: str) -> str:
 
 
 def _check_unread_keys(text: str, name: str, required: Required) -> ParseError | None:
-    """Look for the JSON object of a call that was read as one without arguments."""
+    """Search for the JSON object of a call that was read as one without arguments."""
     decoder = json.JSONDecoder()
     begin = text.find("{")
     while begin >= 0:
@@ -219,7 +219,7 @@ def _check_unread_keys(text: str, name: str, required: Required) -> ParseError |
 
 
 def _has_large_integer(value: Any) -> bool:
-    """True where some parsers, which read numbers as floats, have lost digits."""
+    """Return True if a parser that reads numbers as floats would lose digits."""
     if isinstance(value, dict):
         return any(map(_has_large_integer, value.values()))
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """Copies of the first machine's files for workers on other machines, in vLLM's own processes.
 
-One worker of each machine receives a file into its machine's memory, where the others find it:
-bytes go over the network once for each machine, and lie on it once."""
+One worker per machine receives a file into the machine's memory, where the others find it: bytes
+cross the network once per machine, and are stored there once."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.tensors.tensor_checksum import checksum64
 from services.rollout.adapters.engine_cluster import MachineSite
 
-# Of one broadcast, so that no buffer of gloo's is as large as the file.
+# Bytes of one broadcast, so that gloo's buffers are smaller than the file.
 _PIECE_BYTES = 64 * 2**20
 _STALL_S = 120.0
 
@@ -26,7 +26,7 @@ CheckRow = tuple[str, int, int, int]
 
 
 class FileCopies:
-    """The place of worker `rank` among those that copy files. All workers make the same calls in
+    """Membership of worker `rank` among those that copy files. All workers make the same calls in
     the same order."""
 
     def __init__(self, rank: int, workers: int) -> None:
@@ -42,19 +42,19 @@ class FileCopies:
         )
 
     def copy_file(self, path: str, total_bytes: int, checks: Sequence[CheckRow]) -> str:
-        """Copy the first machine's file to all; return why that failed, or nothing.
+        """Copy the first machine's file to all; return why that failed, or "".
 
-        What has come is checked before anything uses it."""
+        Copies are checked before any use."""
         if not self._copies:
             return ""
         try:
             return self._copy(path, total_bytes, checks)
-        # What gloo raises where a machine is lost.
+        # gloo's error if a machine is lost.
         except RuntimeError as error:
             return f"a machine did not receive it: {error}"
 
     def find(self, path: str) -> str:
-        """Return where the first machine's file is on this one."""
+        """Return this machine's path of the first machine's file."""
         return str(self._path) if self._is_far else path
 
     def drop(self) -> None:
@@ -78,7 +78,7 @@ class FileCopies:
 
 
 def _reserve(path: Path, size: int) -> str:
-    """Make a file of so many bytes, none of which can be missing later; return why not."""
+    """Create a file with all its bytes allocated; return why that failed, or ""."""
     path.unlink(missing_ok=True)
     try:
         with path.open("xb") as file:

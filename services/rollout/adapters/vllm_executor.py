@@ -1,7 +1,7 @@
 """vLLM's executor on the machines that carry one engine (`rollout.engine.nodes`).
 
-Its core connects to the Ray cluster, in a process of vLLM's own, and places as many workers on each
-machine, in the machines' order. vLLM imports this module in core and workers."""
+Its core, a process of vLLM, connects to the Ray cluster and places the same number of workers on
+each machine, in the machines' order. vLLM imports this module in core and workers."""
 
 import os
 import signal
@@ -34,16 +34,16 @@ from services.rollout.adapters.engine_cluster import (
 _PLACE_S = 60.0
 # A core whose worker is gone may wait for its answer for ever.
 _END_S = 5.0
-# Machines have one of their own resource, of which each worker takes so much.
+# Each machine offers 1 of its resource, and each worker takes this fraction.
 _SHARE = 0.0001
 
-# Ray knows a worker's place on its machine by its GPU, and counts what a node says that it has.
+# Ray derives a worker's place on its machine from its GPU, and counts what a node declares.
 if current_platform.is_cpu():
     type(current_platform).ray_device_key = "GPU"
 
 
 class MachineWorker(RayWorkerProc):
-    """A worker that reads the model, and reaches the others, as its own machine does."""
+    """A worker that reads the model and reaches the others by its own machine's settings."""
 
     def __init__(self, vllm_config: Any, rank: int, **given: Any) -> None:
         """Take the place of worker `rank`; its output goes to a log of its machine."""
@@ -51,7 +51,7 @@ class MachineWorker(RayWorkerProc):
         machine, slot = divmod(rank, site.each)
         _write_output_to(NodeFolder.of_this_node(), machine, slot)
         choose_interface(site.head)
-        _tell_machines_apart(machine)
+        _separate_machines(machine)
         vllm_config.model_config.model = site.model
         super().__init__(vllm_config=vllm_config, rank=rank, **given)
 
@@ -76,14 +76,14 @@ class MachinesExecutor(RayExecutorV2):
         super()._init_executor()
 
     def shutdown(self) -> None:
-        """See the base class; a core that has lost a worker ends, too, whatever it waits for."""
+        """See the base class; a core that has lost a worker ends too, even while it waits."""
         super().shutdown()
         if self.is_failed:
             threading.Timer(_END_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def _place_workers(cluster: EngineCluster) -> PlacementGroup:
-    """Return the group with a bundle for each worker, in their order. Raises RuntimeError."""
+    """Return the group with a bundle for each worker, in order. Raises RuntimeError."""
     bundles: list[dict[str, float]] = [
         {"GPU": 1, WORKER_RESOURCE: 1, machine_resource(worker // cluster.each): _SHARE}
         for worker in range(cluster.workers)
@@ -97,9 +97,9 @@ def _place_workers(cluster: EngineCluster) -> PlacementGroup:
     return group
 
 
-def _tell_machines_apart(machine: int) -> None:
-    """Have workers on CPUs share memory within one machine alone: vLLM takes all that agree on a
-    name for it to be on one."""
+def _separate_machines(machine: int) -> None:
+    """Make workers on CPUs share memory only within one machine: vLLM takes all workers with the
+    same name of it to be on one."""
     make_name = _CPUSHMDistributed.make_group_name
 
     def make_own_name(communicator: CpuCommunicator) -> str:
@@ -109,7 +109,7 @@ def _tell_machines_apart(machine: int) -> None:
 
 
 def _write_output_to(node: NodeFolder, machine: int, slot: int) -> None:
-    """Have what this process and its libraries print go to a log, which outlives Ray's own."""
+    """Redirect the output of this process and its libraries to a log that outlives Ray's own."""
     node.logs.mkdir(parents=True, exist_ok=True)
     log = os.open(
         node.logs / worker_logs(int(os.environ[REPLICA_VARIABLE]), machine, slot),

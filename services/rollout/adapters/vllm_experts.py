@@ -1,5 +1,4 @@
-"""Experts of a finished request, as vLLM hands them over: our recorder's on a CPU, its own on a
-GPU."""
+"""Experts of a finished request: from our recorder on a CPU, from vLLM's own on a GPU."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +12,9 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-# Of requests whose caller is gone nobody fetches the record.
+# Records of requests whose caller is gone are never fetched.
 _KEPT_PER_SLOT = 2
-# As services/rollout/adapters/vllm_routing.py names it, which is imported in workers alone.
+# Same name as in services/rollout/adapters/vllm_routing.py, which only workers import.
 _EXPERTS_FROM = "flotilla_experts_from"
 
 
@@ -27,22 +26,22 @@ class EngineExperts:
         self._device = device
 
     async def start_recording(self, max_num_seqs: int) -> None:
-        """Have the workers record. Raises what vLLM raises for a model that has none."""
+        """Start recording in the workers. Raises vLLM's error for a model without experts."""
         if self._device == "cpu":
             kept = _KEPT_PER_SLOT * max_num_seqs
             await self._llm.collective_rpc("record_flotilla_experts", args=(kept,))
 
     def request_fields(self, sampling: Sampling) -> dict[str, Any]:
-        """Return the fields of SamplingParams that ask for a request's experts."""
+        """Return the fields of SamplingParams that request the experts."""
         if self._device == "cpu":
             return {"extra_args": {_EXPERTS_FROM: sampling.experts_from}}
         return {"routed_experts_prompt_start": sampling.experts_from}
 
     async def take_experts(self, answer: "RequestOutput", sampling: Sampling) -> Experts | None:
-        """Return the experts of all tokens from `experts_from` on but the last, which the model
-        has not read; None of a request that was over before its first token.
+        """Return the experts of all tokens from `experts_from` on except the last, which the model
+        has not read; None for a request that ended before its first token.
 
-        Raises EngineError when there are fewer."""
+        Raises EngineError if there are fewer."""
         sampled = answer.outputs[0]
         if not sampled.token_ids:
             return None

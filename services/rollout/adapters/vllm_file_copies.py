@@ -1,4 +1,4 @@
-"""Copies of a staged publication on all machines of an engine, for as long as it is loaded."""
+"""Copies of a staged publication on all machines of an engine, kept while it is loaded."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def file_on_machines(
     llm: "AsyncLLM", publication: Publication, path: Path, machines: EngineMachines | None
 ) -> AsyncGenerator[None]:
-    """Have the publication's file on every machine while the block runs.
+    """Keep the publication's file on every machine while the block runs.
 
     Raises TransportFailed, with nothing changed. Does nothing for an engine of one machine."""
     if machines is None:
@@ -36,14 +36,14 @@ async def file_on_machines(
         for entry in publication.manifest
     ]
     args = (str(path), publication.total_bytes, checks)
-    said: list[str] = await llm.collective_rpc("copy_flotilla_file", args=args)
+    reasons: list[str] = await llm.collective_rpc("copy_flotilla_file", args=args)
     answers = True
     try:
-        if why := next((each for each in said if each), ""):
+        if why := next((each for each in reasons if each), ""):
             raise TransportFailed(f"{publication.policy.label} did not reach all machines: {why}")
         yield
     except asyncio.CancelledError:
-        # Given up with the engine: the copies go with its machines' folders.
+        # The engine is given up: the copies go with its machines' folders.
         answers = False
         raise
     finally:

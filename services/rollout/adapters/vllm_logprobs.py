@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def correct_sampler(sampler: Any) -> None:
-    """Have a sampler of vLLM's take its logprobs from `exact_log_softmax`."""
+    """Make a sampler of vLLM compute its logprobs by `exact_log_softmax`."""
     sampler.compute_logprobs = exact_log_softmax
     filtered = sampler.topk_topp_sampler
     if filtered.logprobs_mode == "processed_logprobs":
@@ -18,9 +18,9 @@ def correct_sampler(sampler: Any) -> None:
 def exact_log_softmax(logits: Tensor) -> Tensor:
     """Return the float32 logprobs of logits, [..., vocabulary].
 
-    On CPUs `torch.log_softmax` adds a row's exponentials to as many sums as a vector register has
-    lanes. In the lane of a likely token most of the unlikely ones vanish by rounding, each too
-    small to change the sum. `logsumexp` adds pairwise and keeps them."""
+    On CPUs `torch.log_softmax` adds a row's exponentials in one sum per lane of a vector register.
+    In the lane of a likely token most of the unlikely ones vanish by rounding, each too small to
+    change the sum. `logsumexp` adds pairwise and keeps them."""
     logits = logits.float()
     return logits - logits.logsumexp(-1, keepdim=True)
 

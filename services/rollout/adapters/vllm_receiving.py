@@ -1,4 +1,4 @@
-"""Transfers of weights into the live engine, as the rollout drives them by vLLM's own calls."""
+"""Transfers of weights into the live engine, which the rollout drives by vLLM's own calls."""
 
 import uuid
 from collections.abc import Awaitable, Sequence
@@ -15,8 +15,8 @@ log = get_logger(__name__)
 
 
 class WeightTransfers:
-    """The group of one engine with the learner's sender, opened when it is first needed and anew
-    after each failure."""
+    """The group of one engine with the learner's sender, opened on first use and again after each
+    failure."""
 
     def __init__(self, llm: "AsyncLLM") -> None:
         self._llm = llm
@@ -24,7 +24,7 @@ class WeightTransfers:
         self._opened: tuple[str, str] | None = None
 
     async def open_group(self, publication: Publication) -> None:
-        """Have a group with the sender that `publication` names. Raises TransportFailed."""
+        """Join the group of the sender that `publication` names. Raises TransportFailed."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         wanted = (publication.location, publication.transport)
@@ -39,7 +39,7 @@ class WeightTransfers:
         request = WeightTransferInitRequest(info)
         try:
             why = await self._run(self._llm.init_weight_transfer_engine(request))
-        # vLLM raises in a class of its own choice, and the engine's death is seen elsewhere.
+        # vLLM may raise any class, and the engine's death is noticed elsewhere.
         except Exception as error:  # noqa: BLE001
             why = str(error)
         if why:
@@ -48,9 +48,9 @@ class WeightTransfers:
         log.info("joined the weight sender", address=publication.location)
 
     async def receive_weights(self, publication: Publication) -> None:
-        """Receive into the engine, which stands still; its group is open.
+        """Receive into the paused engine through its open group.
 
-        Raises TransportFailed where nothing has changed, and WeightsTorn."""
+        Raises TransportFailed if nothing has changed, and WeightsTorn."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._llm.start_weight_update()
@@ -66,7 +66,7 @@ class WeightTransfers:
         raise kind(f"{publication.policy.label} was not received: {why}")
 
     async def _run(self, call: Awaitable[object]) -> str:
-        """Have all workers make a call; return why the first of them failed, or nothing."""
+        """Make a call in all workers; return why the first of them failed, or ""."""
         await call
         return next((why for why, _ in await self._judge() if why), "")
 

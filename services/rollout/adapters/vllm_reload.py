@@ -12,14 +12,14 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
-# It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
+# vLLM also logs it for modules without own weights, and names none: _refuse_unloaded does.
 NOT_LOADED = "%s: Failed to load weights"
 
 
 class WeightReload:
     """Reload of all of a model's weights in one call, so that no step can see it half loaded.
 
-    Layers lie on the meta device in between, and computing with those ends the engine."""
+    Layers are on the meta device meanwhile, and computing with them would end the engine."""
 
     def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
         self._model: Any = model
@@ -28,8 +28,8 @@ class WeightReload:
     def load_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace the weights by `tensors`, by their names in the checkpoint.
 
-        Raises RuntimeError where some do not come, and what the tensors or vLLM raise. Then some
-        layers have new weights and some old ones, until all are loaded again."""
+        Raises RuntimeError if some are missing, and errors of the tensors or vLLM. Then some layers
+        have new weights and some old ones, until all are loaded again."""
         model = self._model
         logging.getLogger(RELOAD_LOGGER).addFilter(_is_not_of_unloaded)
         _forget_packed_experts(model)
@@ -45,10 +45,10 @@ class WeightReload:
         _repack_tied_heads(model)
 
     def _put_back(self) -> None:
-        """Give layers that have not come whole their old weights.
+        """Restore the old weights of incompletely received layers.
 
-        vLLM keeps what has come of a layer and counts on from there: of the next weights it would
-        take too few, and mix them with these."""
+        vLLM keeps the received parts of a layer and counts on from there: it would take too few of
+        the next weights, and mix them with these."""
         for module in self._model.modules():
             info = get_layerwise_info(module)
             if info.can_load():
@@ -62,11 +62,10 @@ def _is_not_of_unloaded(record: logging.LogRecord) -> bool:
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Have the experts packed once more when their weights have come.
+    """Make vLLM pack the experts again when their weights have arrived.
 
-    On a CPU vLLM packs them for its kernel when it makes the kernel; where it has one, reloading
-    leaves them as they came, which the kernel reads as other weights. No graph has captured the
-    kernel there."""
+    On a CPU vLLM packs them when it creates its kernel; with an existing kernel, reloading leaves
+    them unpacked, and the kernel would misread them. No graph has captured the kernel there."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and _on_cpu(module):
@@ -83,9 +82,9 @@ def _weights_of(module: torch.nn.Module) -> frozenset[int]:
 
 
 def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]) -> None:
-    """Raise RuntimeError where a module would keep the old weights, since none have come for it.
+    """Raise RuntimeError if a module would keep its old weights because none have come for it.
 
-    A module whose weights are all another's, which have come, has them from there."""
+    A module that only shares weights of others gets them from there."""
     unloaded: list[str] = []
     come: set[int] = set()
     for name, module in model.named_modules():
@@ -101,7 +100,7 @@ def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Bring a tied lm_head up to date where it keeps a packed copy of its own.
+    """Update a tied lm_head that keeps its own packed copy.
 
     On a CPU vLLM packs every linear layer for oneDNN, and layerwise reloading forgets the copy of
     a head that shares its weight with the embedding: logits would stay those of the old weights.

@@ -1,4 +1,4 @@
-"""Requests to vLLM, each of which ends when its time is over."""
+"""Requests to vLLM with a time limit."""
 
 import asyncio
 import uuid
@@ -28,9 +28,9 @@ async def run_request(
     ends: float,
     adapter: "LoRARequest | None" = None,
 ) -> tuple["RequestOutput", bool]:
-    """Return the answer as it is at `ends`, and whether it was cut there.
+    """Return the answer, cut at `ends` if necessary, and whether it was cut.
 
-    `salt` keeps the prefix cache of one policy apart. Raises EngineError."""
+    `salt` separates the prefix caches of policies. Raises EngineError."""
     from vllm.exceptions import VLLMError
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -60,8 +60,8 @@ async def run_request(
 
 
 async def _keep_aborting(llm: "AsyncLLM", request_id: str) -> None:
-    """Have vLLM end a request, which then answers with what it has sampled."""
-    # vLLM may not know the request yet, and then takes no notice.
+    """Abort a request in vLLM, which then answers with the tokens sampled so far."""
+    # vLLM may not know the request yet, and then ignores the abort.
     while True:
         await llm.abort(request_id)
         await asyncio.sleep(ABORT_INTERVAL_S)

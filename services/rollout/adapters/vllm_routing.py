@@ -1,10 +1,10 @@
-"""Experts that a model of vLLM's chooses for each token, recorded. vLLM's workers import this
+"""Recorder of the experts that a model in vLLM chooses for each token. vLLM's workers import this
 module.
 
-vLLM's own `enable_return_routed_experts` needs its second model runner, which needs Triton: there
-is neither on a CPU. Here experts are kept where a token's keys and values lie, in slots of the KV
-cache. What finds a token's keys there, by a cached prefix too, finds the experts that they were
-computed behind."""
+vLLM's own `enable_return_routed_experts` needs its second model runner, which needs Triton: neither
+exists on a CPU. Here experts are stored by the slots of the KV cache, like a token's keys and
+values. So whatever finds a token's keys there, even by a cached prefix, also finds the experts that
+they were computed with."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from services.common.domain.trajectory import expert_dtype
 
-# Key of a request's `extra_args` that asks for its experts, from that token on.
+# Key of a request's `extra_args` that requests its experts, from that token on.
 EXPERTS_FROM = "flotilla_experts_from"
 # int16 holds the bits of uint16, which torch cannot index by.
 _STORED = {1: torch.uint8, 2: torch.int16}
 
 
 class ExpertRecorder:
-    """Recorder of one worker; it lives as long as its model runner.
+    """Recorder of one worker; it lives as long as the model runner.
 
     Raises ValueError for a model without experts, or without a layer that attends to all tokens:
-    layers that forget tokens give their slots to others."""
+    layers that forget tokens reuse their slots."""
 
     def __init__(self, runner: Any, kept: int) -> None:
-        """Keep the records of the last `kept` requests that have ended."""
+        """Keep the records of the last `kept` ended requests."""
         model, config = runner.model_config, runner.kv_cache_config
         experts, chosen = model.get_num_experts(), model.get_num_experts_per_tok()
         if experts < 2:
@@ -54,7 +54,7 @@ class ExpertRecorder:
         runner._update_states = self._watch_updates(runner._update_states)
 
     def capture(self, layer_id: int, topk_ids: Tensor) -> None:
-        """Keep what a layer chose in the present step; its router calls this."""
+        """Store a layer's choice in the current step; its router calls this."""
         slots: Any = get_forward_context().slot_mapping
         if self._layer_name not in slots:
             # A step without requests, as at the start.
@@ -64,12 +64,11 @@ class ExpertRecorder:
         self._rows[slots[there], layer_id] = topk_ids[there].to(self._rows.dtype)
 
     def take_record(self, request_id: str) -> tuple[list[int], int, bytes] | None:
-        """Return shape, bytes of an id, and the ids of the experts of a request that has ended:
-        [tokens, layers, experts of a token], of slots behind its last token, too. None when it is
-        not known."""
+        """Return shape, bytes per id, and the expert ids of an ended request: [tokens, layers,
+        experts per token], including slots after its last token. None if it is unknown."""
         rows = self._ended.pop(request_id, None)
         if rows is None:
-            # Its end has not come here: that is told with the next step.
+            # Its end is not known here yet: it comes with the next step.
             running = (each for each in self._runner.requests if _own_id(each) == request_id)
             rows = self._read(next(running, ""))
         if rows is None:
@@ -77,7 +76,7 @@ class ExpertRecorder:
         return list(rows.shape), rows.itemsize, rows.numpy().tobytes()
 
     def _watch_updates(self, update: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `update`, which begins a step, with a look at whose slots go to others in it."""
+        """Wrap `update`, which begins a step, to notice the slots that it reassigns."""
 
         def update_states(step: Any) -> Any:
             for request in step.preempted_req_ids or ():
@@ -103,17 +102,17 @@ class ExpertRecorder:
             self._ended.popitem(last=False)
 
     def _read(self, request: str) -> Tensor | None:
-        """Return a copy of the rows of a request that asks for them."""
+        """Return a copy of the rows of a request that wants them."""
         state = self._runner.requests.get(request)
-        asked = (state.sampling_params.extra_args or {}) if state is not None else {}
-        if state is None or EXPERTS_FROM not in asked:
+        extra = (state.sampling_params.extra_args or {}) if state is not None else {}
+        if state is None or EXPERTS_FROM not in extra:
             return None
         blocks = torch.tensor(state.block_ids[self._group], dtype=torch.int64)
         slots = blocks[:, None] * self._block + torch.arange(self._block)
-        return self._rows[slots.flatten()[asked[EXPERTS_FROM] :]]
+        return self._rows[slots.flatten()[extra[EXPERTS_FROM] :]]
 
     def _copy_blocks(self, copies: Any) -> None:
-        """Copy what the scheduler has copied of the KV cache."""
+        """Copy the blocks that the scheduler has copied in the KV cache."""
         rows = self._rows.view(-1, self._block, *self._rows.shape[1:])
         for source, target in copies:
             rows[target] = rows[source]
@@ -130,5 +129,5 @@ def _find_attention(config: Any) -> tuple[int, str]:
 
 
 def _own_id(request: str) -> str:
-    """Return the id that a request was given before vLLM made it unique."""
+    """Return a request's id before vLLM made it unique."""
     return request.split("-", 1)[0]

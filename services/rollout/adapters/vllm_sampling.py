@@ -1,4 +1,4 @@
-"""vLLM's parameters of a request: a turn, a score of given tokens, and the burn-in's answer."""
+"""vLLM's parameters of a request: a turn, a score of given tokens, the burn-in's answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ def turn_params(
     seeded: bool,
     more: Mapping[str, Any],
 ) -> "SamplingParams":
-    """Return the parameters of a turn that begins behind `length` tokens, with `more` fields."""
+    """Return the parameters of a turn after `length` tokens, with `more` fields."""
     return _make_params(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -35,13 +35,13 @@ def turn_params(
 
 
 def score_params() -> "SamplingParams":
-    """Return the parameters by which the prompt's own tokens are scored."""
+    """Return the parameters for scoring the prompt's own tokens."""
     return _make_params(max_tokens=1, prompt_logprobs=0)
 
 
 def burn_in_params(max_tokens: int, *, seeded: bool) -> "SamplingParams":
-    """Return the parameters of an answer that is sampled like a turn, and ends at `max_tokens`
-    alone."""
+    """Return the parameters of an answer that is sampled like a turn but ends only at
+    `max_tokens`."""
     seed = 0 if seeded else None
     return _make_params(
         temperature=1.0, seed=seed, max_tokens=max_tokens, logprobs=0, ignore_eos=True

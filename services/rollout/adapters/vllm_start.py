@@ -16,13 +16,11 @@ log = get_logger(__name__)
 async def start_engines(
     config: EngineConfig, model: ServedModel, machines: EngineMachines | None = None
 ) -> Engine:
-    """Load the model, once for each engine of the replica; raises what vLLM raises.
+    """Load the model, once for each engine of the replica; raises vLLM's errors.
 
-    An engine that spans `machines` raises EngineDead where one of them is lost meanwhile."""
+    An engine that spans `machines` raises EngineDead if one of them is lost meanwhile."""
     if config.pipeline_parallel > 1:
-        log.warning(
-            "pipeline parallel is handed to vLLM as it is: nothing here has been tried on it"
-        )
+        log.warning("pipeline parallel is passed on to vLLM: Flotilla has not been tested with it")
     if machines is not None:
         starting = VllmEngine.start_engine(config, model, machines=machines)
         return await machines.start_beside(starting)
@@ -30,7 +28,7 @@ async def start_engines(
         return await VllmEngine.start_engine(config, model)
     engines: list[VllmEngine] = []
     try:
-        # One after another: what vLLM makes its processes from is global to this one.
+        # One after another, because vLLM's process settings are global to this process.
         for index in range(config.data_parallel):
             engines.append(await VllmEngine.start_engine(config, model, index))
     except BaseException:

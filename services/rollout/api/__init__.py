@@ -1,1 +1,1 @@
-"""RolloutService, and protobuf to and from the rollout's own types."""
+"""RolloutService, and conversion between protobuf and the rollout's own types."""

@@ -1,4 +1,4 @@
-"""Conversion of the contracts to the rollout's own types and back."""
+"""Conversion between the contracts and the rollout's own types."""
 
 import json
 import math
@@ -102,9 +102,9 @@ def _probe_to_pb(completion: Completion) -> policy_pb.ProbeResult:
 def episode_from_pb(
     episode_id: str, ready: env_pb.EpisodeReady, shown: Iterable[str] = ()
 ) -> EpisodeInfo:
-    """Convert a ready episode; `shown` is what the policy reads of the first observation.
+    """Convert a ready episode; `shown` is the first observation as the policy reads it.
 
-    Raises ValueError or TypeError when a tool's schema is no JSON object."""
+    Raises ValueError or TypeError if a tool's schema is not a JSON object."""
     return EpisodeInfo(
         episode_id=episode_id,
         tools=tuple(_tool_from_pb(tool) for tool in ready.tools),
@@ -129,7 +129,7 @@ def _tool_from_pb(tool: env_pb.Tool) -> Tool:
 
 
 def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:
-    """Convert a tool's answer; `texts` are what the policy reads of the parts."""
+    """Convert a tool's answer; `texts` are its parts as the policy reads them."""
     given = response.HasField("reward") and math.isfinite(response.reward)
     reward = response.reward if given else None
     return ToolResult(TOOL_OUTCOMES.decode(response.outcome), tuple(texts), response.done, reward)
@@ -137,8 +137,8 @@ def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str])
 
 def grade_from_pb(response: env_pb.GradeResponse) -> Grade:
     graded = response.WhichOneof("grade") == "reward"
-    told = response.no_grade.reason
-    reason = NO_GRADE_REASONS.decode(told) if told else NoGradeReason.EXECUTION_FAILED
+    code = response.no_grade.reason
+    reason = NO_GRADE_REASONS.decode(code) if code else NoGradeReason.EXECUTION_FAILED
     return Grade(
         reward=response.reward if graded else None,
         reason=None if graded else reason,

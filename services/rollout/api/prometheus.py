@@ -23,7 +23,7 @@ BURN_IN_HELP = {
 def show_worker_metrics(
     worker: "Worker", policy_version: int, burn_in: Mapping[str, float]
 ) -> None:
-    """Show everything that the worker counts or knows at this moment; -1 stands for no policy."""
+    """Show the worker's current counters and state; -1 stands for no policy."""
     gauges = {
         "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
         "flotilla_held_leases": ("Leases held", worker.lease_count),

@@ -1,4 +1,4 @@
-"""RolloutService: a look into a worker, and one group on request."""
+"""RolloutService: inspection of a worker, and sampling of one group on request."""
 
 import asyncio
 import uuid
@@ -34,7 +34,7 @@ Event = pb.SampleGroupResponse
 class RolloutService(pb_grpc.RolloutServiceServicer):
     """Service for people; the run itself does not depend on it."""
 
-    # What an attempt says is kept until it is read.
+    # Events of an attempt are kept until they are read.
     MOST_STREAMS: ClassVar = {"/flotilla.rollout.v1.RolloutService/SampleGroup": 16}
 
     def __init__(
@@ -114,7 +114,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         task = asyncio.create_task(self._sample_attempts(request, group_id, count, events))
         # Not in a `finally`: a call that is cancelled while it writes leaves this generator
-        # suspended until the garbage collector comes by.
+        # suspended until garbage collection.
         on_end: Any = lambda _: task.cancel()  # noqa: E731
         context.add_done_callback(on_end)
         while (event := await events.get()) is not None:
@@ -136,7 +136,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             raise ServiceError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "NO_POLICY",
-                "no weights have been loaded yet; ask again when the phase is `sampling`",
+                "no weights have been loaded yet; retry when the phase is `sampling`",
                 domain=DOMAIN,
             )
         return request.attempts or 1
@@ -148,7 +148,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         count: int,
         events: "asyncio.Queue[Event | None]",
     ) -> None:
-        """Run the attempts; always ends the queue, with the first error raised afterwards."""
+        """Run the attempts; always end the queue, then raise the first error."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index in range(count):

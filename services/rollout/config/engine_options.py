@@ -1,7 +1,7 @@
 """Arguments of vLLM that `rollout.engine.options` must not set, each with the reason.
 
-All others pass through by their names. Which names and values there are, vLLM itself knows:
-services/rollout/adapters/vllm_arguments.py asks it."""
+All others pass through by name. vLLM itself defines the valid names and values:
+services/rollout/adapters/vllm_arguments.py checks against it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ _REFUSED: Sequence[tuple[str, str]] = (
     (
         "worker_cls worker_extension_cls scheduler_cls io_processor_plugin reasoning_parser_plugin",
         "updates are loaded and versioned by vLLM's own classes with Flotilla's extension, and"
-        " nobody else's code is to run in the engine",
+        " no other code may run in the engine",
     ),
     (
         "weight_transfer_config",
@@ -90,7 +90,7 @@ _REFUSED: Sequence[tuple[str, str]] = (
     ),
     (
         "enable_fault_tolerance fault_tolerance_config",
-        "an engine that goes on after a fault may hold half an update; the launcher replaces it",
+        "an engine that continues after a fault may hold half an update; the launcher replaces it",
     ),
     (
         "max_num_queued_reqs max_num_queued_tokens",
@@ -116,7 +116,7 @@ _REFUSED: Sequence[tuple[str, str]] = (
     ),
 )
 REASONS: Mapping[str, str] = {name: why for names, why in _REFUSED for name in names.split()}
-# Values that may be given, and why no other.
+# Allowed values, and the reason why no other is.
 _VALUES: Mapping[str, tuple[tuple[object, ...], str]] = {
     "prefix_caching_hash_algo": (
         ("sha256", "sha256_cbor"),
@@ -131,14 +131,14 @@ _VALUES: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionsContext:
-    """Keys beside the options that decide whether one may be set."""
+    """Other keys that decide whether an option may be set."""
 
     device: Literal["cpu", "cuda"]
     seeded: bool
 
 
 def find_refusals(options: Mapping[str, Any], context: OptionsContext) -> Iterator[str]:
-    """Yield `NAME: why` for each option that must not be set so."""
+    """Yield `NAME: why` for each refused option."""
     for name, value in options.items():
         why = _find_refusal(name, value) or _find_refusal_on_cpu(name, value, context)
         if why:

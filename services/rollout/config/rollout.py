@@ -1,4 +1,4 @@
-"""The rollout's part of a run spec, `[rollout]`."""
+"""The rollout's section of a run spec, `[rollout]`."""
 
 from typing import Any, Literal, Self
 
@@ -16,21 +16,21 @@ from services.rollout.work.worker import WorkerOptions
 
 
 class DialectConfig(ConfigModel):
-    """How the policy's family of models is written to and read."""
+    """Dialect of the policy's family of models."""
 
     # `auto` goes by policy.model; a family, such as `qwen3`, is for its fine-tunes; `template` is
     # the model's own chat template; `full` explains everything in a system message, for models
     # that have not seen tools.
     name: str = "auto"
-    # With `template`: vLLM's tool parser and reasoning parser, by their names there. Without,
-    # calls are JSON between <tool_call> tags, and the thinking is between <think> tags.
+    # With `template`: names of vLLM's tool parser and reasoning parser. Without them, calls are
+    # JSON between <tool_call> tags, and the thinking is between <think> tags.
     parser: str = ""
     reasoning: str = ""
-    # The turn that ends an attempt: "answer", one that calls nothing, "done", one that says <done>;
-    # who neither calls nor says so is told. With `full` it is always "done".
+    # The turn that ends an attempt: "answer", one without a call, or "done", one with <done>; a
+    # policy that does neither gets an error message. With `full` it is always "done".
     finish: Finish = "answer"
-    # The thinking of earlier turns that the policy goes on reading: "all" of it, or what its own
-    # template shows, "tool_cycle". What was played is never taken back: a template that drops some
+    # The thinking of earlier turns that stays visible to the policy: "all" of it, or the part that
+    # its own template shows, "tool_cycle". Shown text is never removed: a template that drops some
     # of it before the next turn is refused.
     retention: Retention = "all"
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
@@ -40,60 +40,60 @@ class DialectConfig(ConfigModel):
 class LimitsConfig(ConfigModel):
     """Limits of an attempt besides its turns, its length and its time, and of a tool's answer.
 
-    A limit that is absent does not bound."""
+    An absent limit does not apply."""
 
-    # Tokens of one turn, thinking and all requests of a turn that goes on included.
+    # Tokens of one turn, including thinking and all requests of a continued turn.
     turn_tokens: Tokens | None = None
     # Tokens that the policy may write in the whole attempt, thinking included.
     sampled_tokens: Tokens | None = None
-    # Tokens of the thinking at the start of each turn: it is ended there, and the turn goes on.
+    # Tokens of the thinking at the start of each turn: it is ended there, and the turn continues.
     thinking_tokens: Tokens | None = None
-    # Tool calls that are executed; one more ends the attempt.
+    # Executed tool calls; one more ends the attempt.
     calls: Count | None = None
-    # Malformed calls that the policy is told of; one more ends the attempt.
+    # Malformed calls that are reported to the policy; one more ends the attempt.
     parse_errors: int | None = Field(default=None, ge=0, le=1_000_000)
     # Tokens of one tool's answer that the policy reads. The verifier reads the whole answer.
     observation_tokens: Tokens | None = None
-    # The side of a longer answer that is left out, with a mark that says how much.
+    # The side of a longer answer that is left out, with a mark that gives the number of tokens.
     observation_side: Side = "middle"
     # A turn that runs into max_generate_length without a call: "end" ends the attempt, "continue"
-    # has the policy go on with the turn in another request.
+    # continues the turn in another request.
     on_cut: Literal["end", "continue"] = "end"
 
 
 class BurnInConfig(ConfigModel):
-    """The trial of the engine at the greatest lengths, before a worker takes its first lease."""
+    """A test of the engine at the greatest lengths, before a worker takes its first lease."""
 
     enabled: bool = True
-    # Tokens of its answer; absent: max_generate_length. The prompt fills what attempts may have
-    # besides.
+    # Tokens of the answer; absent: max_generate_length. The prompt fills the rest of an attempt's
+    # length.
     answer_tokens: Tokens | None = None
     timeout_s: Seconds = 600.0
 
 
 class EngineConfig(ConfigModel):
-    """The inference engine. One code path for CPU and GPU: they differ in these options alone."""
+    """The inference engine. CPU and GPU share one code path, and differ only in these options."""
 
     kind: Literal["vllm", "fake"] = "vllm"
     device: Literal["cpu", "cuda"] = "cuda"
     # GPUs that hold one copy of the model.
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
-    # Engines of one replica, each with a copy of the model on GPUs of its own. They start one after
-    # another, take every update at once, and go together when one dies.
+    # Engines of one replica, each with a copy of the model on its own GPUs. They start one after
+    # another, take every update together, and all end when one dies.
     data_parallel: int = Field(default=1, ge=1, le=1024)
-    # Machines that carry one engine, joined by Ray (the extra `ray`), each with as many of its
-    # workers; on all but the first runs `python -m services.rollout.nodes`. Changes samples by
-    # rounding alone.
+    # Machines that carry one engine, joined by Ray (the extra `ray`), each with an equal number of
+    # its workers; all but the first run `python -m services.rollout.nodes`. Samples change only by
+    # rounding.
     nodes: int = Field(default=1, ge=1, le=1024)
-    # What lies between these machines. vLLM's workers speak gloo, NCCL and ZeroMQ, which neither
-    # encrypt nor ask who is there, and whoever reads Ray's token on the wire can run programs on
-    # all of them, so several nodes are refused on a `public` network, one with strangers in it.
+    # The network between these machines. vLLM's workers use gloo, NCCL and ZeroMQ, which neither
+    # encrypt nor authenticate, and a reader of Ray's token on the wire can run programs on all of
+    # them, so several nodes are refused on a `public` network, one shared with strangers.
     network: Literal["private", "public"] = "private"
     # How long the machines wait for each other.
     join_s: Seconds = 300.0
-    # Port of the first machine where Ray joins the others to it.
+    # Port of the first machine at which Ray joins the others.
     ray_port: int = Field(default=6391, ge=1, le=65535)
-    # Requests that run at once in each engine.
+    # Concurrent requests in each engine.
     max_num_seqs: Count = 256
     # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
     # whole prompt on a CPU, where a prompt split in pieces and a seed would kill the engine.
@@ -101,32 +101,32 @@ class EngineConfig(ConfigModel):
     # Bytes for the KV cache; absent: gpu_memory_utilization decides on a GPU, 256 MiB on a CPU.
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1, le=2**50)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    # Tokens a KV block; absent: the engine's choice on a GPU, 32 on a CPU.
+    # Tokens per KV block; absent: the engine's choice on a GPU, 32 on a CPU.
     block_size: int | None = Field(default=None, ge=1, le=2**16)
     # No compilation and no CUDA graphs: starts faster and decodes slower. Absent: true on a CPU.
     enforce_eager: bool | None = None
-    # Sample every attempt with the seed of its lease: repeatable, at some cost with many sequences
-    # and large vocabularies.
+    # Sample every attempt with the seed of its lease: reproducible, at some cost with many
+    # sequences and large vocabularies.
     seeded: bool = True
     # Added to the engine process's environment before it starts.
     env: dict[str, str] = Field(default_factory=dict[str, str])
-    # Arguments of vLLM by their names there, such as moe_backend; engine_options.py names those
-    # that are refused, and why.
+    # Arguments of vLLM by name, such as moe_backend; engine_options.py lists the refused ones with
+    # reasons.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @property
     def workers(self) -> int:
-        """GPUs, or processes on a CPU, that compute."""
+        """Number of computing GPUs, or processes on a CPU."""
         return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
 
     @property
     def machine_workers(self) -> int:
-        """GPUs, or processes on a CPU, that compute on each machine."""
+        """Number of computing GPUs, or processes on a CPU, per machine."""
         return self.workers // self.nodes
 
     @property
     def transfers(self) -> tuple[str, ...]:
-        """The backends over which weights can be sent into the engine, best first."""
+        """Backends over which the engine can receive weights, best first."""
         if self.kind == "fake":
             return ()
         return ("nccl", "ipc", "gloo") if self.device == "cuda" else ("ipc", "gloo")
@@ -155,7 +155,7 @@ class EngineConfig(ConfigModel):
         if self.network == "public":
             return (
                 "network is 'public': workers of several machines speak gloo, NCCL and ZeroMQ,"
-                " which neither encrypt nor ask who is there; put the machines into one private"
+                " which neither encrypt nor authenticate; put the machines into one private"
                 " network and set rollout.engine.network = 'private', or set nodes = 1"
             )
         if self.data_parallel > 1:
@@ -181,24 +181,24 @@ class EngineConfig(ConfigModel):
 class RolloutConfig(ServiceConfig):
     """The whole section `[rollout]`."""
 
-    # Attempts that one replica runs at once.
+    # Concurrent attempts of one replica.
     max_attempts: Count = 64
     max_turns: Count = 50
-    # Tokens of prompt and turns so far above which no further turn begins.
+    # Tokens of prompt and turns beyond which no further turn begins.
     max_input_length: Tokens
     # Tokens of one policy turn.
     max_generate_length: Tokens
     attempt_timeout_s: Seconds = 900.0
     call_timeout_s: Seconds = 90.0
     grade_timeout_s: Seconds = 120.0
-    # The policy sees the pictures that tools answer with, as tasks on screens need it.
+    # Show the policy the pictures in tools' answers, as tasks on screens need it.
     images: bool = False
-    # Leases and episodes are renewed so often, or more often when they are shorter than 3 of it.
+    # Renewal interval of leases and episodes; shorter for those that last less than 3 of it.
     renew_interval_s: Seconds = 5.0
-    # Pause before a failed attempt is tried again; doubles with each try.
+    # Pause before a failed attempt is retried; doubles with each try.
     retry_pause_s: float = Field(default=0.5, ge=0, le=3600)
-    # A wait for a lease, an engine without an ended turn, or an update of weights that takes longer
-    # is reported in the log, with all stacks.
+    # A longer wait for a lease, for an ended turn of the engine, or for an update of weights is
+    # logged with all stacks.
     stall_s: Seconds = 120.0
     dialect: DialectConfig = DialectConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -249,8 +249,8 @@ class RolloutConfig(ServiceConfig):
         )
 
     def burn_in_lengths(self, max_model_len: int) -> BurnInLengths | None:
-        """Return the lengths of the burn-in with a policy of this length; None where there is
-        none."""
+        """Return the lengths of the burn-in with a policy of this length; None without a
+        burn-in."""
         if not self.burn_in.enabled:
             return None
         longest = min(self.max_generate_length, max_model_len - 1)
@@ -261,7 +261,7 @@ class RolloutConfig(ServiceConfig):
 
     @property
     def burn_in_hints(self) -> BurnInHints:
-        """Return what to change first where the burn-in fails."""
+        """Return what to change first if the burn-in fails."""
         memory = "lower policy.max_model_len, or give the machine more memory"
         if self.engine.device == "cuda":
             share = self.engine.gpu_memory_utilization

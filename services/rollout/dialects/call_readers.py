@@ -1,6 +1,7 @@
-"""Readers of the calls that families write, by the names that vLLM gives to its parsers of them.
+"""Readers of each family's calls, by the names of vLLM's parsers of them.
 
-These read token by token and whole: a tag in an argument is data, and an integer keeps its digits.
+Unlike those, they work on whole tokens: a tag in an argument is data, and an integer keeps its
+digits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +28,9 @@ Items = Iterator[ToolCall | ParseError]
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """A turn as it was sampled, without the token that ended it.
+    """A sampled turn, without the token that ended it.
 
-    The first `thinking_tokens` are thinking; `opened` says that the prompt had begun it."""
+    The first `thinking_tokens` are thinking; `opened` is True if the prompt had begun it."""
 
     ids: Sequence[int]
     prompt_ids: NDArray[np.int32]
@@ -37,8 +38,8 @@ class SampledTurn:
     opened: bool
 
     @property
-    def said(self) -> Sequence[int]:
-        """Ids after the thinking: a call that is thought of is none."""
+    def answer_ids(self) -> Sequence[int]:
+        """Ids after the thinking: a call inside the thinking does not count."""
         return self.ids[self.thinking_tokens :]
 
 
@@ -46,7 +47,7 @@ class CallReader(Protocol):
     """Reader of the calls in sampled tokens."""
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        """Read one turn. Total: whatever was sampled gives a turn."""
+        """Read one turn. Total: any sampled tokens give a turn."""
         ...
 
 
@@ -68,7 +69,7 @@ class TaggedCallReader:
 
 
 class WrittenCallReader:
-    """Reader of calls whose arguments stand between tags without quotes."""
+    """Reader of calls whose arguments are unquoted between tags."""
 
     def __init__(
         self, form: WrittenForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
@@ -77,7 +78,7 @@ class WrittenCallReader:
         self._marker = TagMarker(tokenizer, form.tags)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        text = self._marker.mark(turn.said)
+        text = self._marker.mark(turn.answer_ids)
         start, end = self._form.block
         answer, *blocks = text.split(start)
         items: list[ToolCall | ParseError] = []
@@ -90,9 +91,9 @@ class WrittenCallReader:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Spelling of calls in which a name and its arguments, as JSON, follow a mark each.
+    """Form of calls in which a name and its arguments, as JSON, each follow a mark.
 
-    `calls` may stand before a list of all calls as well; `closes` are marks without a meaning."""
+    `calls` may also precede a list of all calls; `closes` are marks without a meaning."""
 
     call: str
     arguments: str
@@ -106,7 +107,7 @@ class JsonForm:
 
 
 class JsonCallReader:
-    """Reader of JSON that follows a mark. Raises ConfigError when the tokenizer lacks that."""
+    """Reader of JSON after a mark. Raises ConfigError if the tokenizer lacks the mark."""
 
     def __init__(
         self, form: JsonForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
@@ -120,7 +121,7 @@ class JsonCallReader:
         self._marker = TagMarker(tokenizer, form.tags)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        text = self._marker.mark(turn.said)
+        text = self._marker.mark(turn.answer_ids)
         for mark in self._form.closes:
             text = text.replace(mark, "")
         answer, *calls = text.split(self._form.call)
@@ -128,7 +129,7 @@ class JsonCallReader:
         return Turn(tuple(items), False, mend_text(answer).strip())
 
     def _read(self, text: str, tools: Sequence[Tool]) -> Items:
-        # A list holds whole calls: what it spells is no mark, in vocabularies without that mark.
+        # A list holds whole calls: in vocabularies without the mark, its text is no mark.
         listed = text.lstrip().startswith("[")
         head, marked, rest = ("", "", text) if listed else text.partition(self._form.arguments)
         if not marked and not listed:

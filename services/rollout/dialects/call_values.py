@@ -1,4 +1,4 @@
-"""From a call's JSON value to a call, or to an error that the policy can read."""
+"""Conversion of a call's JSON value to a call, or to an error for the policy."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -8,17 +8,17 @@ from services.rollout.dialects.turns import ParseError, ToolCall
 from services.rollout.types import Tool
 
 ARGUMENTS = ("arguments", "params")
-# Keys that hold no arguments whatever stands under them.
+# Keys that never hold arguments.
 OTHERS = ("name", "tool", "id", "type")
 # Characters of the policy's or an environment's names in one message.
 MOST_QUOTED = 100
 
-# Names of tools, and the arguments that each demands.
+# Names of tools, and the required arguments of each.
 Required = Mapping[str, Collection[str]]
 
 
 def required_arguments(tools: Sequence[Tool]) -> Required:
-    """Return the arguments that each tool's schema demands."""
+    """Return the required arguments of each tool."""
     return {tool.name: _required(tool) for tool in tools}
 
 
@@ -45,10 +45,10 @@ def make_call(value: Any, required: Required) -> ToolCall | ParseError:
 def check_call_keys(
     raw: str, name: str, required: Required, known: Collection[str] = ()
 ) -> ParseError | None:
-    """Return what is wrong with a call that was read as one without arguments.
+    """Return the fault of a call that was read as one without arguments.
 
-    `raw` is the call as it was written: arguments under a key that no reader looks at, which are
-    those of `known`, must not become a call without any."""
+    `raw` is the call as written: arguments under a key outside `known`, which no reader looks at,
+    must not become a call without any."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
@@ -67,8 +67,8 @@ def check_call_keys(
 def _arguments(
     call: dict[str, Any], name: str, required: Collection[str]
 ) -> dict[str, Any] | ParseError:
-    """Return the arguments. Nothing that the policy wrote as such is left out in silence: a call
-    that is executed without them teaches it something wrong."""
+    """Return the arguments. None that the policy wrote are dropped silently: a call executed
+    without them would teach it something wrong."""
     places = [key for key in ARGUMENTS if key in call]
     if len(places) > 1:
         return ParseError(f"tool call has its arguments twice, under {_quoted(places)}")
@@ -90,16 +90,16 @@ def _arguments(
 
 
 def _quoted(names: Collection[str]) -> str:
-    """Quote names as JSON strings: what they hold cannot break the message."""
+    """Quote names as JSON strings, so that they cannot break the message."""
     return ", ".join(json.dumps(name) for name in names)[:MOST_QUOTED]
 
 
 def error_reason(error: ValueError) -> str:
-    """Return what is wrong, without the place where JSON stops making sense."""
+    """Return the fault, without its position in the JSON."""
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _required(tool: Tool) -> Collection[str]:
-    """Return the arguments that a tool's schema demands."""
+    """Return the required arguments of a tool."""
     names = tool.parameters.get("required")
     return [str(name) for name in names] if isinstance(names, list) else []

@@ -1,4 +1,4 @@
-"""The token that a chat template writes after a conversation that does not go on."""
+"""The token that a chat template writes after the end of a conversation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from services.rollout.ports import Tokenizer
 
 
 def find_closing_token(tokenizer: Tokenizer, question: Mapping[str, Any]) -> str:
-    """Return the token, which the next turn takes the place of; empty where there is none.
+    """Return the token, which the next turn replaces; empty if there is none.
 
     Phi-3's template writes `<|endoftext|>` besides the `<|end|>` of every turn."""
     alone = tokenizer.apply_chat_template([question], None, False)

@@ -1,4 +1,4 @@
-"""The dialect that explains everything in a system message, for models without tools in theirs."""
+"""The dialect that explains everything in a system message, for models trained without tools."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from services.rollout.dialects.tagged_calls import CALL_END, CALL_START, LENIENT
 from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
 from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
-from services.rollout.dialects.tool_replies import make_said
+from services.rollout.dialects.tool_replies import make_turn_message
 from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall, Turn
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
@@ -28,8 +28,8 @@ NO_CALL = (
 class FullDialect:
     """Dialect of any chat template: tools, date and user in a system message, replies as a user's.
 
-    Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
-    control token, or cannot render a user's message after a turn.
+    Raises TemplateError if the template rewrites earlier turns, does not end a turn with a control
+    token, or cannot render a user's message after a turn.
     """
 
     def __init__(self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = ()) -> None:
@@ -74,8 +74,8 @@ class FullDialect:
         messages = self._messages(facts, tools)
         marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
         for turn in turns:
-            said = "\n".join(write_call(call) for call in turn.calls)
-            messages.append(make_said(said, turn.thought, marks))
+            calls = "\n".join(write_call(call) for call in turn.calls)
+            messages.append(make_turn_message(calls, turn.thought, marks))
             if turn.replies:
                 messages.append({"role": "user", "content": self._shown_text(turn.replies)})
         text = self._tokenizer.apply_chat_template(messages, None, bool(turns[-1].replies))
@@ -84,14 +84,14 @@ class FullDialect:
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
         clean = self._inert.clean_text
         user = {"role": "user", "content": clean(facts.task)}
-        # Not the whole message, whose own words name tokens such as `<tool_call>`.
+        # Not the whole message, whose own text names tokens such as `<tool_call>`.
         variables = {clean(key): clean(value) for key, value in facts.variables.items()}
         known = replace(facts, current_date=clean(facts.current_date), variables=variables)
         explained = system_text(known, self._inert.tool_schemas(tools))
         return [{"role": "system", "content": explained}, user] if explained else [user]
 
     def _shown_text(self, replies: Sequence[Reply]) -> str:
-        """Return replies as one text: some templates refuse two messages of a user in a row."""
+        """Join replies into one text: some templates refuse two user messages in a row."""
         clean = [replace(each, parts=[self._inert.clean_text(each.text)]) for each in replies]
         return "\n\n".join(self.reply_text(reply) for reply in clean)
 
@@ -104,7 +104,7 @@ class FullDialect:
 
 
 def write_call(call: ToolCall) -> str:
-    """Return a call in the form that the system message names."""
+    """Write a call in the form that the system message describes."""
     body = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments_json}}}'
     return f"{CALL_START}{body}{CALL_END}"
 
@@ -112,7 +112,7 @@ def write_call(call: ToolCall) -> str:
 def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str:
     """Return the system message. The date is the environment's, never the host's.
 
-    Without tools it says what the environment knows, which may be nothing.
+    Without tools it only has the environment's facts, which may be empty.
     """
     known = [_date_section(facts.current_date), _context_section(facts.variables)]
     if not schemas:

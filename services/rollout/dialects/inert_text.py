@@ -1,4 +1,4 @@
-"""Data in which nothing reads as the structure of a conversation."""
+"""Data that cannot be read as the structure of a conversation."""
 
 import json
 import re
@@ -7,20 +7,20 @@ from typing import Any
 
 from services.rollout.types import Tool
 
-# A tag as templates write around what tools answer.
+# A tag that templates write around tools' answers.
 _TAG = re.compile(r"</?[A-Za-z_|\uff5c][^<>\s]{0,60}>")
 
-# Toolboxes whose schemas are kept: those of so many attempts at once.
+# Number of toolboxes with cached schemas, enough for concurrent attempts.
 MOST_SCHEMAS = 256
 
 
 class InertText:
-    """Breaks up what an environment says wherever it spells a control token or a template's tag.
+    """Breaks up an environment's text where it spells a control token or a template's tag.
 
-    Data cannot end a turn, start one, or close the frame that a template puts around it."""
+    Then data cannot end a turn, start one, or close the frame that a template puts around it."""
 
     def __init__(self, marks: Iterable[str]) -> None:
-        # By identity, with the tools themselves, whose ids are then not given out again.
+        # By identity, with the tools themselves, so that their ids are not reused.
         self._schemas: dict[int, tuple[Sequence[Tool], list[dict[str, Any]]]] = {}
         self._marks: dict[str, str] = {}
         self.add_marks(marks)
@@ -41,7 +41,7 @@ class InertText:
         return text
 
     def tool_schemas(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        """Return the schemas as chat templates take them: tools are an environment's words too."""
+        """Return the schemas for chat templates: tools are an environment's text too."""
         known = self._schemas.get(id(tools))
         if known is None:
             text = json.dumps([_schema(tool) for tool in tools], ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Text of sampled tokens in which a tag is one only where its token was sampled."""
+"""Text of sampled tokens in which a tag counts only if its token was sampled."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,17 +6,17 @@ from typing import Any
 
 from services.rollout.ports import Tokenizer
 
-# Set into text that only looks like a tag which is a token of its own. No text of tokens has it.
+# Inserted into text that only looks like a tag with its own token. No decoded text contains it.
 _BREAK = "\udfff"
 
 
 class TagMarker:
-    """Decoder of sampled tokens into text in which no tag was spelled in ordinary tokens.
+    """Decoder of sampled tokens into text in which no tag is spelled in ordinary tokens.
 
-    That is for tags which are tokens of their own; others are text like any other."""
+    This covers tags that are single tokens; others are ordinary text."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], shield: str = _BREAK) -> None:
-        """Create one that sets `shield` into what only looks like a tag."""
+        """Create a marker that inserts `shield` into text that only looks like a tag."""
         self._tokenizer = tokenizer
         self._shield = shield
         known = {tag: tokenizer.encode(tag) for tag in sorted(tags, key=len, reverse=True)}
@@ -30,8 +30,8 @@ class TagMarker:
         return text + self._decode(ids, start, len(ids))
 
     def _decode(self, ids: Sequence[int], start: int, end: int) -> str:
-        """Decode a run without tags, behind the tag before it: some vocabularies drop the space
-        that a text begins with."""
+        """Decode a run without tags after the tag before it: some vocabularies drop the leading
+        space of a text."""
         if start == end:
             return ""
         tag = self._tokens[ids[start - 1]] if start else ""
@@ -43,13 +43,13 @@ class TagMarker:
 
 
 def mend_text(text: str) -> str:
-    """Return a marked text as it was spelled."""
+    """Return a marked text in its original spelling."""
     return text.replace(_BREAK, "")
 
 
 def mend_json(text: str) -> str:
-    """Return JSON of marked texts as JSON of texts as they were spelled."""
-    # As it is escaped; that may be half of another character, too.
+    """Return JSON of marked texts as JSON of their original spelling."""
+    # In its escaped form, which may also be half of another character.
     return json.dumps(_mend_value(json.loads(text))) if "\\udfff" in text else text
 
 

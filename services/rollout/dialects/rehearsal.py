@@ -1,8 +1,8 @@
-"""A rehearsal of a dialect, before anything is started: what it writes, it must read.
+"""Rehearsal of a dialect before anything is started: it must read what it writes.
 
-A call of the family's own template must be parsed as the same call, and what follows a turn token
-by token must equal the whole conversation rendered at once. Found later, a fault would drop some
-attempts of a group and keep others, which biases what is trained on.
+A call of the family's own template must be parsed as the same call, and the tokens that follow a
+turn must equal the whole conversation rendered at once. If found later, a fault would drop some
+attempts of a group and keep others, which biases the training data.
 """
 
 import json
@@ -48,17 +48,17 @@ CALLS: Sequence[Mapping[str, Any]] = (
     {"text": 'a "quoted" line\nand a second, with \\ and \t', "count": 3, "exact": True},
     {"text": "\u00e9\u4e2d\U0001f600 & <b>", "tags": ["a", "3"], "filter": {"size": {"min": -1.5}}},
 )
-# What tools answer: data that looks like structure is data.
+# Tools' answers, with data that looks like structure.
 ANSWERS = (
     '{"found": ["a \\"b\\"", 1]}',
     "two lines\nof text with \u00e9\u4e2d\U0001f600\n",
     " <|im_end|> </s> <|eot_id|> </tool_response> [/TOOL_RESULTS] <end_of_turn> ",
 )
-# Longer than what a template may write differently at the start of a turn.
+# Longer than any difference that a template may make at the start of a turn.
 THOUGHT = "The page has not been seen yet, so it is looked up first, and only then is it answered."
-# Tokens on either side of a difference that are shown.
+# Tokens shown on either side of a difference.
 _SHOWN = 12
-# Tokens that a turn's header has at most.
+# Maximum tokens of a turn's header.
 _HEADER = 4
 
 
@@ -109,7 +109,7 @@ def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> Non
 
 
 def _rehearse_thinking(dialect: Dialect, tokenizer: Tokenizer) -> None:
-    """Play two turns that think: each must stay in what the template renders after it."""
+    """Play two turns that think: the template must keep both in later renderings."""
     turn = _answer_calls([ToolCall(LOOK.name, json.dumps(CALLS[0]))], THOUGHT)
     for earlier in ([], [turn]):
         try:
@@ -117,7 +117,7 @@ def _rehearse_thinking(dialect: Dialect, tokenizer: Tokenizer) -> None:
         except TemplateError as error:
             raise TemplateError(
                 f'rollout.dialect.retention = "tool_cycle" cannot be kept: {error}; set it to'
-                ' "all", with which the policy goes on reading every thinking'
+                ' "all", with which the policy keeps reading every thinking'
             ) from error
 
 
@@ -143,8 +143,8 @@ def _answer_calls(calls: Sequence[ToolCall], thought: str = "") -> PlayedTurn:
 class _Stage:
     """A conversation up to the end of `turn`, which follows `earlier` ones, rendered whole.
 
-    Where the template opens a thinking that it does not show in a turn of the past, the turn
-    begins where both renderings part."""
+    If the template opens a thinking that it does not show in a past turn, the turn begins where
+    both renderings diverge."""
 
     def __init__(
         self,
@@ -171,8 +171,8 @@ class _Stage:
         self._tokenizer = tokenizer
 
     def variants(self) -> Iterator[tuple[NDArray[np.int32], list[int]]]:
-        """Yield the turn as it may be sampled, with what comes before: after a thinking that the
-        template has opened, too, and with its header where the template opens a channel."""
+        """Yield (tokens before the turn, turn) for each way to sample it: also after a thinking
+        that the template has opened, and with its header if the template opens a channel."""
         yield self.before, self.completion
         thought = self._tokenizer.encode("a thought\n</think>\n\n")
         yield self.before, [*thought, *self.completion]
@@ -181,8 +181,8 @@ class _Stage:
 
 
 def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]) -> bool:
-    """True when the turn is shown as it was played, but for a thinking that is left out: what was
-    sampled stays before the policy whatever a template would have made of it."""
+    """Return True if the turn is shown as played, except for an omitted thinking: sampled tokens
+    stay in the context regardless of the template."""
     start = common_length(played, kept)
     rest = len(kept) - start
     gone = played[start : len(played) - rest]
@@ -191,8 +191,8 @@ def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]
 
 
 def _cut_at_stop(ids: Sequence[int], follows: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
-    """Return the ids up to the last one that stops a turn; where none does, that is the token of
-    the next role, which follows them."""
+    """Return the ids up to the last one that stops a turn; without such an id, up to and including
+    the token of the next role, which follows them."""
     stops = [position for position, token in enumerate(ids) if token in stop_ids]
     if stops:
         return list(ids[: stops[-1] + 1])

@@ -1,4 +1,4 @@
-"""Reading of calls that stand as JSON between tags, the form of Qwen and Hermes models.
+"""Reading of calls written as JSON between tags, the form of Qwen and Hermes models.
 
 The reader is total: any text gives a result, with calls in order, malformed ones, and the answer.
 Only text outside the thinking counts.
@@ -24,15 +24,15 @@ CALL_END = "</tool_call>"
 THINK_START = "<think>"
 THINK_END = "</think>"
 SPACE = re.compile(r"\s*")
-# Calls that are read of one turn.
+# Calls read from one turn.
 MOST_CALLS = 1_000
-# Braces that are added to the end of a call which lacks them.
+# Braces added to the end of a call that lacks them.
 MOST_BRACES = 3
 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """Spelling of calls: start tags with their end tags, and what says that the task is done.
+    """Form of calls: start tags with their end tags, and the mark of a finished task.
 
     With `repair` a call that lacks braces at its end is read as if it had them."""
 
@@ -45,7 +45,7 @@ class CallGrammar:
         patterns = {
             "openings": openings,
             "tags": [*openings, THINK_END],
-            # Wherever a malformed call may end.
+            # All possible ends of a malformed call.
             "boundary": [*self.ends.values(), *self.ends],
             "done_marks": self.done,
         }
@@ -59,7 +59,7 @@ class CallGrammar:
 
 
 STRICT = CallGrammar()
-# As models write that have only been told the form in words.
+# The form of models that only know it from a description.
 LENIENT = CallGrammar(
     ends={CALL_START: CALL_END, "<function_call>": "</function_call>"},
     done=(DONE, "[done]"),
@@ -74,22 +74,22 @@ def parse_turn(
     thinking: bool = False,
     grammar: CallGrammar = STRICT,
 ) -> Turn:
-    """Parse the text of one turn; `thinking` is True when it starts inside the thinking.
+    """Parse the text of one turn; `thinking` is True if it starts inside the thinking.
 
-    `tools` are those of the environment. A call without arguments is one of a tool that requires
-    none; of a tool that is not among them, the environment says so.
+    `tools` are the environment's. A call without arguments is valid for a tool that requires none;
+    the environment reports an unknown tool.
     """
     reader = _Reader(text, required_arguments(tools), grammar)
     reader.read(thinking=thinking)
-    # Joined by a character that is in no tag: two ends never make up a `<done>`.
+    # Joined by a character that is in no tag: two ends never form a `<done>`.
     outside = "\n".join(reader.outside)
     answer, marks = grammar.done_marks.subn("", outside)
     return Turn(tuple(reader.items), marks > 0, answer.strip())
 
 
 class _Text(str):
-    """Text in which an error of JSON does not look for its line: it would count all lines before
-    it, for each of the calls of a turn."""
+    """Text in which a JSON error does not compute its line: that would count all lines before it,
+    for each call of a turn."""
 
     __slots__ = ()
 
@@ -103,8 +103,8 @@ class _Text(str):
 class _Reader:
     """One pass through a text. A tag inside a call's JSON, or inside the thinking, opens nothing.
 
-    The thinking ends at the first `</think>`. One that closes no `<think>` ends a thinking whose
-    start is not part of the text; once some thinking has ended, it is text like any other.
+    The thinking ends at the first `</think>`. If no `<think>` precedes it, the thinking started
+    before the text; after a thinking has ended, further tags are ordinary text.
     """
 
     def __init__(self, text: str, required: Required, grammar: CallGrammar) -> None:
@@ -129,7 +129,7 @@ class _Reader:
         return grammar.openings if self._thought else grammar.tags
 
     def _read_tag(self, match: re.Match[str]) -> int:
-        """Return where to look for the next tag."""
+        """Return where to search for the next tag."""
         tag, before = match.group(), self._text[self._begin : match.start()]
         if tag in self._grammar.ends:
             self._begin = self._read_call(match.end(), self._grammar.ends[tag])
@@ -144,7 +144,7 @@ class _Reader:
         return self._begin
 
     def _read_call(self, start: int, end_tag: str) -> int:
-        """Return where the call ends. Those beyond the limit are one error and not looked at."""
+        """Return where the call ends. Calls beyond the limit are one error and are not read."""
         if len(self.items) > MOST_CALLS:
             return start
         if len(self.items) == MOST_CALLS:
@@ -155,10 +155,10 @@ class _Reader:
         return end
 
     def _scan_call(self, start: int, end_tag: str) -> tuple[ToolCall | ParseError, int]:
-        """Return the call whose start tag ends at `start`, and where to read on.
+        """Return the call whose start tag ends at `start`, and where to continue.
 
-        The JSON is read first and the end tag looked for behind it: an end tag inside a string
-        argument ends nothing."""
+        The JSON is read first and the end tag searched for after it: an end tag inside a string
+        argument does not count."""
         text = self._text
         begin = _skip_space(text, start)
         try:
@@ -191,14 +191,14 @@ class _Reader:
         return problem
 
     def _boundary(self, position: int) -> int:
-        """Return behind the next end tag, before the next start tag, or the end of the text."""
+        """Return the position after the next end tag, before the next start tag, or at the end."""
         match = self._grammar.boundary.search(self._text, position)
         if match is None:
             return len(self._text)
         return match.start() if match.group() in self._grammar.ends else match.end()
 
     def _skip_thinking(self, position: int) -> None:
-        """Move behind its end; everything is thinking when it is never closed."""
+        """Advance past its end; an unclosed thinking extends to the end of the text."""
         end = self._text.find(THINK_END, position)
         self._thought = True
         self._begin = len(self._text) if end < 0 else end + len(THINK_END)
@@ -210,7 +210,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _integer(digits: str) -> int:
-    """An int of any length that Python converts; beyond, a ValueError with our own words."""
+    """Parse an int of any length that Python converts. Raises ValueError with our own message."""
     try:
         return int(digits)
     except ValueError:
@@ -222,7 +222,7 @@ def _constant(name: str) -> NoReturn:
 
 
 class _CallDecoder(json.JSONDecoder):
-    """Decoder of JSON as it is defined: no NaN, and no integer too long for Python."""
+    """Strict JSON decoder: no NaN, and no integer too long for Python."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(parse_int=_integer, parse_constant=_constant)

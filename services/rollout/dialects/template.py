@@ -27,10 +27,10 @@ from services.rollout.types import PromptFacts, Tool
 
 class TemplateDialect:
     """Dialect of one chat template, whose calls are read by `reader`; `thinking` are the marks
-    around a thinking, and `finish` says which turn is the last.
+    around a thinking, and `finish` determines the last turn.
 
-    Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
-    control token, or cannot render what tools answer.
+    Raises TemplateError if the template rewrites earlier turns, does not end a turn with a control
+    token, or cannot render tools' answers.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class TemplateDialect:
         marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
         messages = make_conversation(facts, turns, self._inert, marks)
         schemas = self._inert.tool_schemas(tools)
-        goes_on = bool(turns[-1].replies)
+        continues = bool(turns[-1].replies)
         try:
-            text = self._tokenizer.apply_chat_template(messages, schemas, goes_on)
+            text = self._tokenizer.apply_chat_template(messages, schemas, continues)
         except TemplateError:
-            # Some templates take arguments as text.
+            # Some templates expect arguments as text.
             messages = make_conversation(facts, turns, self._inert, marks, as_text=True)
-            text = self._tokenizer.apply_chat_template(messages, schemas, goes_on)
+            text = self._tokenizer.apply_chat_template(messages, schemas, continues)
         return self._tokenizer.encode(self._turns.without_closing(text))
 
     def reply_text(self, reply: Reply) -> str:
@@ -112,7 +112,7 @@ def find_stop_ids(
 
 
 def join_turn(tokenizer: Tokenizer, completion_ids: Sequence[int], tail: str) -> list[int]:
-    """Return the ids of `tail` without its first where the policy has sampled that one itself."""
+    """Return the ids of `tail` without its first if the policy has sampled that one itself."""
     ids = tokenizer.encode(tail)
     return ids[1:] if len(completion_ids) and completion_ids[-1] == ids[0] else ids
 

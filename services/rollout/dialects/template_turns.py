@@ -8,23 +8,23 @@ from typing import Any, Literal
 
 from services.rollout.dialects.closing_token import find_closing_token
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.thinking import CLOSE, SAID, THOUGHT
+from services.rollout.dialects.thinking import ANSWER, CLOSE, THOUGHT
 from services.rollout.dialects.turns import PlayedTurn
 from services.rollout.ports import TemplateError, Tokenizer
 
 Role = Literal["tool", "user"]
-# Stands for a policy turn in a rendered conversation; no template changes or repeats it.
+# Placeholder of a policy turn in a rendered conversation; no template changes or repeats it.
 TURN = "POLICYTURN"
 # The field of a message that holds its thinking.
 THINKING_FIELD = "reasoning_content"
 # Name of the tool that a rendered turn calls.
 SAMPLE_NAME = "look_up"
 QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
-# Numbers of replies in a row that a template must render.
+# Numbers of consecutive replies that a template must render.
 CHECKED = (1, 2, 3)
-# Replies that a template which filters content would change.
+# Replies that a content-filtering template would change.
 HOSTILE = (' {"a": "b\\n\\\\"}\n', "\u00e9\u4e2d\U0001f600 'x' <b>&amp;</b>", "")
-# Different frames that are kept: one for each order of tools that were called in one turn.
+# Number of cached frames: one for each order of tools called in one turn.
 MOST_FRAMES = 256
 
 _INSTEAD = (
@@ -36,7 +36,7 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class ShownReply:
-    """What the policy reads after one call."""
+    """The text that the policy reads after one call."""
 
     name: str
     call_id: str
@@ -45,9 +45,9 @@ class ShownReply:
 
 @dataclass(frozen=True, slots=True)
 class _CallStyle:
-    """A way to put calls into a message: all of the turn's or one, arguments as object or text.
+    """A way to put calls into a message: all of a turn or one, arguments as object or text.
 
-    A template that takes none of them sees the turn as plain content."""
+    A template that accepts none of them sees the turn as plain content."""
 
     all_calls: bool = True
     as_text: bool = False
@@ -86,15 +86,15 @@ _CONTENT = _CallStyle(as_content=True)
 class TemplateTurns:
     """Text of one chat template from the end of a policy's turn to the start of its next.
 
-    Replies are spliced into the template's frame where it shows them unchanged, and rendered
-    otherwise. Raises TemplateError when the template rewrites earlier turns, or cannot render what
-    follows a turn.
+    Replies are spliced into the template's frame if it shows them unchanged, and rendered
+    otherwise. Raises TemplateError if the template rewrites earlier turns, or cannot render the
+    text after a turn.
     """
 
     def __init__(self, tokenizer: Tokenizer, role: Role, inert: InertText) -> None:
         self._tokenizer = tokenizer
         self._role: Role = role
-        # Several replies are one message of a user.
+        # Several replies form one user message.
         self._counts = CHECKED if role == "tool" else CHECKED[:1]
         self._closing = find_closing_token(tokenizer, QUESTION)
         self._start = self._render([QUESTION], generate=False)
@@ -105,18 +105,18 @@ class TemplateTurns:
         self.shows_unchanged = self._check_splices()
 
     def puts_thinking_inline(self, turns: Sequence[PlayedTurn]) -> bool:
-        """True when these turns think, and the template shows no thinking but in their content."""
+        """Return True if these turns think, and the template shows thinking only in content."""
         return any(turn.thought for turn in turns) and THOUGHT not in self.shown_thinking
 
     @cached_property
     def shown_thinking(self) -> str:
-        """A turn of THOUGHT and SAID as the template shows it."""
-        message = {"role": "assistant", "content": SAID, THINKING_FIELD: THOUGHT}
+        """A turn of THOUGHT and ANSWER in the template's form."""
+        message = {"role": "assistant", "content": ANSWER, THINKING_FIELD: THOUGHT}
         return self._render([QUESTION, message], generate=False)
 
     @property
     def sample_end(self) -> str:
-        """The end of a call as the template writes it, before what ends the turn."""
+        """The template's end of a call, before the end of the turn."""
         if self._style is _CONTENT:
             return ""
         message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
@@ -127,7 +127,7 @@ class TemplateTurns:
 
     @property
     def sample_call(self) -> str:
-        """The start of a call as the template writes it; empty where it writes none."""
+        """The template's start of a call; empty if it writes none."""
         if self._style is _CONTENT:
             return ""
         message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
@@ -137,7 +137,7 @@ class TemplateTurns:
         return turn[begin:].rpartition(CLOSE)[2].strip()
 
     def after_turn(self, replies: Sequence[ShownReply]) -> str:
-        """Return what follows a turn, from its end-of-turn token on."""
+        """Return the text after a turn, from its end-of-turn token on."""
         if not self.shows_unchanged:
             return self._render_tail(self._style, replies)
         frame = self._frame(tuple((reply.name, reply.call_id) for reply in replies))
@@ -149,11 +149,12 @@ class TemplateTurns:
         return self._render([QUESTION], generate=True)
 
     def without_closing(self, text: str) -> str:
-        """Return a conversation without the token that says that nothing follows it."""
+        """Return a conversation without the token that closes it."""
         return text.removesuffix(self._closing)
 
     def _choose_style(self) -> _CallStyle:
-        """Found later, it would be found by the attempts that come so far, and by no others."""
+        """Choose the style at the start: later, a fault would only affect attempts that get so
+        far."""
         refused: list[str] = []
         for style in (*(_CALL_STYLES if self._role == "tool" else ()), _CONTENT):
             try:
@@ -175,7 +176,7 @@ class TemplateTurns:
     def _split_frame(
         self, style: _CallStyle, calls: tuple[tuple[str, str], ...]
     ) -> tuple[str, ...]:
-        """Return the template's text around replies, the end-of-turn token first."""
+        """Return the template's text around replies, beginning with the end-of-turn token."""
         replies = [
             ShownReply(name, call_id, f"OBSERVATION{number}X")
             for number, (name, call_id) in enumerate(calls)
@@ -193,7 +194,7 @@ class TemplateTurns:
         return (*pieces, tail)
 
     def _check_splices(self) -> bool:
-        """True when replies that filters would change come out as they went in."""
+        """Return True if replies that filters would change come out unchanged."""
         names = _sample_names(self._counts[-1])
         replies = [
             ShownReply(name, call_id, text)
@@ -222,18 +223,18 @@ class TemplateTurns:
         }
 
     def _after_marks(self, text: str, marks: int) -> str:
-        """Return what follows the policy's turn; the start must be as it was before the turn: a
-        template that rewrites what came before cannot be continued token by token."""
+        """Return the text after the policy's turn. The text before it must be unchanged: a template
+        that rewrites earlier text cannot be continued token by token."""
         pieces = text.split(TURN, marks)
         if not text.startswith(self._start) or len(pieces) != marks + 1:
             raise TemplateError("the chat template rewrites, repeats or leaves out earlier turns")
         return pieces[-1]
 
     def _find_turn_end(self, whole: str, alone: str) -> int:
-        """Return where the turn's end begins; `alone` follows the turn where nothing comes next.
+        """Return where the turn's end begins; `alone` follows the turn if nothing comes next.
 
-        Some families have no token for it: the next role's token ends the turn, and what stands
-        last in `alone` may be the end of a call."""
+        Some families have no token for it: the next role's token ends the turn, and the last text
+        in `alone` may be the end of a call."""
         ended = alone.rstrip()
         end = self._last_token(ended)
         if end and not whole.startswith(ended):
@@ -245,18 +246,18 @@ class TemplateTurns:
         if not end and not role_follows:
             raise TemplateError(
                 "the chat template must end the assistant's turn by a control token of the"
-                f" tokenizer, but ends it by {ended[-40:]!r} and goes on with {follows[:40]!r}"
+                f" tokenizer, but ends it by {ended[-40:]!r} and continues with {follows[:40]!r}"
             )
         return len(ended) - len(end)
 
     @cached_property
     def _has_end(self) -> bool:
-        """True when the template ends a turn of nothing but text by a token."""
+        """Return True if the template ends a turn of plain text with a token."""
         message = _CONTENT.make_message(())
         return bool(self._last_token(self._render([QUESTION, message], generate=False).rstrip()))
 
     def _last_token(self, text: str) -> str:
-        """Return the control token that a text ends with; empty where it ends with none."""
+        """Return the control token at the end of a text; empty if there is none."""
         tokens = [token for token in self._tokenizer.control_tokens if text.endswith(token)]
         return max(tokens, key=len, default="")
 
@@ -265,7 +266,7 @@ class TemplateTurns:
 
 
 def advise_full(tokenizer: Tokenizer, error: TemplateError) -> TemplateError:
-    """Return the error with the advice to show replies as user messages, where that works."""
+    """Return the error with the advice to show replies as user messages, if that works."""
     try:
         TemplateTurns(tokenizer, "user", InertText(()))
     except TemplateError:
@@ -274,7 +275,7 @@ def advise_full(tokenizer: Tokenizer, error: TemplateError) -> TemplateError:
 
 
 def make_call_id(number: int) -> str:
-    """Return an id for the n-th call of a turn in a form that every template takes."""
+    """Return an id for the n-th call of a turn in a form that every template accepts."""
     return f"call{number:05d}"
 
 

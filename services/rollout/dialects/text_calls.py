@@ -1,4 +1,4 @@
-"""Calls that begin with no token of their own, as Llama's: what only begins so is no answer."""
+"""Calls that do not begin with their own token, as Llama's: text with such a start is no answer."""
 
 import re
 
@@ -6,16 +6,16 @@ from services.rollout.dialects.call_values import error_reason
 from services.rollout.dialects.tagged_calls import DECODER
 from services.rollout.dialects.turns import ParseError
 
-# Models put it before their calls, whatever the template does.
+# Models put it before their calls, even if the template does not.
 PYTHON_TAG = "<|python_tag|>"
 _OPENING = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 
 
-def find_unread_call(said: str, *, tagged: bool) -> ParseError | None:
-    """Return the error for a text in which no call was read, and which is none of an answer;
-    `tagged` says that the tag stood before it."""
-    if _OPENING.match(said):
-        text = said.lstrip()
+def find_unread_call(answer: str, *, tagged: bool) -> ParseError | None:
+    """Return the error for a text that looks like a call but could not be read as one; `tagged` is
+    True if the tag preceded it."""
+    if _OPENING.match(answer):
+        text = answer.lstrip()
         try:
             _, end = DECODER.raw_decode(text)
         except RecursionError:

@@ -1,4 +1,4 @@
-"""Where a policy's thinking starts and ends in its tokens."""
+"""The start and end of a policy's thinking in its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from services.rollout.ports import Tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
-# Stand for a thinking and for what is said after it, in a turn that is rendered.
-THOUGHT, SAID = "POLICYTHOUGHT", "POLICYSAID"
-# Tokens of blank text before a mark that are read over.
+# Placeholders of a thinking and of the text after it, in a rendered turn.
+THOUGHT, ANSWER = "POLICYTHOUGHT", "POLICYSAID"
+# Tokens of blank text that are skipped before a mark.
 _SPACES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingForm:
-    """Spelling of a thinking: its marks, and the text that ends one which goes on."""
+    """Form of a thinking: its marks, and the text that ends an unfinished one."""
 
     open: str = OPEN
     close: str = CLOSE
@@ -22,7 +22,7 @@ class ThinkingForm:
 
 
 class ThinkingMarks:
-    """The marks around a thinking that comes first in a turn, and ends at their first close."""
+    """The marks around a thinking that comes first in a turn, and ends at the first close."""
 
     def __init__(
         self,
@@ -32,45 +32,45 @@ class ThinkingMarks:
         form: ThinkingForm = ThinkingForm(),
     ) -> None:
         """Create them. `start` is a prompt, which may open the policy's thinking; `shown` is a turn
-        of THOUGHT and SAID as the template renders it, which ends a thinking in its own way."""
+        of THOUGHT and ANSWER rendered by the template, which ends a thinking in its own way."""
         self._tokenizer = tokenizer
         self._open, self._close = form.open, form.close
-        end = shown.partition(THOUGHT)[2].partition(SAID)[0]
+        end = shown.partition(THOUGHT)[2].partition(ANSWER)[0]
         self._end = end if form.close in end else form.end
         self._open_id = self._find_id(self._open)
         self._close_id = self._find_id(self._close)
-        # True when the template itself starts the policy's thinking: it then only closes it.
+        # True if the template itself opens the policy's thinking: the policy then only closes it.
         self.is_open = start.rfind(self._open) > start.rfind(self._close)
 
     def count_tokens(self, ids: Sequence[int], thought: str | None = None) -> int:
-        """Count the tokens of the thinking, its marks included; all when it is never closed.
+        """Count the tokens of the thinking, including its marks; all if it is never closed.
 
-        `thought` is its text where another reader has found it, by marks of its own."""
+        `thought` is its text if another reader has found it, by its own marks."""
         if not self._thinks(ids):
             return 0 if thought is None else len(self._tokenizer.encode(thought))
         end = self._find_end(ids)
         return len(ids) if end is None else end
 
     def is_thinking(self, ids: Sequence[int]) -> bool:
-        """True when a turn of these ids ends inside its thinking."""
+        """Return True if a turn of these ids ends inside its thinking."""
         return self._thinks(ids) and self._find_end(ids) is None
 
     @property
     def end_ids(self) -> list[int]:
-        """Ids that end a thinking which the policy does not end itself; empty where the tokenizer
-        has no token for it."""
+        """Ids that end a thinking in place of the policy; empty if the tokenizer has no token for
+        it."""
         return [] if self._close_id is None else self._tokenizer.encode(self._end)
 
     def wrap(self, thought: str) -> str:
-        """Return a thinking between its marks, as it stands before what a turn says."""
+        """Return a thinking between its marks, for the start of a turn."""
         return f"{self._open}\n{thought}{self._end}"
 
     def _thinks(self, ids: Sequence[int]) -> bool:
-        """True when the turn is, or begins with, a thinking."""
+        """Return True if the turn is, or begins with, a thinking."""
         if self.is_open:
             return True
         if self._open_id is None:
-            # Marks of several tokens, of which the first few say enough.
+            # Marks of several tokens, of which the first few are sufficient.
             begin = self._tokenizer.decode(ids[: len(self._open) + _SPACES]).lstrip()
             return begin.startswith(self._open)
         for token in ids:
@@ -81,7 +81,7 @@ class ThinkingMarks:
         return False
 
     def _find_end(self, ids: Sequence[int]) -> int | None:
-        """Return the number of tokens up to the first close, that one included."""
+        """Return the number of tokens up to and including the first close."""
         if self._close_id is not None:
             return next((at + 1 for at, token in enumerate(ids) if token == self._close_id), None)
         text = self._tokenizer.decode(ids)

@@ -1,5 +1,5 @@
-"""Replies of tools as a policy reads them in its native `tool` messages: a result, an error, a
-malformed call, or no call at all. `full.py` has words of its own for them."""
+"""Replies of tools in native `tool` messages: a result, an error, a malformed call, or no call at
+all. `full.py` has its own wording for them."""
 
 import json
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall
 from services.rollout.types import PromptFacts
 
-# Name under which a malformed call is answered: it need not have one of its own.
+# Name in the answer to a malformed call, which may have none.
 MALFORMED = "malformed_call"
 NO_CALL = {"error": "no tool call found"}
 
 
 def native_reply_text(reply: Reply) -> str:
-    """Return the content of a `tool` message: what the tool answered, or an error as JSON."""
+    """Return the content of a `tool` message: the tool's answer, or an error as JSON."""
     if reply.item is None:
         return json.dumps(NO_CALL)
     if reply.outcome == OK:
@@ -49,18 +49,18 @@ def make_conversation(
     *,
     as_text: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the messages of a question, and of turns that make calls with the replies to them.
+    """Return the messages of a question, and of turns with calls and the replies to them.
 
-    With `marks` a thinking is part of the content, between them."""
+    With `marks` a thinking is part of the content, between the marks."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": inert.clean_text(facts.task)}]
     for turn in turns:
         shown = [_show_call(call, number, as_text) for number, call in enumerate(turn.calls)]
-        said = {**make_said("", turn.thought, marks), "tool_calls": shown}
-        messages += [said, *make_tool_messages(turn.replies, inert)]
+        message = {**make_turn_message("", turn.thought, marks), "tool_calls": shown}
+        messages += [message, *make_tool_messages(turn.replies, inert)]
     return messages
 
 
-def make_said(content: str, thought: str, marks: ThinkingMarks | None) -> dict[str, Any]:
+def make_turn_message(content: str, thought: str, marks: ThinkingMarks | None) -> dict[str, Any]:
     """Return the message of a turn."""
     if marks is not None and thought:
         return {"role": "assistant", "content": marks.wrap(thought) + content}

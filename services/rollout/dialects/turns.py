@@ -1,17 +1,17 @@
-"""One policy turn as its dialect reads it, and the replies to its calls."""
+"""One parsed policy turn, and the replies to its calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 OK = "ok"
-# Outcome of a turn that called nothing.
+# Outcome of a turn without a call.
 NO_CALL = "no_call"
 DONE = "<done>"
-# How an attempt is finished: by a turn that calls nothing, or by one that says `<done>`.
+# The turn that finishes an attempt: one without a call, or one with `<done>`.
 Finish = Literal["answer", "done"]
-# The thinking of earlier turns that the policy goes on reading: every one, or what its own template
-# shows within one cycle of calls and answers.
+# The thinking of earlier turns that the policy keeps reading: all of it, or the part that its own
+# template shows within one cycle of calls and answers.
 Retention = Literal["all", "tool_cycle"]
 PARSE_ERROR = "parse_error"
 
@@ -36,8 +36,8 @@ class ParseError:
 class Turn:
     """Content of one policy turn.
 
-    `answer` is its text without thinking and calls. `done` is True when the policy says that it
-    has finished. `thinking_tokens` of its first tokens are thinking, marks included.
+    `answer` is its text without thinking and calls. `done` is True if the policy declares that it
+    has finished. Its first `thinking_tokens` tokens are thinking, marks included.
     """
 
     items: tuple[ToolCall | ParseError, ...]
@@ -51,9 +51,9 @@ class Turn:
 
 
 def decide_end(turn: Turn, *, ended: bool, finish: Finish) -> Turn:
-    """Return the turn with `done` as `finish` decides it; `ended` says that the policy ended it."""
-    said = turn.done or DONE in turn.answer
-    done = said if finish == "done" else said or (ended and not turn.items)
+    """Return the turn with `done` set by `finish`; `ended` is True if the policy ended the turn."""
+    declared = turn.done or DONE in turn.answer
+    done = declared if finish == "done" else declared or (ended and not turn.items)
     return replace(turn, done=done, answer=turn.answer.replace(DONE, "").strip())
 
 
@@ -61,7 +61,7 @@ def decide_end(turn: Turn, *, ended: bool, finish: Finish) -> Turn:
 class Reply:
     """Answer to one item of a turn; `outcome` is "ok" or a kind of error.
 
-    Without an `item` it answers a turn that called nothing."""
+    Without an `item` it answers a turn without a call."""
 
     item: ToolCall | ParseError | None
     outcome: str
@@ -74,7 +74,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn of a conversation that is rendered at once: thinking, calls, and replies to them."""
+    """A turn of a conversation rendered at once: thinking, calls, and replies to them."""
 
     calls: Sequence[ToolCall]
     replies: Sequence[Reply] = ()

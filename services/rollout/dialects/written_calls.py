@@ -1,7 +1,7 @@
-"""Reading of calls whose arguments stand between tags as they are, with no quotes around them.
+"""Reading of calls whose arguments are written between tags without quotes.
 
-Nothing tells an end tag in such an argument from its end, so a block is read whole or not at all:
-what belongs to no argument makes it malformed, for a call with half an argument is another call.
+An end tag inside such an argument looks like its end, so a block is read whole or not at all: text
+outside the arguments makes it malformed, because a call with half an argument is a different call.
 """
 
 import json
@@ -30,15 +30,15 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (dict, "object"),
     (type(None), "null"),
 )
-# As Python writes them: templates that do not render JSON do.
+# In Python's spelling, from templates that do not render JSON.
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """Spelling of calls in a block: `call` has the groups name and body, `argument` key and value.
+    """Form of calls in a block: `call` has the groups name and body, `argument` key and value.
 
-    No key and no value holds one of the tags."""
+    Neither a key nor a value contains one of the tags."""
 
     block: tuple[str, str]
     call: re.Pattern[str]
@@ -47,7 +47,7 @@ class WrittenForm:
 
 
 def _make_form(block: tuple[str, str], call: str, argument: str, *tags: str) -> WrittenForm:
-    """Make a form of patterns in which VALUE stands for a text without tags."""
+    """Build a form from patterns in which VALUE stands for a text without tags."""
     every = (*block, *tags)
     value = rf"(?:(?!{'|'.join(map(re.escape, every))}).)*?"
     patterns = [re.compile(each.replace("VALUE", value), re.DOTALL) for each in (call, argument)]
@@ -96,7 +96,7 @@ KEYED_OPENSOURCE = _make_keyed(":opensource", "<tool_sep:opensource>")
 
 
 def read_block(text: str, form: WrittenForm, tools: Sequence[Tool]) -> list[ToolCall | ParseError]:
-    """Read the calls of a block, its own tags left out; `text` is marked."""
+    """Read the calls of a block without its own tags; `text` is marked."""
     matches = list(form.call.finditer(text))
     if not matches:
         return [ParseError("tool call is not in the form of this model's calls")]
@@ -129,9 +129,9 @@ def _read_call(
 
 
 def read_value(text: str, schema: Any) -> Any:
-    """Return the value that stands for itself if it may be a text, and as JSON otherwise.
+    """Return the text itself if the schema allows a text, else its value as JSON.
 
-    Raises ValueError, with what is wrong, when it may be no text and is no JSON."""
+    Raises ValueError, with the fault, if it may not be a text and is not JSON."""
     kinds = _find_kinds(schema)
     if kinds == {"string"}:
         return text
@@ -150,7 +150,7 @@ def read_value(text: str, schema: Any) -> Any:
 
 
 def _find_kinds(schema: Any) -> set[str]:
-    """Return the kinds of values that a schema allows; none where it does not say."""
+    """Return the kinds of values that a schema allows; none if it does not specify them."""
     if not isinstance(schema, Mapping):
         return set()
     declared = schema.get("type")
@@ -172,7 +172,7 @@ def _find_schemas(name: str, tools: Sequence[Tool]) -> Mapping[str, Any]:
 
 
 def _text_between(text: str, matches: Sequence[re.Match[str]]) -> str:
-    """Return what stands outside the matches, without space around it."""
+    """Return the text outside the matches, stripped."""
     ends = [0, *(match.end() for match in matches)]
     starts = [*(match.start() for match in matches), len(text)]
     return "".join(text[end:start] for end, start in zip(ends, starts, strict=True)).strip()
@@ -183,5 +183,5 @@ def _refuse_stray(text: str) -> ParseError:
 
 
 def _quote(text: str) -> str:
-    """Quote a text as a JSON string: what it holds cannot break the message."""
+    """Quote a text as a JSON string, so that it cannot break the message."""
     return json.dumps(text[:_MOST_QUOTED])

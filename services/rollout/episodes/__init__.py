@@ -1,2 +1,2 @@
-"""One attempt at one task: prompt, turns, tool calls, transcript, reward. A reader starts at
+"""One attempt at one task: prompt, turns, tool calls, transcript, reward. Start reading at
 `episode.py`."""

@@ -1,4 +1,4 @@
-"""Bounds of one attempt, and what is left below them. Pure."""
+"""Limits of one attempt, and the budgets that remain. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +11,9 @@ Side = Literal["head", "tail", "middle"]
 
 @dataclass(frozen=True, slots=True)
 class TurnBudget:
-    """Tokens that a request may sample, and how an attempt ends that they were too few for.
+    """Tokens that a request may sample, and the end of an attempt that needed more.
 
-    A turn that it cuts goes on in another request where `continues`."""
+    If `continues`, a cut turn continues in another request."""
 
     tokens: int
     reason: StopReason
@@ -22,7 +22,7 @@ class TurnBudget:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bounds of one attempt; lengths in tokens, times in seconds, None where there is none.
+    """Limits of one attempt; lengths in tokens, times in seconds, None for no limit.
 
     `max_input_length` is checked before each turn against everything so far;
     `max_generate_length` bounds each request, and with it each turn unless `continue_turns`;
@@ -47,8 +47,8 @@ class AttemptLimits:
     continue_turns: bool = False
 
     def turn_budget(self, tokens: int, sampled: int, written: int = 0) -> TurnBudget:
-        """Return what the next request may sample after `tokens`, of which `sampled` were, and
-        `written` belong to the turn that it goes on with."""
+        """Return the budget of the next request after `tokens`, of which `sampled` were sampled and
+        `written` belong to the turn that it continues."""
         piece = self.max_generate_length - (0 if self.continue_turns else written)
         bounds = [
             TurnBudget(piece, StopReason.GENERATION_LENGTH, continues=self.continue_turns),
@@ -63,14 +63,14 @@ class AttemptLimits:
         return min(bounds, key=lambda bound: bound.tokens)
 
     def refuses_turn(self, tokens: int, sampled: int) -> StopReason | None:
-        """Return why no further turn begins after `tokens`; None where one does."""
+        """Return why no further turn begins after `tokens`; None if one does."""
         if tokens > self.max_input_length:
             return StopReason.CONTEXT_OVERFLOW
         budget = self.turn_budget(tokens, sampled)
         return budget.reason if budget.tokens < 1 else None
 
     def ends_attempt(self, counts: Counts, sampled: int) -> StopReason | None:
-        """Return why no turn follows one that has been played; None where one does."""
+        """Return why no turn follows the played one; None if one does."""
         if self.sampled_tokens is not None and sampled >= self.sampled_tokens:
             return StopReason.MAX_SAMPLED_TOKENS
         return StopReason.MAX_TURNS if counts.turns >= self.max_turns else None

@@ -1,4 +1,4 @@
-"""The record of a running attempt, and the trajectory made of it at the end."""
+"""The record of a running attempt, and the trajectory built from it at the end."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -32,12 +32,12 @@ class AttemptState:
     info: EpisodeInfo | None = None
     answer: str | None = None
     digests: dict[str, str] = field(default_factory=dict[str, str])
-    # When the attempt's time is over, on the clock of `started`.
+    # End of the attempt's time, on the clock of `started`.
     ends: float = inf
 
     @property
     def is_single_turn(self) -> bool:
-        """True when there is nothing to call: the first turn is the answer."""
+        """True if there is no tool: the first turn is the answer."""
         return self.info is not None and not self.info.tools
 
 
@@ -68,7 +68,7 @@ def make_finished_trajectory(
 def make_failed_trajectory(
     key: AttemptKey, state: AttemptState, kind: FailureKind, detail: str
 ) -> Trajectory:
-    """Make the trajectory of a failed try: its counts and timings, without its tokens."""
+    """Build the trajectory of a failed try: its counts and timings, without its tokens."""
     return Trajectory(
         key=key,
         lease_id="",
@@ -83,7 +83,7 @@ def make_failed_trajectory(
 
 
 def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Trajectory:
-    """Name the lease, the task and the worker that a try belongs to.
+    """Add the lease, the task and the worker of a try.
 
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)

@@ -1,4 +1,4 @@
-"""The calls of one turn, executed, and the replies to them."""
+"""Execution of the calls of one turn, and the replies to them."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -13,18 +13,18 @@ from services.rollout.episodes.attempt_record import AttemptState
 from services.rollout.ports import EnvironmentLost, Episode
 from services.rollout.types import ToolResult
 
-# Told apart of what a policy writes, and how much of each; the contract bounds both.
+# Number of distinct names counted, and characters of each; the contract bounds both.
 _NAMES, _NAME_CHARACTERS = 8, 200
-# Calls of an episode that may be under way, by the contract.
+# Concurrent calls of an episode, by the contract.
 MOST_TOGETHER = 16
-# Outcomes after which the state of the environment cannot be known or reached.
+# Outcomes after which the state of the environment is unknown or unreachable.
 LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """Outcome of a turn's calls: the replies in order, what ended the attempt, if anything, and the
-    sum of the environment's rewards, if it gave any."""
+    """Outcome of a turn's calls: the replies in order, the end of the attempt, if any, and the sum
+    of the environment's rewards, if it gave any."""
 
     replies: list[Reply] = field(default_factory=list[Reply])
     stop: StopReason | None = None
@@ -44,8 +44,8 @@ async def execute_calls(
     state: AttemptState,
     limits: AttemptLimits,
 ) -> TurnOutcome:
-    """Execute the calls in order, as far as the limits and the environment allow; those that only
-    read, and that follow one another, together.
+    """Execute the calls in order, as far as the limits and the environment allow; consecutive
+    read-only ones run together.
 
     Raises EnvironmentLost."""
     outcome, counts = TurnOutcome(), state.counts
@@ -72,9 +72,9 @@ async def execute_calls(
 def _split_steps(
     calls: Sequence[ToolCall | ParseError], episode: Episode
 ) -> list[ParseError | list[ToolCall]]:
-    """Split a turn into what is executed one after the other. Calls of one step are made together:
-    one alone, or neighbours of which the environment bears several."""
-    # By this episode's own tools: those of the prompt may be another gateway's.
+    """Split a turn into sequential steps. Calls of one step run together: a single one, or
+    consecutive ones that the environment allows in parallel."""
+    # By this episode's own tools: the prompt's may come from another gateway.
     parallel = {tool.name for tool in episode.info.tools if tool.parallel}
     steps: list[ParseError | list[ToolCall]] = []
     for item in calls:
@@ -96,7 +96,7 @@ def _joins(call: ToolCall, step: list[ToolCall], parallel: Collection[str]) -> b
 async def _call_together(
     calls: Sequence[ToolCall], episode: Episode, state: AttemptState, limits: AttemptLimits
 ) -> list[ToolResult]:
-    """Make calls together; return their results in order. The first failure ends the others."""
+    """Run calls together; return their results in order. The first failure ends the others."""
     if len(calls) == 1:
         return [await _call_tool(calls[0], episode, state, limits)]
     async with running_tasks(
@@ -126,7 +126,7 @@ async def _call_tool(
 
 
 def _count_name(counts: dict[str, int], name: str) -> None:
-    """Count a name that the policy wrote; only the first few different ones are told apart."""
+    """Count a name that the policy wrote; only the first few distinct ones are kept."""
     name = one_line(name, _NAME_CHARACTERS)
     if name in counts or len(counts) < _NAMES:
         counts[name] = counts.get(name, 0) + 1

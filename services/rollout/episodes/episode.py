@@ -46,15 +46,15 @@ from services.rollout.types import Completion, OpenRequest, Sampling
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
 
-# Text above this is tokenised and read in a thread: a megabyte would take a second.
+# Longer text is tokenised and parsed in a thread: a megabyte would take a second.
 ASIDE_CHARACTERS = 2**13
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
-# says nothing about the policy.
+# is no evidence about the policy.
 MIN_TIME_SHARE = 0.5
 
 
 class CutShort(Exception):
-    """Time ran out, and not by what the policy did: such an attempt must not count."""
+    """Time ran out, but not because of the policy: such an attempt must not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Attempt:
 
 
 class AttemptRunner:
-    """Runner of any number of attempts at once; they share nothing but engine and environment."""
+    """Runner of any number of concurrent attempts; they share only engine and environment."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class AttemptRunner:
         self._clock = clock
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
-        """Play the attempt to its end; what goes wrong becomes the trajectory's failure kind.
+        """Play the attempt to its end; an error becomes the trajectory's failure kind.
 
-        Whatever has a stop reason is graded. What failed is only closed: it is tried again, and a
-        grade of it would be in no mean. Raises EngineDead: that is no fault of the attempt and
-        uses up no try.
+        An attempt with a stop reason is graded. A failed one is only closed: it is retried, and its
+        grade would not be used. Raises EngineDead, which is not the attempt's fault and does not
+        use up a try.
         """
         state = AttemptState(self._clock())
         request = OpenRequest(attempt.key, attempt.task_json, attempt.opening, attempt.budget_s)
@@ -122,9 +122,9 @@ class AttemptRunner:
     async def _play_episode(
         self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> StopReason:
-        """Play all turns, within what is left of the budget once grading is set aside.
+        """Play all turns, within the budget that is left after reserving time for grading.
 
-        The time that the environment took to open is not the policy's. Raises CutShort."""
+        The time to open the environment does not count against the policy. Raises CutShort."""
         whole = self._limits.attempt_timeout_s
         left = attempt.budget_s - (self._clock() - state.started)
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
@@ -146,11 +146,11 @@ class AttemptRunner:
         self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> StopReason:
         await self._show_prompt(episode, state, observe)
-        told = observe or _ignore_event
+        report = observe or _ignore_event
         while True:
             transcript = state.transcript
             stop = self._limits.refuses_turn(len(transcript), transcript.sampled)
-            stop = stop or await self._play_turn(attempt.sampling, episode, state, told)
+            stop = stop or await self._play_turn(attempt.sampling, episode, state, report)
             if stop is not None:
                 return stop
 
@@ -173,7 +173,7 @@ class AttemptRunner:
     async def _play_turn(
         self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer
     ) -> StopReason | None:
-        """Play one policy turn and its tool calls; None when there is a next turn."""
+        """Play one policy turn and its tool calls; return None if there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
         completion, budget = await self._sampler.sample_turn(state, sampling)
@@ -182,7 +182,7 @@ class AttemptRunner:
         state.counts.turns += 1
         sampled = self._clock()
         turn = await self._read_turn(completion, shown, episode, state, observe)
-        # There is no time left for what a cut turn asks for.
+        # There is no time left for the calls of a cut turn.
         calls = () if state.is_single_turn or completion.timed_out else turn.items
         async with self._sampler.within_time(state):
             outcome = await execute_calls(calls, episode, state, self._limits)
@@ -209,7 +209,7 @@ class AttemptRunner:
         state: AttemptState,
         observe: Observer,
     ) -> None:
-        """Append what the policy reads after the turn that it has just written."""
+        """Append the text that the policy reads after its latest turn."""
         replies = replies or [Reply(None, NO_CALL, ())]
         tools = state.info.tools if state.info else ()
         written = completion.token_ids.tolist()
@@ -227,7 +227,7 @@ class AttemptRunner:
             if shown is not reply
         ]
         state.transcript.add_observation(ids, whole)
-        # The verifier reads what the tools answered, whatever the policy was shown of it.
+        # The verifier reads the tools' whole answers, even if the policy saw only a part.
         state.messages += [{"role": "tool", "content": text} for text in texts]
         for reply in cut:
             observe("observation", self._dialect.reply_text(reply))
@@ -272,7 +272,7 @@ class AttemptRunner:
         return self._limits.ends_attempt(state.counts, state.transcript.sampled)
 
     async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
-        """Return the grade of an attempt that ended by itself or by a limit."""
+        """Return the grade of an attempt that ended on its own or by a limit."""
         began = self._clock()
         lines = "".join(json.dumps(message) + "\n" for message in state.messages)
         try:
@@ -286,4 +286,4 @@ class AttemptRunner:
 
 
 def _ignore_event(kind: str, text: str) -> None:
-    """The observer of attempts that nobody watches."""
+    """Default observer, which drops all events."""

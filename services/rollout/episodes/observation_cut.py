@@ -1,5 +1,5 @@
-"""Answers of tools that are too long for the policy: cut by tokens, with a mark that says so, and
-kept whole for people."""
+"""Tools' answers that are too long for the policy: cut by tokens, with a mark, and kept whole for
+people."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ _MIME = "text/plain;charset=utf-8"
 
 
 def keep_whole(text: str, token_offset: int, room: int) -> Media:
-    """Return an answer as media; with its content where that is at most `room` bytes."""
+    """Return an answer as media, with its content if that has at most `room` bytes."""
     content = text.encode(errors="replace")
     return Media(
         hashlib.sha256(content).hexdigest(),
@@ -34,11 +34,11 @@ class ObservationCutter:
         self._inert = InertText(tokenizer.structure_tokens)
 
     def cut_reply(self, reply: Reply) -> Reply:
-        """Return the reply as the policy is shown it. Raises TemplateError."""
+        """Return the reply as shown to the policy. Raises TemplateError."""
         # No token is shorter than a byte.
         if self._most is None or len(reply.text.encode(errors="surrogatepass")) <= self._most:
             return reply
-        # A control token is one token, and many once it is broken up for the policy.
+        # A control token is one token, but many once it is broken up for the policy.
         text = self._inert.clean_text(reply.text)
         starts = self._tokenizer.token_starts(text)
         if len(starts) <= self._most:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from services.rollout.ports import Dialect
 from services.rollout.types import EpisodeInfo, PromptFacts, Tool
 
-# Those of so many groups at once, at 4 bytes a token.
+# Prompts of so many concurrent groups, at 4 bytes per token.
 MOST_PROMPTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's token ids and tools, with the digests in hex of both.
+    """A prompt's token ids and tools, with hex digests of both.
 
-    The tools are one object for all attempts: dialects keep what they make of them by identity."""
+    All attempts share one tools object: dialects cache what they derive from it by identity."""
 
     token_ids: NDArray[np.int32]
     tools: tuple[Tool, ...]
@@ -30,28 +30,28 @@ class Prompt:
 
 
 class PromptCache:
-    """Prompts of one dialect by what they are made of, the least recently used dropped first."""
+    """Prompts of one dialect by facts and tools, in a least-recently-used cache."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._prompts: OrderedDict[tuple[str, str], asyncio.Task[Prompt]] = OrderedDict()
 
     async def get_prompt(self, info: EpisodeInfo) -> Prompt:
-        """Return the prompt of an episode; who asks meanwhile waits for the same one.
+        """Return the prompt of an episode; concurrent callers wait for the same one.
 
         Raises TemplateError."""
         key = await asyncio.to_thread(_make_key, info.facts, info.tools)
         prompt = self._prompts.get(key)
-        # One that has failed is tried again: its error belongs to those who waited for it.
+        # A failed one is retried: its error belongs to the callers that waited for it.
         if prompt is None or (prompt.done() and prompt.exception()):
             work = asyncio.to_thread(self._make_prompt, info.facts, info.tools, key[1])
             prompt = self._prompts[key] = asyncio.create_task(work)
-            # Nobody may be left to read its error.
+            # No caller may be left to retrieve its error.
             prompt.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._prompts.move_to_end(key)
         while len(self._prompts) > MOST_PROMPTS:
             self._prompts.popitem(last=False)
-        # An attempt that is cancelled leaves the others their prompt.
+        # A cancelled attempt must not cancel the others' prompt.
         return await asyncio.shield(prompt)
 
     def _make_prompt(
@@ -65,7 +65,7 @@ class PromptCache:
 
 def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
     """Return digests of facts and tools. Tools are digested as the environment gave them."""
-    told = [facts.prompt, facts.current_date, dict(facts.variables), facts.shown]
+    given = [facts.prompt, facts.current_date, dict(facts.variables), facts.shown]
     listed = [
         {
             "name": tool.name,
@@ -75,7 +75,7 @@ def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
         }
         for tool in tools
     ]
-    return _digest(told), _digest(listed)
+    return _digest(given), _digest(listed)
 
 
 def _digest(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The budget of a turn's thinking: what a request may sample, and what ends a thinking over it."""
+"""The budget of a turn's thinking: the tokens of a request, and the end of a thinking over it."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from services.rollout.types import Completion, PolicySpan
 
 
 class ThinkingBudget:
-    """Budget of `tokens` for the thinking at the start of each turn; None for none.
+    """Budget of `tokens` for the thinking at the start of each turn; None for no budget.
 
-    The first request of a turn samples no more than the budget. When the policy is still thinking
-    then, the family's own end of a thinking is put behind what it wrote, and the next request goes
-    on from there. Raises ConfigError when the family has no mark that ends a thinking.
+    The first request of a turn samples at most the budget. If the policy is still thinking then,
+    the family's own end of a thinking is appended, and the next request continues from there.
+    Raises ConfigError if the family has no mark that ends a thinking.
     """
 
     def __init__(self, dialect: Dialect, tokens: int | None) -> None:
@@ -27,14 +27,14 @@ class ThinkingBudget:
         self._tokens = tokens
 
     def bound_request(self, written: Sequence[int], most: int) -> int:
-        """Return how many of `most` tokens may be sampled behind what is written of a turn."""
+        """Return how many of `most` tokens may be sampled after the `written` part of a turn."""
         if self._tokens is None or (written and not self._is_over(written, 0)):
             return most
         return min(most, max(self._tokens - len(written), 1))
 
     def make_end(self, written: Sequence[int], room: int) -> Completion | None:
         """Return the end of a thinking that has used up its budget: tokens of no policy, without
-        logprobs, at most `room` of them. None where the turn may go on as it is."""
+        logprobs, at most `room` of them. None if the turn may continue as it is."""
         if self._tokens is None or room < 1 or not self._is_over(written, self._tokens):
             return None
         ids = np.array(self._thinking.end_ids[:room], np.int32)
@@ -42,5 +42,5 @@ class ThinkingBudget:
         return Completion(ids, np.zeros(0, np.float32), spans, cut=True)
 
     def _is_over(self, written: Sequence[int], tokens: int) -> bool:
-        """True when `written` ends inside a thinking of so many tokens."""
+        """Return True if `written` ends inside a thinking of so many tokens."""
         return len(written) >= tokens and self._thinking.is_thinking(written)

@@ -1,4 +1,4 @@
-"""The tokens of one attempt as they grow: appended, never made anew."""
+"""The growing tokens of one attempt: appended, never rebuilt."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from services.rollout.types import Completion
 
 
 class PrefixBroken(AssertionError):
-    """The tokens that the engine would see next do not start with those it saw before."""
+    """The engine's next tokens do not start with those that it saw before."""
 
 
 class Transcript:
@@ -30,14 +30,14 @@ class Transcript:
         return len(self._ids)
 
     def for_engine(self) -> NDArray[np.int32]:
-        """Return the ids to continue; assert that they extend what the engine has seen and
-        written."""
+        """Return the ids to continue; assert that they extend the tokens that the engine has seen
+        and written."""
         if not np.array_equal(self._ids[: len(self._seen)], self._seen):
             raise PrefixBroken(f"the first {len(self._seen)} tokens have changed")
         return self._ids
 
     def add_completion(self, completion: Completion, temperature: float) -> None:
-        """Append what the policy sampled, unchanged."""
+        """Append the policy's sampled tokens, unchanged."""
         self._ids = np.concatenate([self._ids, completion.token_ids])
         self._seen = self._ids.copy()
         self._logprobs.append(completion.logprobs)
@@ -51,7 +51,7 @@ class Transcript:
         ]
 
     def add_observation(self, ids: Sequence[int], whole: Sequence[str] = ()) -> None:
-        """Append what the environment wrote; `whole` are the answers that were cut for it."""
+        """Append the environment's tokens; `whole` are the full texts of cut answers."""
         for text in whole:
             room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
             self._media.append(keep_whole(text, len(self._ids), room))
@@ -64,12 +64,12 @@ class Transcript:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy wrote."""
+        """Number of tokens that the policy wrote."""
         return sum(map(len, self._logprobs))
 
     @property
     def known_experts(self) -> int:
-        """Tokens from the first on whose experts the engine has named."""
+        """Number of leading tokens whose experts the engine has named."""
         return sum(map(len, self._experts))
 
     @property
@@ -78,11 +78,11 @@ class Transcript:
 
     @property
     def sequence(self) -> TokenSequence:
-        """The tokens as the learner takes them."""
+        """The tokens in the learner's format."""
         experts = np.concatenate(self._experts) if self._experts else None
         return TokenSequence(self._ids, self.spans, self.logprobs, tuple(self._media), experts)
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Logprobs of the policy's tokens alone, in order."""
+        """Logprobs of only the policy's tokens, in order."""
         return np.concatenate(self._logprobs or [np.zeros(0, np.float32)])

@@ -12,17 +12,17 @@ from services.rollout.episodes.thinking_budget import ThinkingBudget
 from services.rollout.ports import Clock, Dialect, Engine
 from services.rollout.types import Completion, Sampling, join_completions
 
-# An engine that has not given its turn back so long after the time is over has lost it.
+# An engine that has not returned its turn so long after the deadline has lost it.
 ENGINE_GRACE_S = 5.0
 _GENERATE = "generate"
 
 
 class OutOfTime(Exception):
-    """The attempt's time is over, and not while the policy was writing."""
+    """The attempt's time ran out, but not while the policy was writing."""
 
 
 class TurnSampler:
-    """Sampler of the turns of any number of attempts at once."""
+    """Sampler of turns for any number of concurrent attempts."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class TurnSampler:
     async def sample_turn(
         self, state: AttemptState, sampling: Sampling
     ) -> tuple[Completion, TurnBudget]:
-        """Append one turn, in as many requests as it may take, and return it with the budget that
-        bounds it at its end.
+        """Append one turn, in as many requests as it takes, and return it with the budget that
+        bounds its end.
 
-        Without a token, its time was over before the first. Raises OutOfTime and EngineError."""
+        A turn without tokens ran out of time before the first. Raises OutOfTime and EngineError."""
         transcript, pieces = state.transcript, list[Completion]()
         written: list[int] = []
         while True:
@@ -60,7 +60,7 @@ class TurnSampler:
                 transcript.add_completion(each, sampling.temperature)
                 pieces.append(each)
             written += end.token_ids.tolist() if end is not None else []
-            # Behind a bound of the thinking the turn goes on; it is no cut of the turn.
+            # After the thinking's limit the turn continues: this is not a cut of the turn.
             over = most == budget.tokens and end is None
             if not piece.cut or (over and not budget.continues):
                 return join_completions(pieces), budget
@@ -68,14 +68,13 @@ class TurnSampler:
     async def _generate_piece(
         self, state: AttemptState, sampling: Sampling, most: int
     ) -> Completion:
-        """Sample in a stage of its own: the engine stands still when no request of any attempt
-        ends.
+        """Sample in a watchdog stage: the engine is stalled if no request of any attempt ends.
 
-        The engine keeps the time itself: what is sampled when it is over is the policy's like
-        all else."""
+        The engine itself keeps the deadline: tokens sampled until then are the policy's like all
+        others."""
         transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
         if transcript.known_experts:
-            # Of what a request computes again the first answer counts: it wrote what follows.
+            # If a request recomputes experts, the first answer counts: the later tokens follow it.
             sampling = replace(sampling, experts_from=transcript.known_experts)
         stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
         with stage, trace.span(_GENERATE, facts):
@@ -87,12 +86,12 @@ class TurnSampler:
         return completion
 
     def within_time(self, state: AttemptState, grace_s: float = 0.0) -> "_TimeLeft":
-        """Raise OutOfTime when the attempt's time is over before the block is done."""
+        """Raise OutOfTime if the attempt's time ends before the block."""
         return _TimeLeft(max(state.ends - self._clock(), 0.0) + grace_s)
 
 
 class _TimeLeft:
-    """Scope that ends with OutOfTime. A class, for every turn enters two."""
+    """Scope that ends with OutOfTime. A class, because every turn enters two."""
 
     __slots__ = ("_scope",)
 
@@ -108,7 +107,7 @@ class _TimeLeft:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # It raises its own end alone; a TimeoutError of the block passes.
+        # It only converts its own timeout; a TimeoutError of the block passes through.
         try:
             await self._scope.__aexit__(kind, error, traceback)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""A further machine of one rollout replica: a Ray node, on which its engine places workers."""
+"""A further machine of one rollout replica: a Ray node on which its engine places workers."""
 
 from collections.abc import Awaitable, Callable
 
@@ -51,7 +51,7 @@ async def _run_machine(runtime: Runtime[RolloutConfig]) -> None:
 
 
 def _check_number(number: int, nodes: int) -> None:
-    """Raise ConfigError where `--replica` is none of an engine's further machines."""
+    """Raise ConfigError if `--replica` is not one of an engine's further machines."""
     if not 0 < number < nodes:
         raise ConfigError(
             f"--replica {number}: rollout.engine.nodes is {nodes}, so further machines of the"

@@ -1,4 +1,4 @@
-"""Retries of a failed attempt: which tries are left, and how long to pause before the next."""
+"""Retries of a failed attempt: the tries left, and the pauses between them."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttemptRetries:
-    """Tries of one leased attempt that are left, as the learner numbers them.
+    """Remaining tries of one leased attempt, in the learner's numbering.
 
     `first_try` is the first that this lease may make: an earlier lease may have used others.
     `max_tries` is the learner's limit over all leases."""
@@ -20,6 +20,6 @@ class AttemptRetries:
         return range(self.first_try, self.max_tries)
 
     def pause_after(self, number: int) -> float:
-        """Return the seconds to pause after a failed try: twice as long after each, with jitter, so
-        that attempts that failed together do not come back together."""
+        """Return the seconds to pause after a failed try: doubled after each, with jitter, so that
+        attempts that failed together do not retry together."""
         return self.pause_s * 2 ** (number - self.first_try) * random.uniform(0.5, 1.0)

@@ -1,5 +1,4 @@
-"""A burn-in: the engine is tried at the greatest lengths that an attempt may have, before the first
-lease."""
+"""A burn-in: a test of the engine at the greatest lengths of an attempt, before the first lease."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +20,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BurnInLengths:
-    """Tokens of the burn-in's prompt and answer, and the seconds that it may take."""
+    """Tokens of the burn-in's prompt and answer, and its time limit in seconds."""
 
     prompt: int
     answer: int
@@ -30,17 +29,17 @@ class BurnInLengths:
 
 @dataclass(frozen=True, slots=True)
 class BurnInHints:
-    """The smallest change that helps where the engine has too little memory, or too little time."""
+    """The smallest changes that help an engine with too little memory, or too little time."""
 
     memory: str
     time: str
 
 
 class BurnIn:
-    """One prompt and one answer through the engine that has been given its first weights.
+    """One prompt and one answer through the engine after its first weights.
 
-    `settled` waits until their canary has been judged. Tokens of the burn-in are of no attempt: no
-    count and no trajectory holds them. Without `lengths` nothing is tried."""
+    `settled` waits until their canary has been judged. Tokens of the burn-in belong to no attempt:
+    no count and no trajectory includes them. Without `lengths` it does nothing."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class BurnIn:
         self.metrics: dict[str, float] = {}
 
     async def run_once(self) -> None:
-        """Try the engine. Raises ConfigError, or EngineDead where another try may help."""
+        """Test the engine. Raises ConfigError, or EngineDead if a retry may help."""
         if self._lengths is None:
             return
         await self._settled()
@@ -80,9 +79,9 @@ class BurnIn:
         self.over = True
 
     def explain_death(self, reason: str) -> Exception:
-        """Return the error for an engine that is dead.
+        """Return the error for a dead engine.
 
-        One that dies as the burn-in tries a run's first weights would do so again."""
+        One that dies while the burn-in tests a run's first weights would die again."""
         policy = self._engine.policy
         if not self.running or (policy is not None and policy.version > 0):
             return EngineDead(reason)

@@ -1,4 +1,4 @@
-"""Staging of announced weights: a copy in a file of our own, with every byte checked before use."""
+"""Staging of announced weights: a private copy in a file, with every byte checked before use."""
 
 import asyncio
 import shutil
@@ -19,7 +19,7 @@ from services.common.weight_delta import (
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import FetchedPart, Publication
 
-# The dtypes of a WeightManifest, in torch's words.
+# The dtypes of a WeightManifest, by torch's names.
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -30,7 +30,7 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-# A stream that broke is resumed; one that brings nothing so often is given up.
+# A broken stream is resumed; after so many attempts without a byte it is given up.
 FRUITLESS_FETCHES = 5
 FETCH_PAUSE_S = 0.2
 
@@ -43,19 +43,19 @@ _fetches = metrics.event_counter(
 
 
 class FingerprintMismatch(Exception):
-    """The bytes are not those that the manifest names."""
+    """The bytes do not match the manifest."""
 
 
 class KeptWeights:
-    """The bytes of the publication that is served, from which the next may differ in little."""
+    """The bytes of the served publication, from which the next may differ only a little."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Whose they are; None while there are none.
+        # Their policy; None without kept bytes.
         self.policy: PolicyId | None = None
 
     def replace_by(self, publication: Publication, staged: Path) -> None:
-        """Keep what is staged of a publication that is served by now, if it is to be kept."""
+        """Keep the staged bytes of the served publication, if it should be kept."""
         if publication.keep and staged.exists():
             staged.replace(self.path)
             self.policy = publication.policy
@@ -63,7 +63,7 @@ class KeptWeights:
             self.forget()
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Drop the kept bytes."""
         self.policy = None
         self.path.unlink(missing_ok=True)
 
@@ -71,9 +71,9 @@ class KeptWeights:
 async def stage_weights(
     publication: Publication, feed: PolicyFeed, path: Path, kept: KeptWeights | None = None
 ) -> None:
-    """Copy the publication to `path` and verify it there, by what is kept of another, if it is.
+    """Copy the publication to `path`, using kept bytes of another if there are any, and verify it.
 
-    A copy, because the publisher writes its slots anew while we load. Raises TransportFailed or
+    A copy, because the publisher reuses its slots while we load. Raises TransportFailed or
     FingerprintMismatch.
     """
     try:
@@ -92,13 +92,13 @@ async def stage_weights(
 async def _fetch_verified(
     publication: Publication, feed: PolicyFeed, path: Path, kept: KeptWeights | None
 ) -> None:
-    """Fetch a publication; all of it where what comes of differences is not what it should be."""
-    # What the learner does not trust is no ground to build on.
+    """Fetch a publication; fetch it as a whole if the result of differences is wrong."""
+    # Weights that the learner does not trust must not be a base.
     if kept is not None and kept.policy is not None and not publication.reload:
         try:
             changed = await _fetch_weights(publication, feed, path, kept)
             await asyncio.to_thread(verify_weights, publication, path)
-        # No room for both, perhaps: all of it may have, once what is kept is gone.
+        # Perhaps there is no room for both: the whole may fit once the kept bytes are gone.
         except (DamagedDeltaError, FingerprintMismatch, OSError) as error:
             _fetches("failed")()
             log.warning("fetched as a whole", policy=publication.policy.label, reason=str(error))
@@ -142,11 +142,11 @@ async def _fetch_weights(
 async def _part_bytes(
     part: FetchedPart, kept: KeptWeights | None, offset: int
 ) -> bytes | memoryview:
-    """Return a part's bytes of the publication. Raises DamagedDeltaError."""
+    """Return the bytes of a part of the publication. Raises DamagedDeltaError."""
     if not part.delta_bytes:
         return part.data
     if kept is None:
-        raise DamagedDeltaError("a difference that was not asked for")
+        raise DamagedDeltaError("a difference that was not requested")
     return await asyncio.to_thread(_apply_delta, part, kept.path, offset)
 
 

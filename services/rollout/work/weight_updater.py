@@ -1,5 +1,5 @@
-"""Updates that keep the engine on the newest policy: when it takes weights. How vLLM loads them is
-in `adapters/vllm_weights.py`."""
+"""Updates that keep the engine on the newest policy. `adapters/vllm_weights.py` loads the weights
+into vLLM."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 class WeightUpdater:
     """Loop that attaches, loads announced weights, and reports.
 
-    Loading is one at a time; of what is announced meanwhile only the newest is loaded next. Until
+    It loads one publication at a time, and then only the newest of those announced meanwhile. Until
     new weights are verified the engine keeps the old ones."""
 
     def __init__(
@@ -60,8 +60,8 @@ class WeightUpdater:
         self.last_update_s = 0.0
 
     async def keep_updating(self) -> None:
-        """Follow the policy for ever. Raises EngineDead when the engine cannot serve any more."""
-        # A predecessor that was killed could not remove its files, each as large as the model.
+        """Follow the policy for ever. Raises EngineDead if the engine can no longer serve."""
+        # A killed predecessor could not remove its files, each as large as the model.
         self._remove_files()
         try:
             await run_until_first(self._read_publications(), self._apply_newest())
@@ -73,7 +73,7 @@ class WeightUpdater:
         self._kept.forget()
 
     async def wait_until_judged(self) -> None:
-        """Wait until the learner has judged the canary of the weights that are served."""
+        """Wait until the learner has judged the canary of the served weights."""
         await self._judged.wait()
 
     async def wait_for_first_weights(self) -> None:
@@ -85,7 +85,7 @@ class WeightUpdater:
             async for publication in self._feed.stream_publications(self._engine.policy):
                 held = self._engine.policy
                 if held is not None and publication.policy < held:
-                    # Told by a learner that has been replaced.
+                    # Announced by a learner that has been replaced.
                     log.warning("older policy ignored", policy=publication.policy.label)
                     continue
                 self._newest = publication
@@ -148,7 +148,7 @@ class WeightUpdater:
         return UpdateOutcome.APPLIED, ""
 
     async def _change_weights(self, publication: Publication, *, sent: bool) -> None:
-        """Have the engine take weights that are sent, or those that are staged.
+        """Make the engine receive sent weights, or load the staged ones.
 
         Raises TransportFailed, with the old ones still served; WeightsTorn; EngineDead."""
         judged = self._judged.is_set()
@@ -171,8 +171,8 @@ class WeightUpdater:
     async def _score_canary(self, publication: Publication) -> NDArray[np.float32]:
         """Return the canary's logprobs.
 
-        Weights that cannot be checked must not be served: raises EngineDead, also where the engine
-        gives none in the publication's time."""
+        Weights that cannot be checked must not be served: raises EngineDead, also if the engine
+        does not answer within the publication's timeout."""
         limit_s = publication.timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -187,7 +187,7 @@ class WeightUpdater:
             raise EngineDead(detail) from error
 
     async def _sample_probes(self, publication: Publication) -> Sequence[Completion]:
-        """Sample the probes that the learner asks for; nothing when the engine cannot."""
+        """Sample the learner's probes; return nothing if the engine cannot."""
         samples = [
             self._engine.generate(probe.token_ids, probe.sampling, probe.max_tokens)
             for probe in publication.probes
@@ -197,6 +197,6 @@ class WeightUpdater:
         except EngineDead:
             raise
         except EngineError as error:
-            # The samples for training are judged all the same.
+            # The samples for training are judged anyway.
             log.warning("probes not sampled", policy=publication.policy.label, reason=str(error))
             return ()

@@ -1,4 +1,4 @@
-"""A worker that turns leases into trajectories, and holds nothing that a restart would lose."""
+"""A worker that turns leases into trajectories, and holds no state that a restart would lose."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from services.rollout.types import Lease, LeasedAttempt, Sampling
 from services.rollout.work.attempt_retries import AttemptRetries
 from services.rollout.work.worker_totals import WorkerTotals
 
-# A learner that answers an empty poll at once must not be asked in a loop.
+# A learner that answers an empty poll at once must not be polled in a tight loop.
 EMPTY_POLL_PAUSE_S = 0.05
 RELEASE_TIMEOUT_S = 5.0
 
@@ -37,11 +37,12 @@ class WorkerOptions:
 
 
 class Worker:
-    """Leases of groups while there is room; their attempts run at once, and each is submitted.
+    """Taker of group leases while there is room; it runs their attempts concurrently and submits
+    each.
 
-    A group larger than the room left is run whole when the learner gives it: it gives one only to
-    a worker that has nothing else, and the engine queues what exceeds its own limit. `settled`
-    waits while the engine's newest weights are still being judged."""
+    A group larger than the free room runs whole if the learner grants it: the learner does so only
+    for an idle worker, and the engine queues attempts beyond its own limit. `settled` waits while
+    the engine's newest weights are still being judged."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Worker:
         self._groups: dict[str, asyncio.Task[None]] = {}
         self._capacity_freed = asyncio.Event()
         self._interval_s = options.renew_interval_s
-        # Attempts of each lease that are running or about to.
+        # Attempts of each lease that are running or about to run.
         self._live: dict[str, int] = {}
         self.totals = WorkerTotals()
 
@@ -77,7 +78,7 @@ class Worker:
         return sum(self._live.values())
 
     async def run_until_drained(self, drain: asyncio.Event) -> None:
-        """Work until `drain` is set, then give everything back. Raises LearnerRefused."""
+        """Work until `drain` is set, then release all leases. Raises LearnerRefused."""
         try:
             await run_until_first(self._keep_leasing(), self._keep_renewing(), drain.wait())
         finally:
@@ -100,8 +101,8 @@ class Worker:
     async def _wait_for_capacity(self) -> None:
         self._capacity_freed.clear()
         try:
-            # The policy may arrive without anything else happening here.
-            # Not wait_for: that one loses a cancellation which comes together with the event.
+            # The policy may arrive without any other event here.
+            # Not wait_for, which loses a cancellation that comes together with the event.
             async with asyncio.timeout(0.2):
                 await self._capacity_freed.wait()
         except TimeoutError:
@@ -154,7 +155,7 @@ class Worker:
         complete = False
         try:
             for ended in asyncio.as_completed(attempts):
-                # What completes a group has no use for its other attempts.
+                # A complete group does not need its other attempts.
                 if complete := await ended:
                     break
         except LeaseLost as error:
@@ -170,8 +171,7 @@ class Worker:
             await self._learner.release_leases([lease.lease_id])
 
     async def _run_attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
-        """Try until graded, out of tries or out of time; return True when it completed the
-        group."""
+        """Try until graded, out of tries or out of time; return True if it completed the group."""
         pause_s = self._options.retry_pause_s
         retries = AttemptRetries(leased.next_try, lease.max_tries, pause_s)
         complete = False
@@ -193,10 +193,10 @@ class Worker:
     ) -> tuple[bool, bool]:
         """Submit a try; return whether it completed the group, and whether the try counts.
 
-        What the learner refuses becomes a failed try, for the sake of the attempts beside it;
-        when it refuses that too, it refuses the worker, and LearnerRefused is raised."""
+        A refused submission becomes a failed try, to protect the attempts beside it; if the learner
+        refuses that too, it refuses the worker, and LearnerRefused is raised."""
         if self._settled is not None:
-            # Weights that may yet turn out to be wrong have written nothing that is handed in.
+            # Submit nothing by weights that may still turn out to be wrong.
             await self._settled()
         left = max(end - self._clock(), 0.0)
         try:
@@ -216,8 +216,8 @@ class Worker:
     async def _run_try(
         self, lease: Lease, leased: LeasedAttempt, number: int, end: float, *, first: bool
     ) -> Trajectory | None:
-        """Run one try; None when there is no time, or these weights are not the lease's any
-        more."""
+        """Run one try; return None if there is no time, or these weights are no longer the
+        lease's."""
         left = end - self._clock()
         if left <= 0 or not self._may_serve(lease):
             return None
@@ -233,8 +233,8 @@ class Worker:
         except EngineDead:
             raise
         except Exception as error:
-            # A fault of ours in one attempt must not take the others with it: it is recorded as
-            # a failed try, with the stack in the log.
+            # Our own bug in one attempt must not end the others: it is recorded as a failed try,
+            # with the stack in the log.
             log.exception("attempt failed", group=lease.group_id, index=leased.attempt_index)
             trajectory = make_failed_trajectory(
                 attempt.key, AttemptState(0.0), FailureKind.ABORTED, repr(error)
@@ -251,7 +251,7 @@ class Worker:
         return lease.min_policy is None or policy >= lease.min_policy
 
     def _is_wanted(self, lease: Lease, trajectory: Trajectory) -> bool:
-        """Return False for an evaluation of one policy that another policy wrote, even in part."""
+        """Return False for an evaluation of one policy that another wrote, even in part."""
         if lease.purpose is not Purpose.EVAL or lease.exact_policy is None:
             return True
         return all(span.policy in (None, lease.exact_policy) for span in trajectory.spans)
@@ -264,7 +264,7 @@ class Worker:
             log.warning("try failed", **place, kind=kind, detail=trajectory.detail)
 
     async def _release_all_leases(self) -> None:
-        """Release every lease at once, before the episodes are closed: others may begin."""
+        """Release every lease at once, before closing the episodes, so that others may begin."""
         held = list(self._groups)
         closing = asyncio.create_task(cancel_tasks(list(self._groups.values())))
         try:

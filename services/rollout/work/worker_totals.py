@@ -8,7 +8,7 @@ from services.common.domain.trajectory import Trajectory
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """Totals of a worker: `attempts` are the tries that ended; `stop_reasons` says of each why."""
+    """Totals of a worker: `attempts` counts ended tries, `stop_reasons` their reasons."""
 
     attempts: int = 0
     graded: int = 0

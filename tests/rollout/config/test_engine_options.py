@@ -53,7 +53,7 @@ def test_an_option_with_a_key_of_its_own_names_that_key(
         ("speculative_config", {"method": "ngram"}, "no update reaches a drafter"),
         ("load_format", "pt", "a pickle could run code"),
         ("quantization", "fp8", "would keep the weights before them"),
-        ("worker_extension_cls", "mine.Loader", "nobody else's code"),
+        ("worker_extension_cls", "mine.Loader", "no other code"),
         ("enable_lora", True, "set policy.adapter_rank instead"),
         ("cpu_offload_gb", 4, "cannot reload weights that are offloaded"),
         ("kv_transfer_config", {}, "outlives a reload of weights"),

@@ -34,7 +34,7 @@ class _EpisodeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     EPISODE_STATE_FAILED: _EpisodeState.ValueType  # 5
 
 class EpisodeState(_EpisodeState, metaclass=_EpisodeStateEnumTypeWrapper):
-    """Where an episode is on its way."""
+    """State of an episode."""
 
 EPISODE_STATE_UNSPECIFIED: EpisodeState.ValueType  # 0
 EPISODE_STATE_QUEUED: EpisodeState.ValueType  # 1
@@ -66,7 +66,7 @@ class _ToolOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     TOOL_OUTCOME_SESSION_LOST: _ToolOutcome.ValueType  # 8
 
 class ToolOutcome(_ToolOutcome, metaclass=_ToolOutcomeEnumTypeWrapper):
-    """What became of a tool call."""
+    """Outcome of a tool call."""
 
 TOOL_OUTCOME_UNSPECIFIED: ToolOutcome.ValueType  # 0
 TOOL_OUTCOME_OK: ToolOutcome.ValueType  # 1
@@ -99,7 +99,7 @@ class _NoGradeReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     NO_GRADE_REASON_TAINTED: _NoGradeReason.ValueType  # 6
 
 class NoGradeReason(_NoGradeReason, metaclass=_NoGradeReasonEnumTypeWrapper):
-    """Why there is no grade."""
+    """Reason for a missing grade."""
 
 NO_GRADE_REASON_UNSPECIFIED: NoGradeReason.ValueType  # 0
 NO_GRADE_REASON_EXECUTION_FAILED: NoGradeReason.ValueType  # 1
@@ -136,7 +136,7 @@ class OpenEpisodeRequest(google.protobuf.message.Message):
     worker_id: builtins.str
     @property
     def budget(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the episode may take in all, grading included."""
+        """Time limit of the whole episode, grading included."""
 
     def __init__(
         self,
@@ -167,9 +167,9 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     episode_id: builtins.str
     """Known from the first message on. Embeds the gateway's shard."""
     detail: builtins.str
-    """With EPISODE_STATE_FAILED: why the environment could not be had. With a state
-    before it: what the last attempt failed of, while another follows; the state
-    is then told again.
+    """Reason why the environment is unavailable, with EPISODE_STATE_FAILED. With
+    an earlier state, the error of the last attempt, before another one; the
+    state is then sent again.
     """
     @property
     def ready(self) -> global___EpisodeReady:
@@ -214,13 +214,13 @@ class EpisodeReady(google.protobuf.message.Message):
 
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration:
-        """Remaining time after which the episode is closed whatever happens."""
+        """Remaining time after which the episode is closed in any case."""
 
     @property
     def open_time(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
     def initial_observation(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ContentPart]:
-        """What the environment shows at the start, such as a first screenshot."""
+        """First observation of the environment, such as a screenshot."""
 
     def __init__(
         self,
@@ -253,12 +253,12 @@ class Tool(google.protobuf.message.Message):
     name: builtins.str
     description: builtins.str
     input_schema_json: builtins.str
-    """JSON schema of the arguments, as the environment gave it."""
+    """JSON schema of the arguments, unchanged from the environment."""
     read_only: builtins.bool
     idempotent: builtins.bool
     parallel: builtins.bool
-    """A read-only tool whose calls may be under way together, by the gateway's
-    configuration. `read_only` alone may be no more than a server's hint.
+    """A read-only tool whose calls may run concurrently, by the gateway's
+    configuration. `read_only` alone may be just a server's hint.
     """
     def __init__(
         self,
@@ -276,7 +276,7 @@ global___Tool = Tool
 
 @typing.final
 class PromptFacts(google.protobuf.message.Message):
-    """What the environment says about itself that belongs into the prompt."""
+    """Facts from the environment that belong in the prompt."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -329,10 +329,10 @@ class CallToolRequest(google.protobuf.message.Message):
     DEADLINE_FIELD_NUMBER: builtins.int
     episode_id: builtins.str
     call_seq: builtins.int
-    """From 0, one more for each call of the episode. Calls have their turns in
-    this order. It has to be the next, or, where the answer may be lost, one of
-    the newest 16. A call of a `parallel` tool may come before those that it
-    follows, up to 15 early: it waits for them.
+    """Counted from 0 for each call of the episode. Calls run in this order. It
+    must be the next one, or, if its answer may be lost, one of the newest 16. A
+    call of a `parallel` tool may arrive up to 15 early: it waits for its
+    predecessors.
     """
     name: builtins.str
     arguments_json: builtins.str
@@ -368,12 +368,12 @@ class CallToolResponse(google.protobuf.message.Message):
     REPLAYED_FIELD_NUMBER: builtins.int
     outcome: global___ToolOutcome.ValueType
     reward: builtins.float
-    """Where the environment gives rewards by the step."""
+    """Set if the environment rewards every step."""
     done: builtins.bool
-    """True when the environment ended the episode."""
+    """True if the environment ended the episode."""
     attempts: builtins.int
     replayed: builtins.bool
-    """True when this is the stored answer to a repeated `call_seq`."""
+    """True if this is the stored answer to a repeated `call_seq`."""
     @property
     def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ContentPart]: ...
     @property
@@ -485,7 +485,7 @@ class GradeHeader(google.protobuf.message.Message):
     DEADLINE_FIELD_NUMBER: builtins.int
     episode_id: builtins.str
     final_answer: builtins.str
-    """What the policy answered, where it did."""
+    """The policy's final answer, if it gave one."""
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration: ...
     def __init__(
@@ -514,17 +514,17 @@ class GradeResponse(google.protobuf.message.Message):
     ATTEMPTS_FIELD_NUMBER: builtins.int
     SUSPICION_FIELD_NUMBER: builtins.int
     reward: builtins.float
-    """From -1e6 to 1e6. What a verifier returns beyond that is no grade."""
+    """A reward from -1e6 to 1e6. Other values from a verifier are not a grade."""
     partial_reward: builtins.float
     stdout: builtins.str
-    """What the verifier printed, at most 64 KiB."""
+    """Output of the verifier, at most 64 KiB."""
     attempts: builtins.int
-    """How often the verifier was run; 0 where it could not be: it does not compile,
-    or may not run here.
+    """Number of runs of the verifier; 0 if it does not compile, or may not run
+    here.
     """
     suspicion: builtins.str
-    """Results among what the verifier printed that the policy may have written, a
-    line each, at most 2,000 characters: they count for nothing. Empty for most.
+    """Printed results that the policy may have written, a line each, at most 2,000
+    characters: they do not count. Usually empty.
     """
     @property
     def no_grade(self) -> global___NoGrade: ...
@@ -555,7 +555,7 @@ global___GradeResponse = GradeResponse
 
 @typing.final
 class NoGrade(google.protobuf.message.Message):
-    """The grade is not known, which is not the same as 0."""
+    """The grade is unknown, which is not the same as 0."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -724,18 +724,17 @@ class GetStatusResponse(google.protobuf.message.Message):
     instances_created: builtins.int
     instances_closed: builtins.int
     retry_tokens: builtins.float
-    """Retries of tool calls that may be made at once."""
+    """Number of tool calls that may be retried now."""
     delete_backlog: builtins.int
-    """Instances that are being deleted."""
+    """Number of instances being deleted."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentStatus]: ...
     @property
     def limiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimiterStatus]: ...
     @property
     def sandbox_limits(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What bounds a verifier in its sandbox: `rlimits`, and the files of its
-        control group that are set, such as `memory.max`. Empty where there is no
-        sandbox.
+        """Limits of a verifier in its sandbox: `rlimits`, and the files set in its
+        control group, such as `memory.max`. Empty without a sandbox.
         """
 
     def __init__(
@@ -756,7 +755,7 @@ global___GetStatusResponse = GetStatusResponse
 
 @typing.final
 class LimiterStatus(google.protobuf.message.Message):
-    """How much of something may be under way, and is."""
+    """Limit and occupancy of one kind of request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -766,12 +765,12 @@ class LimiterStatus(google.protobuf.message.Message):
     IN_FLIGHT_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """`episodes`, `calls`, `warmups` (instances asked for their tools),
+    """`episodes`, `calls`, `warmups` (probes of instances for their tools),
     `creations`, `deletions` or `grades`.
     """
     of: builtins.str
-    """The environment, or the backend of creations, deletions and grades; empty for all
-    of them.
+    """The environment, or the backend for creations, deletions and grades; empty
+    for all of them.
     """
     limit: builtins.int
     in_flight: builtins.int
@@ -791,7 +790,7 @@ global___LimiterStatus = LimiterStatus
 
 @typing.final
 class EnvironmentStatus(google.protobuf.message.Message):
-    """How one environment is doing."""
+    """Status of one environment."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -867,11 +866,11 @@ class EnvironmentStatus(google.protobuf.message.Message):
     tainted: builtins.int
     """Episodes with a call of unknown outcome."""
     expired: builtins.int
-    """Episodes that were closed because nobody renewed them, or they took too long."""
+    """Episodes closed because they were not renewed, or took too long."""
     breaker: builtins.str
-    """`closed`, `half_open` or `open`, which lets no call through; empty before the first call."""
+    """`closed`, `half_open` or `open`, which blocks all calls; empty before the first call."""
     suspects: builtins.int
-    """Grades with a suspicion."""
+    """Number of grades with a suspicion."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Keys are episode states, lower case."""

@@ -26,30 +26,30 @@ if _version_not_supported:
 
 
 class EpisodeServiceStub(object):
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -106,30 +106,30 @@ class EpisodeServiceStub(object):
 
 
 class EpisodeServiceServicer(object):
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def OpenEpisode(self, request, context):
@@ -145,24 +145,24 @@ class EpisodeServiceServicer(object):
     def CallTool(self, request, context):
         """Executes one tool call. A repeated `call_seq` returns the stored answer and
         executes nothing: from rollout to gateway a call happens exactly once, from
-        gateway to environment an unsafe one at most once. Calls of `parallel` tools
-        that follow one another may be under way together, at most 16; any other
-        call begins when all before it have ended, and ends before the next begins.
+        gateway to environment an unsafe one at most once. Consecutive calls of
+        `parallel` tools may run concurrently, at most 16; any other call begins
+        after all before it have ended, and ends before the next begins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Grade(self, request_iterator, context):
-        """Grades the episode: one header, then the transcript where the verifier
-        wants it. Repeatable; the first known grade stands.
+        """Grades the episode: one header, then the transcript if the verifier needs
+        it. Repeatable; the first known grade is final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewEpisodes(self, request, context):
-        """Keeps all of a worker's episodes alive and says which are lost.
+        """Renews all of a worker's episodes and returns the lost ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +184,8 @@ class EpisodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchCapacity(self, request, context):
-        """Streams how many episodes can be opened, at once and after each change.
-        Ends after a bounded age; watch again.
+        """Streams the number of episodes that can be opened, initially and after each
+        change. Ends after a bounded age; watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,30 +262,30 @@ def add_EpisodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EpisodeService(object):
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

@@ -18,30 +18,30 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class EpisodeServiceStub:
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -61,24 +61,24 @@ class EpisodeServiceStub:
     ]
     """Executes one tool call. A repeated `call_seq` returns the stored answer and
     executes nothing: from rollout to gateway a call happens exactly once, from
-    gateway to environment an unsafe one at most once. Calls of `parallel` tools
-    that follow one another may be under way together, at most 16; any other
-    call begins when all before it have ended, and ends before the next begins.
+    gateway to environment an unsafe one at most once. Consecutive calls of
+    `parallel` tools may run concurrently, at most 16; any other call begins
+    after all before it have ended, and ends before the next begins.
     """
 
     Grade: grpc.StreamUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.GradeRequest,
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
-    """Grades the episode: one header, then the transcript where the verifier
-    wants it. Repeatable; the first known grade stands.
+    """Grades the episode: one header, then the transcript if the verifier needs
+    it. Repeatable; the first known grade is final.
     """
 
     RenewEpisodes: grpc.UnaryUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesRequest,
         flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesResponse,
     ]
-    """Keeps all of a worker's episodes alive and says which are lost."""
+    """Renews all of a worker's episodes and returns the lost ones."""
 
     CloseEpisode: grpc.UnaryUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.CloseEpisodeRequest,
@@ -98,8 +98,8 @@ class EpisodeServiceStub:
         flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityRequest,
         flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityResponse,
     ]
-    """Streams how many episodes can be opened, at once and after each change.
-    Ends after a bounded age; watch again.
+    """Streams the number of episodes that can be opened, initially and after each
+    change. Ends after a bounded age; watch again.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
@@ -115,30 +115,30 @@ class EpisodeServiceStub:
     """Refuses new episodes, waits for the open ones and exits. Repeatable."""
 
 class EpisodeServiceAsyncStub:
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     OpenEpisode: grpc.aio.UnaryStreamMultiCallable[
@@ -157,24 +157,24 @@ class EpisodeServiceAsyncStub:
     ]
     """Executes one tool call. A repeated `call_seq` returns the stored answer and
     executes nothing: from rollout to gateway a call happens exactly once, from
-    gateway to environment an unsafe one at most once. Calls of `parallel` tools
-    that follow one another may be under way together, at most 16; any other
-    call begins when all before it have ended, and ends before the next begins.
+    gateway to environment an unsafe one at most once. Consecutive calls of
+    `parallel` tools may run concurrently, at most 16; any other call begins
+    after all before it have ended, and ends before the next begins.
     """
 
     Grade: grpc.aio.StreamUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.GradeRequest,
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
-    """Grades the episode: one header, then the transcript where the verifier
-    wants it. Repeatable; the first known grade stands.
+    """Grades the episode: one header, then the transcript if the verifier needs
+    it. Repeatable; the first known grade is final.
     """
 
     RenewEpisodes: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesRequest,
         flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesResponse,
     ]
-    """Keeps all of a worker's episodes alive and says which are lost."""
+    """Renews all of a worker's episodes and returns the lost ones."""
 
     CloseEpisode: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.env_gateway.v1.episode_service_pb2.CloseEpisodeRequest,
@@ -194,8 +194,8 @@ class EpisodeServiceAsyncStub:
         flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityRequest,
         flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityResponse,
     ]
-    """Streams how many episodes can be opened, at once and after each change.
-    Ends after a bounded age; watch again.
+    """Streams the number of episodes that can be opened, initially and after each
+    change. Ends after a bounded age; watch again.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -211,30 +211,30 @@ class EpisodeServiceAsyncStub:
     """Refuses new episodes, waits for the open ones and exits. Repeatable."""
 
 class EpisodeServiceServicer(metaclass=abc.ABCMeta):
-    """The one door to environments: Fleet, OpenEnv, MCP servers, embedded apps.
+    """Gateway to all environments: Fleet, OpenEnv, MCP servers, embedded apps.
 
     Served by the env_gateway, called by rollout workers. The gateway owns every
     environment instance by lease: an episode whose holder stops renewing is
-    graded never and closed, and nothing leaks. It is the only place with
-    concurrency limits, backoff and retries, and the only one that grades.
+    closed without a grade, and nothing leaks. Concurrency limits, backoff,
+    retries and grading happen only here.
 
-    What an environment does wrong is data, not an RPC error: tool outcomes and
-    missing grades travel in the response, so that a client's retry is never
-    ambiguous. gRPC errors mean the gateway itself; they carry a
-    google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
+    Faults of an environment are data, not RPC errors: tool outcomes and missing
+    grades travel in the response, so that a client's retry is never ambiguous.
+    gRPC errors are the gateway's own; they carry a google.rpc.ErrorInfo, domain
+    `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
-      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @abc.abstractmethod
@@ -257,9 +257,9 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.CallToolResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.CallToolResponse]]:
         """Executes one tool call. A repeated `call_seq` returns the stored answer and
         executes nothing: from rollout to gateway a call happens exactly once, from
-        gateway to environment an unsafe one at most once. Calls of `parallel` tools
-        that follow one another may be under way together, at most 16; any other
-        call begins when all before it have ended, and ends before the next begins.
+        gateway to environment an unsafe one at most once. Consecutive calls of
+        `parallel` tools may run concurrently, at most 16; any other call begins
+        after all before it have ended, and ends before the next begins.
         """
 
     @abc.abstractmethod
@@ -268,8 +268,8 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[flotilla.env_gateway.v1.episode_service_pb2.GradeRequest],
         context: _ServicerContext,
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse]]:
-        """Grades the episode: one header, then the transcript where the verifier
-        wants it. Repeatable; the first known grade stands.
+        """Grades the episode: one header, then the transcript if the verifier needs
+        it. Repeatable; the first known grade is final.
         """
 
     @abc.abstractmethod
@@ -278,7 +278,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.RenewEpisodesResponse]]:
-        """Keeps all of a worker's episodes alive and says which are lost."""
+        """Renews all of a worker's episodes and returns the lost ones."""
 
     @abc.abstractmethod
     def CloseEpisode(
@@ -304,8 +304,8 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityResponse], collections.abc.AsyncIterator[flotilla.env_gateway.v1.episode_service_pb2.WatchCapacityResponse]]:
-        """Streams how many episodes can be opened, at once and after each change.
-        Ends after a bounded age; watch again.
+        """Streams the number of episodes that can be opened, initially and after each
+        change. Ends after a bounded age; watch again.
         """
 
     @abc.abstractmethod

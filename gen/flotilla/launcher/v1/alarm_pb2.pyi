@@ -25,16 +25,16 @@ class _AlarmSeverityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     ALARM_SEVERITY_UNSPECIFIED: _AlarmSeverity.ValueType  # 0
     ALARM_SEVERITY_NOTICE: _AlarmSeverity.ValueType  # 1
-    """Good news that somebody may want to act on: an environment is solved."""
+    """Good news that may call for action: an environment is solved."""
     ALARM_SEVERITY_WARNING: _AlarmSeverity.ValueType  # 2
     ALARM_SEVERITY_ERROR: _AlarmSeverity.ValueType  # 3
 
 class AlarmSeverity(_AlarmSeverity, metaclass=_AlarmSeverityEnumTypeWrapper):
-    """How urgent an alarm is."""
+    """Urgency of an alarm."""
 
 ALARM_SEVERITY_UNSPECIFIED: AlarmSeverity.ValueType  # 0
 ALARM_SEVERITY_NOTICE: AlarmSeverity.ValueType  # 1
-"""Good news that somebody may want to act on: an environment is solved."""
+"""Good news that may call for action: an environment is solved."""
 ALARM_SEVERITY_WARNING: AlarmSeverity.ValueType  # 2
 ALARM_SEVERITY_ERROR: AlarmSeverity.ValueType  # 3
 global___AlarmSeverity = AlarmSeverity
@@ -54,20 +54,20 @@ class Alarm(google.protobuf.message.Message):
     CAUSE_FIELD_NUMBER: builtins.int
     FIX_FIELD_NUMBER: builtins.int
     rule: builtins.str
-    """As docs/metrics.md lists them: `failing_environment`, `run_failed`, ..."""
+    """A rule listed in docs/metrics.md: `failing_environment`, `run_failed`, ..."""
     scope: builtins.str
-    """An environment, a backend, a stage, a set of tasks; `all` where it is of
-    none.
+    """An environment, a backend, a stage, a set of tasks; `all` if it applies to
+    none of these.
     """
     severity: global___AlarmSeverity.ValueType
     step: builtins.int
-    """Of the run, when it was raised; an env_gateway says 0, and the launcher
-    puts in the learner's.
+    """Step of the run when the alarm was raised; an env_gateway sends 0, and the
+    launcher fills in the learner's.
     """
     cause: builtins.str
-    """What is the matter, with figures; one line of printable characters."""
+    """The problem, with figures; one line of printable characters."""
     fix: builtins.str
-    """What to look at or to try; one line of printable characters."""
+    """Suggested checks or remedies; one line of printable characters."""
     def __init__(
         self,
         *,

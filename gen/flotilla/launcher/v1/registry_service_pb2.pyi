@@ -35,7 +35,7 @@ class _CommandEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     """Exit now."""
 
 class Command(_Command, metaclass=_CommandEnumTypeWrapper):
-    """What the launcher wants of a replica."""
+    """Command of the launcher to a replica."""
 
 COMMAND_UNSPECIFIED: Command.ValueType  # 0
 COMMAND_NONE: Command.ValueType  # 1
@@ -53,7 +53,7 @@ class _UnitPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     UNIT_PHASE_UNSPECIFIED: _UnitPhase.ValueType  # 0
     UNIT_PHASE_SETUP: _UnitPhase.ValueType  # 1
-    """The code and its packages are put in place."""
+    """Code and packages are being installed."""
     UNIT_PHASE_RUNNING: _UnitPhase.ValueType  # 2
     """The replica's process runs."""
     UNIT_PHASE_PREEMPTED: _UnitPhase.ValueType  # 3
@@ -62,11 +62,11 @@ class _UnitPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The process has ended for good; see `exit_code`."""
 
 class UnitPhase(_UnitPhase, metaclass=_UnitPhaseEnumTypeWrapper):
-    """Where a replica's machine is on its way."""
+    """Phase of a replica's machine."""
 
 UNIT_PHASE_UNSPECIFIED: UnitPhase.ValueType  # 0
 UNIT_PHASE_SETUP: UnitPhase.ValueType  # 1
-"""The code and its packages are put in place."""
+"""Code and packages are being installed."""
 UNIT_PHASE_RUNNING: UnitPhase.ValueType  # 2
 """The replica's process runs."""
 UNIT_PHASE_PREEMPTED: UnitPhase.ValueType  # 3
@@ -96,7 +96,7 @@ class RegisterRequest(google.protobuf.message.Message):
     """host:port of its gRPC server."""
     pid: builtins.int
     metrics_address: builtins.str
-    """host:port of its Prometheus metrics; empty where it serves none."""
+    """host:port of its Prometheus metrics; empty if it serves none."""
     def __init__(
         self,
         *,
@@ -122,7 +122,7 @@ class RegisterResponse(google.protobuf.message.Message):
     def heartbeat_interval(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
     def orphan_after(self) -> google.protobuf.duration_pb2.Duration:
-        """Drain by yourself when no heartbeat has succeeded for this long."""
+        """Drain on your own if no heartbeat has succeeded for this long."""
 
     def __init__(
         self,
@@ -170,17 +170,17 @@ class HeartbeatRequest(google.protobuf.message.Message):
     replica: builtins.int
     incarnation: builtins.str
     phase: builtins.str
-    """As in the service's GetStatus."""
+    """Same as in the service's GetStatus."""
     serving: builtins.bool
     step: builtins.int
-    """From the learner: how far the run has come."""
+    """Progress of the run, from the learner."""
     total_steps: builtins.int
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     @property
     def alarms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[flotilla.launcher.v1.alarm_pb2.Alarm]:
-        """All that are raised now, at most 64, the most severe first. One that is
-        raised is told at once, not with the next heartbeat that is due.
+        """All currently raised alarms, at most 64, the most severe first. A newly
+        raised one triggers a heartbeat at once.
         """
 
     def __init__(
@@ -226,8 +226,8 @@ class HeartbeatResponse(google.protobuf.message.Message):
     command: global___Command.ValueType
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """What the launcher knows of the run and its metrics lack: `cost/*`. The
-        learner gives it to its trackers.
+        """Metrics of the run that only the launcher knows: `cost/*`. The learner
+        passes them to its trackers.
         """
 
     def __init__(
@@ -276,7 +276,7 @@ global___ResolvePeersResponse = ResolvePeersResponse
 
 @typing.final
 class Peer(google.protobuf.message.Message):
-    """One replica that is registered and serving."""
+    """One registered, serving replica."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -315,18 +315,18 @@ class ReportUnitRequest(google.protobuf.message.Message):
     service: builtins.str
     replica: builtins.int
     incarnation: builtins.str
-    """New for every start of the watcher."""
+    """New for every start of the agent."""
     phase: global___UnitPhase.ValueType
     exit_code: builtins.int
     """Negative: killed by that signal."""
     tail: builtins.str
-    """The last lines of its log when it has ended, at most 16 KiB."""
+    """The last lines of its log once it has ended, at most 16 KiB."""
     hostname: builtins.str
     restarts: builtins.int
-    """Of its processes on this machine, counting restarts."""
+    """Restarts of its process on this machine."""
     node: builtins.int
-    """Which of the replica's machines this is. The first speaks for the replica;
-    the others only ask whether to go on.
+    """Number of this machine among the replica's. The first one reports for the
+    replica; the others only renew their permission to continue.
     """
     def __init__(
         self,
@@ -355,12 +355,12 @@ class ReportUnitResponse(google.protobuf.message.Message):
     BEGUN_FIELD_NUMBER: builtins.int
     command: global___Command.ValueType
     begun: builtins.bool
-    """The run has trained: a learner whose machine has nothing of it goes on from
-    what was uploaded, and never begins anew.
+    """The run has trained: a learner on a machine without its files continues from
+    the uploaded state, and never starts from scratch.
     """
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
-        """End what runs on the machine if no further answer comes for this long."""
+        """End the machine's processes if no further answer comes for this long."""
 
     def __init__(
         self,
@@ -391,14 +391,14 @@ class PushLogsRequest(google.protobuf.message.Message):
     replica: builtins.int
     incarnation: builtins.str
     position: builtins.int
-    """Where `chunk` begins in all that this incarnation has logged."""
+    """Position of `chunk` in the whole log of this incarnation."""
     chunk: builtins.bytes
     """At most 256 KiB."""
     node: builtins.int
-    """Which of the replica's machines this is; each has a log of its own."""
+    """Number of this machine among the replica's; each has its own log."""
     beside: builtins.str
-    """Of a log that the replica keeps beside its own there, its name: `learner-rank-0`.
-    `incarnation` is that file's then.
+    """Name of an additional log of the replica on that machine: `learner-rank-0`.
+    `incarnation` is then that of the file.
     """
     def __init__(
         self,
@@ -422,7 +422,7 @@ class PushLogsResponse(google.protobuf.message.Message):
 
     POSITION_FIELD_NUMBER: builtins.int
     position: builtins.int
-    """Go on from here."""
+    """Continue from here."""
     def __init__(
         self,
         *,

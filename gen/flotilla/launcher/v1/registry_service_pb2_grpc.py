@@ -26,24 +26,24 @@ if _version_not_supported:
 
 
 class RegistryServiceStub(object):
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+    INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
     RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -80,24 +80,24 @@ class RegistryServiceStub(object):
 
 
 class RegistryServiceServicer(object):
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+    INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
     RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def Register(self, request, context):
@@ -109,15 +109,14 @@ class RegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Says "alive" with the replica's phase and numbers; the answer may carry a
-        command.
+        """Reports the replica's phase and metrics; the answer may carry a command.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolvePeers(self, request, context):
-        """Streams the addresses of a service's replicas, at once and at each change.
+        """Streams the addresses of a service's replicas, initially and at each change.
         Ends after a bounded age; resolve again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,16 +124,16 @@ class RegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportUnit(self, request, context):
-        """Says how a machine's part of a run is doing: called by what watches over a
-        replica there. The answer renews its permission to go on.
+        """Reports the state of a replica's machine: called by the agent that watches
+        the replica there. The answer renews its permission to continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PushLogs(self, request, context):
-        """Appends to a replica's log at the launcher. Repeatable: what is known of a
-        piece is skipped.
+        """Appends to a replica's log at the launcher. Repeatable: bytes that the
+        launcher already has are skipped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,24 +176,24 @@ def add_RegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegistryService(object):
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+    INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
     RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

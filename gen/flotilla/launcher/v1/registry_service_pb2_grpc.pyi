@@ -18,24 +18,24 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RegistryServiceStub:
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+      INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
       RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -51,15 +51,13 @@ class RegistryServiceStub:
         flotilla.launcher.v1.registry_service_pb2.HeartbeatRequest,
         flotilla.launcher.v1.registry_service_pb2.HeartbeatResponse,
     ]
-    """Says "alive" with the replica's phase and numbers; the answer may carry a
-    command.
-    """
+    """Reports the replica's phase and metrics; the answer may carry a command."""
 
     ResolvePeers: grpc.UnaryStreamMultiCallable[
         flotilla.launcher.v1.registry_service_pb2.ResolvePeersRequest,
         flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse,
     ]
-    """Streams the addresses of a service's replicas, at once and at each change.
+    """Streams the addresses of a service's replicas, initially and at each change.
     Ends after a bounded age; resolve again.
     """
 
@@ -67,37 +65,37 @@ class RegistryServiceStub:
         flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
         flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse,
     ]
-    """Says how a machine's part of a run is doing: called by what watches over a
-    replica there. The answer renews its permission to go on.
+    """Reports the state of a replica's machine: called by the agent that watches
+    the replica there. The answer renews its permission to continue.
     """
 
     PushLogs: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
         flotilla.launcher.v1.registry_service_pb2.PushLogsResponse,
     ]
-    """Appends to a replica's log at the launcher. Repeatable: what is known of a
-    piece is skipped.
+    """Appends to a replica's log at the launcher. Repeatable: bytes that the
+    launcher already has are skipped.
     """
 
 class RegistryServiceAsyncStub:
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+      INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
       RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     Register: grpc.aio.UnaryUnaryMultiCallable[
@@ -112,15 +110,13 @@ class RegistryServiceAsyncStub:
         flotilla.launcher.v1.registry_service_pb2.HeartbeatRequest,
         flotilla.launcher.v1.registry_service_pb2.HeartbeatResponse,
     ]
-    """Says "alive" with the replica's phase and numbers; the answer may carry a
-    command.
-    """
+    """Reports the replica's phase and metrics; the answer may carry a command."""
 
     ResolvePeers: grpc.aio.UnaryStreamMultiCallable[
         flotilla.launcher.v1.registry_service_pb2.ResolvePeersRequest,
         flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse,
     ]
-    """Streams the addresses of a service's replicas, at once and at each change.
+    """Streams the addresses of a service's replicas, initially and at each change.
     Ends after a bounded age; resolve again.
     """
 
@@ -128,37 +124,37 @@ class RegistryServiceAsyncStub:
         flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
         flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse,
     ]
-    """Says how a machine's part of a run is doing: called by what watches over a
-    replica there. The answer renews its permission to go on.
+    """Reports the state of a replica's machine: called by the agent that watches
+    the replica there. The answer renews its permission to continue.
     """
 
     PushLogs: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
         flotilla.launcher.v1.registry_service_pb2.PushLogsResponse,
     ]
-    """Appends to a replica's log at the launcher. Repeatable: what is known of a
-    piece is skipped.
+    """Appends to a replica's log at the launcher. Repeatable: bytes that the
+    launcher already has are skipped.
     """
 
 class RegistryServiceServicer(metaclass=abc.ABCMeta):
-    """Tells services where their peers are, and what to do.
+    """Gives services the addresses of their peers, and commands.
 
-    Served by the launcher, called by every service of a run. A service outlives
-    a dead launcher and drains by itself after `orphan_after`.
+    Served by the launcher, called by every service of a run. A service survives
+    a dead launcher and drains on its own after `orphan_after`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
-      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      FAILED_PRECONDITION LOG_GAP          continue from the metadata's `position`
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
-      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call the registered address
+      INVALID_ARGUMENT    BAD_LOG          a chunk too long, or of no service of the run
       RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @abc.abstractmethod
@@ -177,9 +173,7 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.registry_service_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.registry_service_pb2.HeartbeatResponse, collections.abc.Awaitable[flotilla.launcher.v1.registry_service_pb2.HeartbeatResponse]]:
-        """Says "alive" with the replica's phase and numbers; the answer may carry a
-        command.
-        """
+        """Reports the replica's phase and metrics; the answer may carry a command."""
 
     @abc.abstractmethod
     def ResolvePeers(
@@ -187,7 +181,7 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.registry_service_pb2.ResolvePeersRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse]]:
-        """Streams the addresses of a service's replicas, at once and at each change.
+        """Streams the addresses of a service's replicas, initially and at each change.
         Ends after a bounded age; resolve again.
         """
 
@@ -197,8 +191,8 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse, collections.abc.Awaitable[flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse]]:
-        """Says how a machine's part of a run is doing: called by what watches over a
-        replica there. The answer renews its permission to go on.
+        """Reports the state of a replica's machine: called by the agent that watches
+        the replica there. The answer renews its permission to continue.
         """
 
     @abc.abstractmethod
@@ -207,8 +201,8 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.registry_service_pb2.PushLogsResponse, collections.abc.Awaitable[flotilla.launcher.v1.registry_service_pb2.PushLogsResponse]]:
-        """Appends to a replica's log at the launcher. Repeatable: what is known of a
-        piece is skipped.
+        """Appends to a replica's log at the launcher. Repeatable: bytes that the
+        launcher already has are skipped.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -33,7 +33,7 @@ class _RunModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     RUN_MODE_EVAL_ONLY: _RunMode.ValueType  # 2
 
 class RunMode(_RunMode, metaclass=_RunModeEnumTypeWrapper):
-    """What a run is started for."""
+    """Purpose of a run."""
 
 RUN_MODE_UNSPECIFIED: RunMode.ValueType  # 0
 RUN_MODE_TRAIN: RunMode.ValueType  # 1
@@ -57,10 +57,10 @@ class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     RUN_STATE_STOPPED: _RunState.ValueType  # 8
     """Stopped by request; resumable."""
     RUN_STATE_TEARDOWN: _RunState.ValueType  # 9
-    """Its services have ended; machines are given back and looked for."""
+    """Its services have ended; machines are being released and searched for."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
-    """Where a run is on its way."""
+    """State of a run."""
 
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 RUN_STATE_PREFLIGHT: RunState.ValueType  # 1
@@ -73,7 +73,7 @@ RUN_STATE_FAILED: RunState.ValueType  # 7
 RUN_STATE_STOPPED: RunState.ValueType  # 8
 """Stopped by request; resumable."""
 RUN_STATE_TEARDOWN: RunState.ValueType  # 9
-"""Its services have ended; machines are given back and looked for."""
+"""Its services have ended; machines are being released and searched for."""
 global___RunState = RunState
 
 class _Outcome:
@@ -94,12 +94,12 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     OUTCOME_CAPACITY: _Outcome.ValueType  # 6
     """No candidate had machines in all attempts."""
     OUTCOME_REFUSED: _Outcome.ValueType  # 7
-    """Refused before its services were started, or by one that cannot work as it
-    is configured: resumed as it is, it would be refused again.
+    """Refused before its services were started, or by a service that cannot work
+    with its configuration: if resumed unchanged, it would be refused again.
     """
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """Why a run ended, whatever became of its machines."""
+    """Reason for the end of a run, apart from its machines."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 """It has not ended."""
@@ -113,8 +113,8 @@ OUTCOME_DEADLINE: Outcome.ValueType  # 5
 OUTCOME_CAPACITY: Outcome.ValueType  # 6
 """No candidate had machines in all attempts."""
 OUTCOME_REFUSED: Outcome.ValueType  # 7
-"""Refused before its services were started, or by one that cannot work as it
-is configured: resumed as it is, it would be refused again.
+"""Refused before its services were started, or by a service that cannot work
+with its configuration: if resumed unchanged, it would be refused again.
 """
 global___Outcome = Outcome
 
@@ -126,26 +126,26 @@ class _CleanupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     CLEANUP_UNSPECIFIED: _Cleanup.ValueType  # 0
     CLEANUP_PENDING: _Cleanup.ValueType  # 1
-    """Nothing to give back yet: the run is going on."""
+    """Nothing to release yet: the run is still in progress."""
     CLEANUP_VERIFYING: _Cleanup.ValueType  # 2
-    """Asked for, and not yet proven."""
+    """Requested, and not yet verified."""
     CLEANUP_VERIFIED: _Cleanup.ValueType  # 3
-    """The backend was asked and shows nothing of the run."""
+    """The backend was queried and shows nothing of the run."""
     CLEANUP_LEAK_SUSPECTED: _Cleanup.ValueType  # 4
-    """Something is left, or nobody could be asked: look, and reap."""
+    """Something is left, or the backend could not be queried: check, and reap."""
 
 class Cleanup(_Cleanup, metaclass=_CleanupEnumTypeWrapper):
-    """What became of a run's machines, whatever the outcome."""
+    """State of a run's machines, apart from the outcome."""
 
 CLEANUP_UNSPECIFIED: Cleanup.ValueType  # 0
 CLEANUP_PENDING: Cleanup.ValueType  # 1
-"""Nothing to give back yet: the run is going on."""
+"""Nothing to release yet: the run is still in progress."""
 CLEANUP_VERIFYING: Cleanup.ValueType  # 2
-"""Asked for, and not yet proven."""
+"""Requested, and not yet verified."""
 CLEANUP_VERIFIED: Cleanup.ValueType  # 3
-"""The backend was asked and shows nothing of the run."""
+"""The backend was queried and shows nothing of the run."""
 CLEANUP_LEAK_SUSPECTED: Cleanup.ValueType  # 4
-"""Something is left, or nobody could be asked: look, and reap."""
+"""Something is left, or the backend could not be queried: check, and reap."""
 global___Cleanup = Cleanup
 
 @typing.final
@@ -184,7 +184,7 @@ global___PlanRunResponse = PlanRunResponse
 
 @typing.final
 class PlannedService(google.protobuf.message.Message):
-    """One service as it would be started."""
+    """Plan of one service."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -197,11 +197,11 @@ class PlannedService(google.protobuf.message.Message):
     service: builtins.str
     replicas: builtins.int
     resources: builtins.str
-    """What it asks for, for people: CPUs, GPUs, memory, machine and price."""
+    """Requested resources, for people: CPUs, GPUs, memory, machine and price."""
     task_yaml: builtins.str
     """Empty on the local backend."""
     dollars_per_hour: builtins.float
-    """US dollars per hour of one replica; absent where nobody knows a price."""
+    """US dollars per hour of one replica; absent if the price is unknown."""
     @property
     def command(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -294,7 +294,7 @@ global___GetRunResponse = GetRunResponse
 
 @typing.final
 class Run(google.protobuf.message.Message):
-    """A run as it is now."""
+    """Current state of a run."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -340,17 +340,17 @@ class Run(google.protobuf.message.Message):
     mode: global___RunMode.ValueType
     spec_json: builtins.str
     error: builtins.str
-    """What the run failed of, for people."""
+    """Error of a failed run, for people."""
     directory: builtins.str
-    """Where the run's files are."""
+    """Folder of the run's files."""
     outcome: global___Outcome.ValueType
     cleanup: global___Cleanup.ValueType
     cleanup_detail: builtins.str
-    """What of the run was found when cleaning up, for people."""
+    """Leftovers of the run found during cleanup, for people."""
     backend: builtins.str
     """`local` or `sky`."""
     unreachable: builtins.str
-    """Why the backend cannot be asked at present; empty when it can."""
+    """Reason why the backend cannot currently be queried; empty if it can."""
     step: builtins.int
     total_steps: builtins.int
     @property
@@ -361,15 +361,15 @@ class Run(google.protobuf.message.Message):
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """The newest value of every metric that a learner of the run has told, under
-        the names of docs/metrics.md.
+        """The newest value of every metric from the run's learners, under the names of
+        docs/metrics.md.
         """
 
     @property
     def cost(self) -> global___Cost: ...
     @property
     def alarms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[flotilla.launcher.v1.alarm_pb2.Alarm]:
-        """Those of the learner that are raised now, or were when it ended."""
+        """The learner's alarms that are raised, or were raised when the run ended."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ global___Run = Run
 
 @typing.final
 class Cost(google.protobuf.message.Message):
-    """What a run costs, in US dollars. Services without a known price count as 0."""
+    """Cost of a run, in US dollars. Services without a known price count as 0."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -447,14 +447,14 @@ class Cost(google.protobuf.message.Message):
     accrued: builtins.float
     per_hour: builtins.float
     max_cost: builtins.float
-    """0 when unlimited."""
+    """Unlimited if 0."""
     max_hours: builtins.float
     @property
     def accrued_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     @property
     def estimated_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """What each comes to by `max_hours`, with as many replicas as are wanted now;
-        empty without that limit.
+        """Estimated cost of each until `max_hours`, with the currently wanted number
+        of replicas; empty without that limit.
         """
 
     def __init__(
@@ -495,7 +495,7 @@ class ServiceReplica(google.protobuf.message.Message):
     pid: builtins.int
     """Operating system process, on the local backend."""
     metrics_address: builtins.str
-    """host:port of its Prometheus metrics on its machine; empty where it serves none."""
+    """host:port of its Prometheus metrics on its machine; empty if it serves none."""
     def __init__(
         self,
         *,
@@ -529,8 +529,8 @@ class ListRunsResponse(google.protobuf.message.Message):
     RUNS_FIELD_NUMBER: builtins.int
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]:
-        """Newest first, at most 1,000, without their specs, and of their metrics
-        `eval/all/pass_at_1` and `reward/avg_pass_at_1` alone.
+        """Newest first, at most 1,000, without their specs, and with only the metrics
+        `eval/all/pass_at_1` and `reward/avg_pass_at_1`.
         """
 
     def __init__(
@@ -550,7 +550,7 @@ class WatchRunRequest(google.protobuf.message.Message):
     AFTER_EVENT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     after_event: builtins.int
-    """0 for all that is still known."""
+    """All known events if 0."""
     def __init__(
         self,
         *,
@@ -577,7 +577,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     event: builtins.int
     state: global___RunState.ValueType
     message: builtins.str
-    """For people."""
+    """Text for people."""
     @property
     def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     @property
@@ -590,7 +590,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     def raised(self) -> flotilla.launcher.v1.alarm_pb2.Alarm: ...
     @property
     def cleared(self) -> flotilla.launcher.v1.alarm_pb2.Alarm:
-        """As it was raised."""
+        """The alarm as it was raised."""
 
     def __init__(
         self,
@@ -613,7 +613,7 @@ global___WatchRunResponse = WatchRunResponse
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """How far the run has come. Sent about once a second while something moves."""
+    """Progress of a run. Sent about once a second while something changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -715,7 +715,7 @@ class TailLogsRequest(google.protobuf.message.Message):
     """All services when empty."""
     follow: builtins.bool
     lines: builtins.int
-    """How many of the last lines to begin with."""
+    """Number of the last lines to begin with."""
     @property
     def after_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Resume after this line of each log, as named by TailLogsResponse."""
@@ -744,7 +744,7 @@ class TailLogsResponse(google.protobuf.message.Message):
     """`learner-0`"""
     line: builtins.str
     after_bytes: builtins.int
-    """Position behind this line in its log."""
+    """Position after this line in its log."""
     def __init__(
         self,
         *,
@@ -765,7 +765,7 @@ class ReadRunFilesRequest(google.protobuf.message.Message):
     run_id: builtins.str
     @property
     def known(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KnownFile]:
-        """What the caller holds already."""
+        """Files that the caller already holds."""
 
     def __init__(
         self,
@@ -779,7 +779,7 @@ global___ReadRunFilesRequest = ReadRunFilesRequest
 
 @typing.final
 class KnownFile(google.protobuf.message.Message):
-    """A file of a run as a caller holds it."""
+    """A caller's copy of a file of a run."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -788,10 +788,10 @@ class KnownFile(google.protobuf.message.Message):
     BLOCK_DIGESTS_FIELD_NUMBER: builtins.int
     path: builtins.str
     version: builtins.str
-    """As RunFile named it; empty for a copy that is not complete."""
+    """Version in RunFile; empty for an incomplete copy."""
     block_digests: builtins.bytes
-    """BLAKE2b digests of 16 bytes, of each block of 128 KiB of the copy; the last
-    block may be shorter. Blocks that have not changed are not sent.
+    """BLAKE2b digests of 16 bytes, one for each block of 128 KiB of the copy; the
+    last block may be shorter. Unchanged blocks are not sent.
     """
     def __init__(
         self,
@@ -819,7 +819,7 @@ class ReadRunFilesResponse(google.protobuf.message.Message):
 
     @property
     def block(self) -> global___FileBlock:
-        """Of the files that have changed, one file after the other."""
+        """Blocks of changed files, one file after another."""
 
     def __init__(
         self,
@@ -836,7 +836,7 @@ global___ReadRunFilesResponse = ReadRunFilesResponse
 
 @typing.final
 class RunFileList(google.protobuf.message.Message):
-    """All files of the run that are sent at all; others that a caller holds are gone."""
+    """All files of the run; other files that a caller holds no longer exist."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -863,9 +863,9 @@ class RunFile(google.protobuf.message.Message):
     path: builtins.str
     """Relative to the run's folder, with slashes."""
     version: builtins.str
-    """Another one after each change."""
+    """Differs after each change."""
     size: builtins.int
-    """Bytes. Of a file that the caller knows in this version it says nothing."""
+    """Bytes; not set for a file that the caller knows in this version."""
     @property
     def modify_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     def __init__(
@@ -913,12 +913,12 @@ class StopRunRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     request_id: builtins.str
-    """In place of `run_id`: the run that this StartRun began. If it has begun
-    none, it never will.
+    """Names, in place of `run_id`, the run started by this StartRun. If it has
+    started none, it never will.
     """
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
-        """How long draining may take; 60 s when absent. Then processes are killed."""
+        """Time limit of draining; 60 s if absent. Then processes are killed."""
 
     def __init__(
         self,
@@ -939,7 +939,7 @@ class StopRunResponse(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     RUN_ID_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
-    """Unspecified when no run was begun by `request_id`."""
+    """Unspecified if `request_id` has started no run."""
     run_id: builtins.str
     def __init__(
         self,
@@ -957,7 +957,7 @@ class ReapRequest(google.protobuf.message.Message):
 
     DRY_RUN_FIELD_NUMBER: builtins.int
     dry_run: builtins.bool
-    """End nothing, and say what would be ended."""
+    """Terminate nothing, and return what would be terminated."""
     def __init__(
         self,
         *,
@@ -976,8 +976,8 @@ class ReapResponse(google.protobuf.message.Message):
     UNREACHABLE_FIELD_NUMBER: builtins.int
     @property
     def reaped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What was found and ended, by its name at the backend; with `dry_run`, what
-        would be, and why.
+        """Resources found and terminated, by name at the backend; with `dry_run`,
+        those that would be, and why.
         """
 
     @property
@@ -986,7 +986,7 @@ class ReapResponse(google.protobuf.message.Message):
 
     @property
     def unreachable(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Backends that could not be asked, and why."""
+        """Backends that could not be queried, and why."""
 
     def __init__(
         self,

@@ -18,34 +18,35 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RunServiceStub:
-    """Turns one run spec into running services and keeps them so.
+    """Turns one run spec into running services and keeps them running.
 
-    Served by the launcher, called by the `flotilla` command and by whoever
-    drives runs. A spec is canonical JSON and identified by its SHA-256.
+    Served by the launcher, called by the `flotilla` command and by programs that
+    drive runs. A spec is canonical JSON and identified by its SHA-256.
 
-    Where it is and how to be let in stands in `launcher.json` of its runs
-    folder, for as long as it serves: {"address": "host:port", "token", "pid",
-    "started"}, and beyond loopback "tls" with a client's certificate. It holds
-    secrets: only its owner may read it. Every call carries the metadata
+    While it serves, `launcher.json` in its runs folder holds its address and
+    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    loopback "tls" with a client's certificate. The file contains secrets: only
+    its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
-    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
-    call whose first message does not come, STREAM_STALLED: call again, later.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. The same domain
+    refuses with RESOURCE_EXHAUSTED a stream of answers beyond the limit,
+    TOO_MANY_STREAMS, and a call whose first message does not arrive,
+    STREAM_STALLED: retry later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
-      INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
+      INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
-      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
-      FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
+      INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
+      INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
+      FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
       FAILED_PRECONDITION RUN_ENDED        the run has ended
-      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
-      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
+      FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
-      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         CLOSING          the launcher is ending: call its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
-      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
+      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be queried
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
@@ -56,22 +57,22 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.PlanRunRequest,
         flotilla.launcher.v1.run_service_pb2.PlanRunResponse,
     ]
-    """Says what StartRun would do, without doing it."""
+    """Returns the plan of StartRun without executing it."""
 
     StartRun: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StartRunRequest,
         flotilla.launcher.v1.run_service_pb2.StartRunResponse,
     ]
     """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
-    also while the first call is under way: give calls short deadlines and
-    repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+    even while the first call is pending: give calls short deadlines and repeat
+    them. A start without a waiting caller for 10 seconds is dropped.
     """
 
     GetRun: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.GetRunRequest,
         flotilla.launcher.v1.run_service_pb2.GetRunResponse,
     ]
-    """Describes one run as it is now."""
+    """Describes the current state of one run."""
 
     ListRuns: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.ListRunsRequest,
@@ -83,7 +84,7 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.WatchRunRequest,
         flotilla.launcher.v1.run_service_pb2.WatchRunResponse,
     ]
-    """Streams what happens to a run, from `after_event` on. Ends with the run, or
+    """Streams the events of a run, from `after_event` on. Ends with the run, or
     after a bounded age with UNAVAILABLE; watch again from the last event seen.
     """
 
@@ -91,22 +92,23 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.ScaleServiceRequest,
         flotilla.launcher.v1.run_service_pb2.ScaleServiceResponse,
     ]
-    """Sets how many replicas a service has. Fewer drains before it stops them."""
+    """Sets the number of replicas of a service. Surplus ones drain before they stop."""
 
     TailLogs: grpc.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.TailLogsRequest,
         flotilla.launcher.v1.run_service_pb2.TailLogsResponse,
     ]
-    """Streams a service's log lines. With `follow`, goes on until the run ends."""
+    """Streams a service's log lines. With `follow`, continues until the run ends."""
 
     ReadRunFiles: grpc.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
         flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
     ]
-    """Sends the files of a run that show what its agents did, as far as `known`
-    lacks them: the journal as one consistent copy, metrics, alarms, the
-    summary, token statistics and the tokenizer of a complete run. No other file
-    of its folder, and none outside. A cut stream is repeated with what came.
+    """Sends the files of a run that show its agents' behaviour, except those in
+    `known`: the journal as one consistent copy, metrics, alarms, the summary,
+    token statistics and the tokenizer of a complete run. It sends no other file
+    of the folder, and none outside. Repeat an interrupted stream with the
+    received files in `known`.
     """
 
     StopRun: grpc.UnaryUnaryMultiCallable[
@@ -119,39 +121,40 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.ReapRequest,
         flotilla.launcher.v1.run_service_pb2.ReapResponse,
     ]
-    """Ends what runs of no run, wherever that is, and looks again for what ended
-    runs may have left. Launchers do so by themselves every few minutes.
+    """Terminates resources that belong to no run, on all backends, and searches
+    again for leftovers of ended runs. Launchers do this every few minutes.
     """
 
 class RunServiceAsyncStub:
-    """Turns one run spec into running services and keeps them so.
+    """Turns one run spec into running services and keeps them running.
 
-    Served by the launcher, called by the `flotilla` command and by whoever
-    drives runs. A spec is canonical JSON and identified by its SHA-256.
+    Served by the launcher, called by the `flotilla` command and by programs that
+    drive runs. A spec is canonical JSON and identified by its SHA-256.
 
-    Where it is and how to be let in stands in `launcher.json` of its runs
-    folder, for as long as it serves: {"address": "host:port", "token", "pid",
-    "started"}, and beyond loopback "tls" with a client's certificate. It holds
-    secrets: only its owner may read it. Every call carries the metadata
+    While it serves, `launcher.json` in its runs folder holds its address and
+    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    loopback "tls" with a client's certificate. The file contains secrets: only
+    its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
-    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
-    call whose first message does not come, STREAM_STALLED: call again, later.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. The same domain
+    refuses with RESOURCE_EXHAUSTED a stream of answers beyond the limit,
+    TOO_MANY_STREAMS, and a call whose first message does not arrive,
+    STREAM_STALLED: retry later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
-      INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
+      INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
-      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
-      FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
+      INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
+      INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
+      FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
       FAILED_PRECONDITION RUN_ENDED        the run has ended
-      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
-      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
+      FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
-      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         CLOSING          the launcher is ending: call its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
-      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
+      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be queried
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
@@ -161,22 +164,22 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.PlanRunRequest,
         flotilla.launcher.v1.run_service_pb2.PlanRunResponse,
     ]
-    """Says what StartRun would do, without doing it."""
+    """Returns the plan of StartRun without executing it."""
 
     StartRun: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StartRunRequest,
         flotilla.launcher.v1.run_service_pb2.StartRunResponse,
     ]
     """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
-    also while the first call is under way: give calls short deadlines and
-    repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+    even while the first call is pending: give calls short deadlines and repeat
+    them. A start without a waiting caller for 10 seconds is dropped.
     """
 
     GetRun: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.GetRunRequest,
         flotilla.launcher.v1.run_service_pb2.GetRunResponse,
     ]
-    """Describes one run as it is now."""
+    """Describes the current state of one run."""
 
     ListRuns: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.ListRunsRequest,
@@ -188,7 +191,7 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.WatchRunRequest,
         flotilla.launcher.v1.run_service_pb2.WatchRunResponse,
     ]
-    """Streams what happens to a run, from `after_event` on. Ends with the run, or
+    """Streams the events of a run, from `after_event` on. Ends with the run, or
     after a bounded age with UNAVAILABLE; watch again from the last event seen.
     """
 
@@ -196,22 +199,23 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.ScaleServiceRequest,
         flotilla.launcher.v1.run_service_pb2.ScaleServiceResponse,
     ]
-    """Sets how many replicas a service has. Fewer drains before it stops them."""
+    """Sets the number of replicas of a service. Surplus ones drain before they stop."""
 
     TailLogs: grpc.aio.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.TailLogsRequest,
         flotilla.launcher.v1.run_service_pb2.TailLogsResponse,
     ]
-    """Streams a service's log lines. With `follow`, goes on until the run ends."""
+    """Streams a service's log lines. With `follow`, continues until the run ends."""
 
     ReadRunFiles: grpc.aio.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
         flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
     ]
-    """Sends the files of a run that show what its agents did, as far as `known`
-    lacks them: the journal as one consistent copy, metrics, alarms, the
-    summary, token statistics and the tokenizer of a complete run. No other file
-    of its folder, and none outside. A cut stream is repeated with what came.
+    """Sends the files of a run that show its agents' behaviour, except those in
+    `known`: the journal as one consistent copy, metrics, alarms, the summary,
+    token statistics and the tokenizer of a complete run. It sends no other file
+    of the folder, and none outside. Repeat an interrupted stream with the
+    received files in `known`.
     """
 
     StopRun: grpc.aio.UnaryUnaryMultiCallable[
@@ -224,39 +228,40 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.ReapRequest,
         flotilla.launcher.v1.run_service_pb2.ReapResponse,
     ]
-    """Ends what runs of no run, wherever that is, and looks again for what ended
-    runs may have left. Launchers do so by themselves every few minutes.
+    """Terminates resources that belong to no run, on all backends, and searches
+    again for leftovers of ended runs. Launchers do this every few minutes.
     """
 
 class RunServiceServicer(metaclass=abc.ABCMeta):
-    """Turns one run spec into running services and keeps them so.
+    """Turns one run spec into running services and keeps them running.
 
-    Served by the launcher, called by the `flotilla` command and by whoever
-    drives runs. A spec is canonical JSON and identified by its SHA-256.
+    Served by the launcher, called by the `flotilla` command and by programs that
+    drive runs. A spec is canonical JSON and identified by its SHA-256.
 
-    Where it is and how to be let in stands in `launcher.json` of its runs
-    folder, for as long as it serves: {"address": "host:port", "token", "pid",
-    "started"}, and beyond loopback "tls" with a client's certificate. It holds
-    secrets: only its owner may read it. Every call carries the metadata
+    While it serves, `launcher.json` in its runs folder holds its address and
+    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    loopback "tls" with a client's certificate. The file contains secrets: only
+    its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
-    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
-    call whose first message does not come, STREAM_STALLED: call again, later.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. The same domain
+    refuses with RESOURCE_EXHAUSTED a stream of answers beyond the limit,
+    TOO_MANY_STREAMS, and a call whose first message does not arrive,
+    STREAM_STALLED: retry later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
-      INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
+      INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
-      INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
-      INVALID_ARGUMENT    BAD_DIGESTS      no digests of whole blocks
-      FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
+      INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
+      INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
+      FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
       FAILED_PRECONDITION RUN_ENDED        the run has ended
-      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message says who does
-      FAILED_PRECONDITION TOO_LARGE        the journal is larger than what is sent
+      FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
+      FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
-      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         CLOSING          the launcher is ending: call its successor
       UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
-      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
+      UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be queried
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
@@ -268,7 +273,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.PlanRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.PlanRunResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.PlanRunResponse]]:
-        """Says what StartRun would do, without doing it."""
+        """Returns the plan of StartRun without executing it."""
 
     @abc.abstractmethod
     def StartRun(
@@ -277,8 +282,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.StartRunResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.StartRunResponse]]:
         """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
-        also while the first call is under way: give calls short deadlines and
-        repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+        even while the first call is pending: give calls short deadlines and repeat
+        them. A start without a waiting caller for 10 seconds is dropped.
         """
 
     @abc.abstractmethod
@@ -287,7 +292,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.GetRunResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.GetRunResponse]]:
-        """Describes one run as it is now."""
+        """Describes the current state of one run."""
 
     @abc.abstractmethod
     def ListRuns(
@@ -303,7 +308,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.WatchRunResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.WatchRunResponse]]:
-        """Streams what happens to a run, from `after_event` on. Ends with the run, or
+        """Streams the events of a run, from `after_event` on. Ends with the run, or
         after a bounded age with UNAVAILABLE; watch again from the last event seen.
         """
 
@@ -313,7 +318,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.ScaleServiceRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.ScaleServiceResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.ScaleServiceResponse]]:
-        """Sets how many replicas a service has. Fewer drains before it stops them."""
+        """Sets the number of replicas of a service. Surplus ones drain before they stop."""
 
     @abc.abstractmethod
     def TailLogs(
@@ -321,7 +326,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.TailLogsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse]]:
-        """Streams a service's log lines. With `follow`, goes on until the run ends."""
+        """Streams a service's log lines. With `follow`, continues until the run ends."""
 
     @abc.abstractmethod
     def ReadRunFiles(
@@ -329,10 +334,11 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse]]:
-        """Sends the files of a run that show what its agents did, as far as `known`
-        lacks them: the journal as one consistent copy, metrics, alarms, the
-        summary, token statistics and the tokenizer of a complete run. No other file
-        of its folder, and none outside. A cut stream is repeated with what came.
+        """Sends the files of a run that show its agents' behaviour, except those in
+        `known`: the journal as one consistent copy, metrics, alarms, the summary,
+        token statistics and the tokenizer of a complete run. It sends no other file
+        of the folder, and none outside. Repeat an interrupted stream with the
+        received files in `known`.
         """
 
     @abc.abstractmethod
@@ -349,8 +355,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.ReapRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.ReapResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.ReapResponse]]:
-        """Ends what runs of no run, wherever that is, and looks again for what ended
-        runs may have left. Launchers do so by themselves every few minutes.
+        """Terminates resources that belong to no run, on all backends, and searches
+        again for leftovers of ended runs. Launchers do this every few minutes.
         """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

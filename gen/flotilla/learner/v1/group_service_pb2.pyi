@@ -33,7 +33,7 @@ class _PurposeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     PURPOSE_EVAL: _Purpose.ValueType  # 2
 
 class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper):
-    """What the sampled trajectories are for."""
+    """Purpose of the sampled trajectories."""
 
 PURPOSE_UNSPECIFIED: Purpose.ValueType  # 0
 PURPOSE_TRAIN: Purpose.ValueType  # 1
@@ -59,9 +59,9 @@ class LeaseGroupRequest(google.protobuf.message.Message):
     incarnation: builtins.str
     """New for every process: a new incarnation ends its predecessor's leases."""
     free_attempts: builtins.int
-    """How many more attempts the worker can run at once."""
+    """Number of further attempts that the worker can run."""
     tokenizer_digest: builtins.bytes
-    """SHA-256 of tokenizer.json and the chat template. Token ids mean nothing
+    """SHA-256 of tokenizer.json and the chat template. Token ids are meaningless
     under another tokenizer.
     """
     tokenizer_json_digest: builtins.bytes
@@ -71,13 +71,13 @@ class LeaseGroupRequest(google.protobuf.message.Message):
     chat_template_digest: builtins.bytes
     @property
     def holding(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
-        """The policy that the worker's engine serves now. What counts is what it
-        reported APPLIED and was accepted for.
+        """The policy that the worker's engine currently serves. Only policies that it
+        reported APPLIED and was accepted for count.
         """
 
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """For example `images`. Tasks that need more go to other workers."""
+        """Names such as `images`. Tasks that need more go to other workers."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LeaseGroupResponse(google.protobuf.message.Message):
     """The learner's epoch, for the caller's metadata."""
     @property
     def lease(self) -> global___Lease:
-        """Absent when there was nothing to lease."""
+        """Absent if there was nothing to lease."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ global___LeaseGroupResponse = LeaseGroupResponse
 
 @typing.final
 class Lease(google.protobuf.message.Message):
-    """Leave to sample one group."""
+    """Permission to sample one group."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -147,11 +147,11 @@ class Lease(google.protobuf.message.Message):
     eval_id: builtins.str
     """Set for EVAL."""
     max_tries: builtins.int
-    """How often one attempt may be tried in all."""
+    """Maximum number of tries of one attempt."""
     run_epoch: builtins.int
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeasedAttempt]:
-        """The attempts that are still missing; a re-leased group names only those."""
+        """The missing attempts; a re-leased group has only those."""
 
     @property
     def sampling(self) -> global___SamplingParameters: ...
@@ -165,8 +165,8 @@ class Lease(google.protobuf.message.Message):
 
     @property
     def group_deadline(self) -> google.protobuf.duration_pb2.Duration:
-        """Remaining time. Afterwards nothing of this group is taken any more;
-        renewal does not extend it.
+        """Remaining time. Afterwards nothing of this group is accepted; renewal does
+        not extend it.
         """
 
     @property
@@ -197,7 +197,7 @@ global___Lease = Lease
 
 @typing.final
 class LeasedAttempt(google.protobuf.message.Message):
-    """One attempt that a lease asks for."""
+    """One attempt requested by a lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -206,7 +206,7 @@ class LeasedAttempt(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     attempt_index: builtins.int
     next_try: builtins.int
-    """The number of the next try; above 0 when earlier ones failed."""
+    """The number of the next try; above 0 if earlier ones failed."""
     seed: builtins.int
     """Seed of the engine's sampler for this attempt."""
     def __init__(
@@ -222,8 +222,8 @@ global___LeasedAttempt = LeasedAttempt
 
 @typing.final
 class SamplingParameters(google.protobuf.message.Message):
-    """How to sample. TRAIN leases set the temperature alone: truncated sampling is
-    a distribution that the trainer cannot score.
+    """Sampling parameters. TRAIN leases set only the temperature: truncated sampling
+    is a distribution that the trainer cannot score.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -233,9 +233,9 @@ class SamplingParameters(google.protobuf.message.Message):
     TOP_K_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     top_p: builtins.float
-    """1 when absent."""
+    """Absent means 1."""
     top_k: builtins.int
-    """Off when absent."""
+    """Absent means off."""
     def __init__(
         self,
         *,
@@ -350,9 +350,9 @@ class SubmitTrajectoryResponse(google.protobuf.message.Message):
     REPEATED_SUBMISSION_FIELD_NUMBER: builtins.int
     GROUP_COMPLETE_FIELD_NUMBER: builtins.int
     repeated_submission: builtins.bool
-    """True when this content had been journaled before."""
+    """True if this content was already journaled."""
     group_complete: builtins.bool
-    """True when the group is complete: its lease has ended."""
+    """True if the group is complete: its lease has ended."""
     def __init__(
         self,
         *,
@@ -412,7 +412,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     free_slots: builtins.int
     ready_groups: builtins.int
     error: builtins.str
-    """What the run failed of, for people."""
+    """Error of a failed run, for people."""
     @property
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
     @property

@@ -26,41 +26,41 @@ if _version_not_supported:
 
 
 class GroupServiceStub(object):
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-    the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+    worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -102,46 +102,46 @@ class GroupServiceStub(object):
 
 
 class GroupServiceServicer(object):
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-    the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+    worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def LeaseGroup(self, request, context):
-        """Waits for leave to sample one group (long poll). Answers without a lease
-        when none came free in time; call again. A repeat of `request_id` returns
+        """Waits for a lease to sample one group (long poll). Answers without a lease
+        if none became free in time; call again. A repeat of `request_id` returns
         the stored answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -149,7 +149,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Keeps all of a worker's leases alive and says which are lost. A worker that
+        """Renews all of a worker's leases and returns the lost ones. A worker that
         stops calling loses them after `lease_ttl`. Does not move `group_deadline`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -157,36 +157,36 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLeases(self, request, context):
-        """Gives work back at once, for a drain or a preemption notice. Unknown ids
-        are ignored.
+        """Releases work at once, for a drain or a preemption notice. Unknown ids are
+        ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitTrajectory(self, request_iterator, context):
-        """Hands in one finished or failed try: header, then chunks. What has no lease
-        is refused at its header. Otherwise the learner reads on when there is room
-        for all that the header announces; until then it leaves the stream alone.
-        A stream that stands still is ended, and may be sent again whole: that
-        costs no try. A lease that is lost on the way ends it. Repeating what is
-        journaled is free and gets the same receipt. What a policy of this epoch
-        wrote is used if this incarnation was accepted for that policy; the report
-        may come a moment after the trajectory.
+        """Submits one finished or failed try: header, then chunks. A try without a
+        lease is refused at its header. Otherwise the learner continues to read once
+        there is room for everything that the header announces. A stalled stream is
+        ended, and may be sent again whole without using up a try. Losing the lease
+        meanwhile ends the stream. Repeating a journaled submission is free and gets
+        the same receipt. Trajectories by a policy of this epoch are used if this
+        incarnation was accepted for that policy; the report may come a moment after
+        the trajectory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Says what the learner is doing. Cheap; for people and for the launcher.
+        """Returns the learner's status. Cheap; for people and for the launcher.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops handing out work, finishes the running step and checkpoints.
+        """Stops leasing work, finishes the running step and checkpoints.
         Repeatable; the process exits when it is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -235,41 +235,41 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService(object):
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-    the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+    worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

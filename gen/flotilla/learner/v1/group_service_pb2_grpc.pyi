@@ -18,41 +18,41 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class GroupServiceStub:
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-                                              the worker
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+                                              worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -60,8 +60,8 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.LeaseGroupRequest,
         flotilla.learner.v1.group_service_pb2.LeaseGroupResponse,
     ]
-    """Waits for leave to sample one group (long poll). Answers without a lease
-    when none came free in time; call again. A repeat of `request_id` returns
+    """Waits for a lease to sample one group (long poll). Answers without a lease
+    if none became free in time; call again. A repeat of `request_id` returns
     the stored answer.
     """
 
@@ -69,7 +69,7 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.RenewLeasesRequest,
         flotilla.learner.v1.group_service_pb2.RenewLeasesResponse,
     ]
-    """Keeps all of a worker's leases alive and says which are lost. A worker that
+    """Renews all of a worker's leases and returns the lost ones. A worker that
     stops calling loses them after `lease_ttl`. Does not move `group_deadline`.
     """
 
@@ -77,82 +77,82 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.ReleaseLeasesRequest,
         flotilla.learner.v1.group_service_pb2.ReleaseLeasesResponse,
     ]
-    """Gives work back at once, for a drain or a preemption notice. Unknown ids
-    are ignored.
+    """Releases work at once, for a drain or a preemption notice. Unknown ids are
+    ignored.
     """
 
     SubmitTrajectory: grpc.StreamUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, then chunks. What has no lease
-    is refused at its header. Otherwise the learner reads on when there is room
-    for all that the header announces; until then it leaves the stream alone.
-    A stream that stands still is ended, and may be sent again whole: that
-    costs no try. A lease that is lost on the way ends it. Repeating what is
-    journaled is free and gets the same receipt. What a policy of this epoch
-    wrote is used if this incarnation was accepted for that policy; the report
-    may come a moment after the trajectory.
+    """Submits one finished or failed try: header, then chunks. A try without a
+    lease is refused at its header. Otherwise the learner continues to read once
+    there is room for everything that the header announces. A stalled stream is
+    ended, and may be sent again whole without using up a try. Losing the lease
+    meanwhile ends the stream. Repeating a journaled submission is free and gets
+    the same receipt. Trajectories by a policy of this epoch are used if this
+    incarnation was accepted for that policy; the report may come a moment after
+    the trajectory.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.GetStatusRequest,
         flotilla.learner.v1.group_service_pb2.GetStatusResponse,
     ]
-    """Says what the learner is doing. Cheap; for people and for the launcher."""
+    """Returns the learner's status. Cheap; for people and for the launcher."""
 
     Drain: grpc.UnaryUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.DrainRequest,
         flotilla.learner.v1.group_service_pb2.DrainResponse,
     ]
-    """Stops handing out work, finishes the running step and checkpoints.
+    """Stops leasing work, finishes the running step and checkpoints.
     Repeatable; the process exits when it is done.
     """
 
 class GroupServiceAsyncStub:
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-                                              the worker
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+                                              worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     LeaseGroup: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.LeaseGroupRequest,
         flotilla.learner.v1.group_service_pb2.LeaseGroupResponse,
     ]
-    """Waits for leave to sample one group (long poll). Answers without a lease
-    when none came free in time; call again. A repeat of `request_id` returns
+    """Waits for a lease to sample one group (long poll). Answers without a lease
+    if none became free in time; call again. A repeat of `request_id` returns
     the stored answer.
     """
 
@@ -160,7 +160,7 @@ class GroupServiceAsyncStub:
         flotilla.learner.v1.group_service_pb2.RenewLeasesRequest,
         flotilla.learner.v1.group_service_pb2.RenewLeasesResponse,
     ]
-    """Keeps all of a worker's leases alive and says which are lost. A worker that
+    """Renews all of a worker's leases and returns the lost ones. A worker that
     stops calling loses them after `lease_ttl`. Does not move `group_deadline`.
     """
 
@@ -168,74 +168,74 @@ class GroupServiceAsyncStub:
         flotilla.learner.v1.group_service_pb2.ReleaseLeasesRequest,
         flotilla.learner.v1.group_service_pb2.ReleaseLeasesResponse,
     ]
-    """Gives work back at once, for a drain or a preemption notice. Unknown ids
-    are ignored.
+    """Releases work at once, for a drain or a preemption notice. Unknown ids are
+    ignored.
     """
 
     SubmitTrajectory: grpc.aio.StreamUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, then chunks. What has no lease
-    is refused at its header. Otherwise the learner reads on when there is room
-    for all that the header announces; until then it leaves the stream alone.
-    A stream that stands still is ended, and may be sent again whole: that
-    costs no try. A lease that is lost on the way ends it. Repeating what is
-    journaled is free and gets the same receipt. What a policy of this epoch
-    wrote is used if this incarnation was accepted for that policy; the report
-    may come a moment after the trajectory.
+    """Submits one finished or failed try: header, then chunks. A try without a
+    lease is refused at its header. Otherwise the learner continues to read once
+    there is room for everything that the header announces. A stalled stream is
+    ended, and may be sent again whole without using up a try. Losing the lease
+    meanwhile ends the stream. Repeating a journaled submission is free and gets
+    the same receipt. Trajectories by a policy of this epoch are used if this
+    incarnation was accepted for that policy; the report may come a moment after
+    the trajectory.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.GetStatusRequest,
         flotilla.learner.v1.group_service_pb2.GetStatusResponse,
     ]
-    """Says what the learner is doing. Cheap; for people and for the launcher."""
+    """Returns the learner's status. Cheap; for people and for the launcher."""
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.learner.v1.group_service_pb2.DrainRequest,
         flotilla.learner.v1.group_service_pb2.DrainResponse,
     ]
-    """Stops handing out work, finishes the running step and checkpoints.
+    """Stops leasing work, finishes the running step and checkpoints.
     Repeatable; the process exits when it is done.
     """
 
 class GroupServiceServicer(metaclass=abc.ABCMeta):
-    """Gives out groups of attempts to sample and takes the trajectories back.
+    """Leases groups of attempts to sample and receives the trajectories.
 
-    Served by the learner, called by rollout workers, which keep no state that
-    matters: the learner holds the task order, the leases, what was received and
-    what was trained.
+    Served by the learner, called by rollout workers, which keep no essential
+    state: the learner holds the task order, the leases, and the records of
+    received and trained trajectories.
 
     Flow control. No lease, no work. There are (max_staleness + 1) x
     groups_per_step TRAIN slots; a slot is held from lease until its group is
     published, dropped, filtered or expired. A worker below `min_policy` gets
-    nothing; EVAL leases go first; no worker gets more than its share by
-    device_count, and each at least one.
+    nothing; EVAL leases go first; each worker gets at most its share by
+    device_count, but at least one.
 
     Durability. A lease is journaled before the reply. A receipt means that the
     trajectory is on the learner's disk (fsynced): it will be trained on once,
     or dropped with a reason.
 
-    Fencing. Call metadata `flotilla-run-epoch` carries the run epoch that the
-    caller last heard; a call of another epoch is refused with the current one.
+    Fencing. Call metadata `flotilla-run-epoch` carries the caller's latest known
+    run epoch; a call with another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
-                                              the worker
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
+                                              worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
-      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
-      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stalled; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; retry later
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; retry later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @abc.abstractmethod
@@ -244,8 +244,8 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.group_service_pb2.LeaseGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.LeaseGroupResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.LeaseGroupResponse]]:
-        """Waits for leave to sample one group (long poll). Answers without a lease
-        when none came free in time; call again. A repeat of `request_id` returns
+        """Waits for a lease to sample one group (long poll). Answers without a lease
+        if none became free in time; call again. A repeat of `request_id` returns
         the stored answer.
         """
 
@@ -255,7 +255,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.group_service_pb2.RenewLeasesRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.RenewLeasesResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.RenewLeasesResponse]]:
-        """Keeps all of a worker's leases alive and says which are lost. A worker that
+        """Renews all of a worker's leases and returns the lost ones. A worker that
         stops calling loses them after `lease_ttl`. Does not move `group_deadline`.
         """
 
@@ -265,8 +265,8 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.group_service_pb2.ReleaseLeasesRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.ReleaseLeasesResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.ReleaseLeasesResponse]]:
-        """Gives work back at once, for a drain or a preemption notice. Unknown ids
-        are ignored.
+        """Releases work at once, for a drain or a preemption notice. Unknown ids are
+        ignored.
         """
 
     @abc.abstractmethod
@@ -275,14 +275,14 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest],
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse]]:
-        """Hands in one finished or failed try: header, then chunks. What has no lease
-        is refused at its header. Otherwise the learner reads on when there is room
-        for all that the header announces; until then it leaves the stream alone.
-        A stream that stands still is ended, and may be sent again whole: that
-        costs no try. A lease that is lost on the way ends it. Repeating what is
-        journaled is free and gets the same receipt. What a policy of this epoch
-        wrote is used if this incarnation was accepted for that policy; the report
-        may come a moment after the trajectory.
+        """Submits one finished or failed try: header, then chunks. A try without a
+        lease is refused at its header. Otherwise the learner continues to read once
+        there is room for everything that the header announces. A stalled stream is
+        ended, and may be sent again whole without using up a try. Losing the lease
+        meanwhile ends the stream. Repeating a journaled submission is free and gets
+        the same receipt. Trajectories by a policy of this epoch are used if this
+        incarnation was accepted for that policy; the report may come a moment after
+        the trajectory.
         """
 
     @abc.abstractmethod
@@ -291,7 +291,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.group_service_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.GetStatusResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.GetStatusResponse]]:
-        """Says what the learner is doing. Cheap; for people and for the launcher."""
+        """Returns the learner's status. Cheap; for people and for the launcher."""
 
     @abc.abstractmethod
     def Drain(
@@ -299,7 +299,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.group_service_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.DrainResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.DrainResponse]]:
-        """Stops handing out work, finishes the running step and checkpoints.
+        """Stops leasing work, finishes the running step and checkpoints.
         Repeatable; the process exits when it is done.
         """
 

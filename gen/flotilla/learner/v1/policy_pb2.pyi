@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class PolicyId(google.protobuf.message.Message):
-    """Names one set of weights, everywhere a policy is named.
+    """Identifies one set of weights.
 
     Order is (run_epoch, version): a reader adopts a higher epoch even if the
     version falls. A PolicyId (e, v) is on the surviving lineage if v is at most
@@ -27,7 +27,7 @@ class PolicyId(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     run_epoch: builtins.int
-    """Grows at every start of the learner and fences the one before."""
+    """Grows at every start of the learner and fences its predecessor."""
     version: builtins.int
     """The number of optimizer steps behind these weights. Version 0 is the
     initial policy and is published like any other.
@@ -47,8 +47,8 @@ global___PolicyId = PolicyId
 
 @typing.final
 class WeightManifest(google.protobuf.message.Message):
-    """What a publication consists of. The fingerprint is the SHA-256 of the
-    canonical encoding of these entries (`services/common/fingerprint.py`).
+    """Contents of a publication. The fingerprint is the SHA-256 of the canonical
+    encoding of these entries (`services/common/fingerprint.py`).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -56,7 +56,7 @@ class WeightManifest(google.protobuf.message.Message):
     TENSORS_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     total_bytes: builtins.int
-    """Length of the whole publication, padding between tensors included."""
+    """Length of the whole publication, including padding between tensors."""
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TensorEntry]: ...
     def __init__(
@@ -71,7 +71,7 @@ global___WeightManifest = WeightManifest
 
 @typing.final
 class TensorEntry(google.protobuf.message.Message):
-    """One tensor of a publication, as its bytes lie in the snapshot."""
+    """One tensor of a publication and the place of its bytes in the snapshot."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -81,7 +81,7 @@ class TensorEntry(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Canonical Hugging Face parameter name, of adapters that of PEFT; or
+    """Canonical Hugging Face parameter name, for adapters PEFT's; or
     `base_fingerprint`, the SHA-256 under which their base would be published.
     """
     dtype: builtins.str

@@ -31,28 +31,28 @@ class _TransportEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TRANSPORT_SHM: _Transport.ValueType  # 1
     """A file in shared memory, on the learner's own host."""
     TRANSPORT_FILES: _Transport.ValueType  # 2
-    """Safetensors on a file system that both can read."""
+    """Safetensors on a shared file system."""
     TRANSPORT_GRPC: _Transport.ValueType  # 3
     """WeightService.FetchWeights: always works."""
     TRANSPORT_NCCL: _Transport.ValueType  # 4
     TRANSPORT_GLOO: _Transport.ValueType  # 5
     TRANSPORT_IPC: _Transport.ValueType  # 6
-    """Memory of a device that learner and engine share."""
+    """Memory of a device shared by learner and engine."""
 
 class Transport(_Transport, metaclass=_TransportEnumTypeWrapper):
-    """How weights can travel."""
+    """Transport of weights."""
 
 TRANSPORT_UNSPECIFIED: Transport.ValueType  # 0
 TRANSPORT_SHM: Transport.ValueType  # 1
 """A file in shared memory, on the learner's own host."""
 TRANSPORT_FILES: Transport.ValueType  # 2
-"""Safetensors on a file system that both can read."""
+"""Safetensors on a shared file system."""
 TRANSPORT_GRPC: Transport.ValueType  # 3
 """WeightService.FetchWeights: always works."""
 TRANSPORT_NCCL: Transport.ValueType  # 4
 TRANSPORT_GLOO: Transport.ValueType  # 5
 TRANSPORT_IPC: Transport.ValueType  # 6
-"""Memory of a device that learner and engine share."""
+"""Memory of a device shared by learner and engine."""
 global___Transport = Transport
 
 class _UpdateOutcome:
@@ -71,7 +71,7 @@ class _UpdateOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """The engine is torn and reloads whole."""
 
 class UpdateOutcome(_UpdateOutcome, metaclass=_UpdateOutcomeEnumTypeWrapper):
-    """What became of an UPDATE."""
+    """Outcome of an UPDATE."""
 
 UPDATE_OUTCOME_UNSPECIFIED: UpdateOutcome.ValueType  # 0
 UPDATE_OUTCOME_APPLIED: UpdateOutcome.ValueType  # 1
@@ -112,16 +112,16 @@ class AttachRequest(google.protobuf.message.Message):
     chat_template_digest: builtins.bytes
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Transport.ValueType]:
-        """What the worker can receive by, best first."""
+        """Transports that the worker supports, best first."""
 
     @property
     def holding(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
-        """What its engine serves now; absent when nothing published yet."""
+        """The policy that its engine serves; absent if it serves none yet."""
 
     @property
     def device_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What names each device of its engine in every process of the machine, such
-        as a GPU's UUID. Absent where it cannot receive by IPC.
+        """A name of each device of its engine that is the same in every process of the
+        machine, such as a GPU's UUID. Absent if it cannot receive by IPC.
         """
 
     def __init__(
@@ -181,16 +181,16 @@ class Update(google.protobuf.message.Message):
     transport: global___Transport.ValueType
     location: builtins.str
     """A path for SHM and FILES, host:port of WeightService for GRPC, and of the
-    sender that engines ask for weights for NCCL, GLOO and IPC.
+    weight sender for NCCL, GLOO and IPC.
     """
     canary_token_ids: builtins.bytes
-    """Little-endian int32. The engine scores these and reports the logprobs,
-    which catches what a fingerprint cannot: weights that arrived and are not
+    """Little-endian int32. The engine scores these and reports the logprobs, which
+    catches faults that a fingerprint cannot: weights that arrived but are not
     used, such as a stale tied head.
     """
     reload: builtins.bool
-    """Load these weights even if the engine serves them already, and forget
-    everything that was computed with what it holds.
+    """Load these weights even if the engine already serves them, and discard
+    everything computed with its current weights.
     """
     keep: builtins.bool
     """The next publication may be fetched as a difference from this one: keep its
@@ -206,10 +206,10 @@ class Update(google.protobuf.message.Message):
 
     @property
     def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Probe]:
-        """What the engine is to sample once it serves these weights, when a run
-        starts: the canary cannot show the temperature, nor positions that only a
-        long context reaches. Workers that know nothing of it are judged by what
-        they sample for training.
+        """Probes to sample once the engine serves these weights, at the start of a
+        run: the canary does not cover the temperature, or positions that only a
+        long context reaches. Workers that do not support probes are judged by their
+        samples for training.
         """
 
     def __init__(
@@ -259,16 +259,16 @@ global___Probe = Probe
 
 @typing.final
 class ProbeResult(google.protobuf.message.Message):
-    """What an engine answered to a Probe."""
+    """An engine's answer to a Probe."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     token_ids: builtins.bytes
-    """Little-endian int32: what it sampled, the prompt left out."""
+    """Little-endian int32: the sampled tokens, without the prompt."""
     logprobs: builtins.bytes
-    """Little-endian float32, one a token, of the distribution sampled from."""
+    """Little-endian float32, one per token, of the sampled distribution."""
     def __init__(
         self,
         *,
@@ -291,7 +291,7 @@ class ReportPolicyRequest(google.protobuf.message.Message):
     PROBES_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     canary_logprobs: builtins.bytes
-    """Little-endian float32 logprobs of the canary's tokens 1..n-1 given those
+    """Little-endian float32 logprobs of the canary's tokens 1..n-1 given the tokens
     before them, at temperature 1.
     """
     outcome: global___UpdateOutcome.ValueType
@@ -300,7 +300,7 @@ class ReportPolicyRequest(google.protobuf.message.Message):
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
     @property
     def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbeResult]:
-        """One for each of the UPDATE's probes, in order; or none."""
+        """One for each of the UPDATE's probes, in order, or none."""
 
     def __init__(
         self,
@@ -323,8 +323,8 @@ class ReportPolicyResponse(google.protobuf.message.Message):
 
     ACCEPTED_FIELD_NUMBER: builtins.int
     accepted: builtins.bool
-    """False when the canary or a probe disagrees with the trainer: the engine
-    must not serve this policy and reloads whole.
+    """False if the canary or a probe disagrees with the trainer: the engine must
+    not serve this policy and reloads all weights.
     """
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PolicyServiceStub(object):
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -36,16 +36,16 @@ class PolicyServiceStub(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-    taken this one's place, end the process
-    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+    replaced this one, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -67,7 +67,7 @@ class PolicyServiceStub(object):
 
 
 class PolicyServiceServicer(object):
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -77,25 +77,25 @@ class PolicyServiceServicer(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-    taken this one's place, end the process
-    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+    replaced this one, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def Attach(self, request, context):
-        """Joins, and streams what the worker must do from now on. The first UPDATE
-        names the newest policy. A stream that is cut ends the membership after
+        """Joins, and streams the worker's updates from now on. The first UPDATE names
+        the newest policy. An interrupted stream ends the membership after
         `attach_grace`; attaching again with the same incarnation resumes it.
         Streams end after a bounded age with STREAM_ENDED; attach again. A policy
         that the worker holds but has not reported to this epoch is sent again, to
-        be scored: no lease is given for a policy whose canary was not right.
+        be scored: no lease is given for a policy with a wrong canary.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +130,7 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService(object):
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -140,16 +140,16 @@ class PolicyService(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+    FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-    taken this one's place, end the process
-    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+    replaced this one, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class PolicyServiceStub:
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -28,16 +28,16 @@ class PolicyServiceStub:
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
       INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-                                              taken this one's place, end the process
-      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+                                              replaced this one, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -45,12 +45,12 @@ class PolicyServiceStub:
         flotilla.learner.v1.policy_service_pb2.AttachRequest,
         flotilla.learner.v1.policy_service_pb2.AttachResponse,
     ]
-    """Joins, and streams what the worker must do from now on. The first UPDATE
-    names the newest policy. A stream that is cut ends the membership after
+    """Joins, and streams the worker's updates from now on. The first UPDATE names
+    the newest policy. An interrupted stream ends the membership after
     `attach_grace`; attaching again with the same incarnation resumes it.
     Streams end after a bounded age with STREAM_ENDED; attach again. A policy
     that the worker holds but has not reported to this epoch is sent again, to
-    be scored: no lease is given for a policy whose canary was not right.
+    be scored: no lease is given for a policy with a wrong canary.
     """
 
     ReportPolicy: grpc.UnaryUnaryMultiCallable[
@@ -60,7 +60,7 @@ class PolicyServiceStub:
     """Reports the outcome of one UPDATE. Repeatable."""
 
 class PolicyServiceAsyncStub:
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -70,28 +70,28 @@ class PolicyServiceAsyncStub:
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
       INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-                                              taken this one's place, end the process
-      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+                                              replaced this one, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     Attach: grpc.aio.UnaryStreamMultiCallable[
         flotilla.learner.v1.policy_service_pb2.AttachRequest,
         flotilla.learner.v1.policy_service_pb2.AttachResponse,
     ]
-    """Joins, and streams what the worker must do from now on. The first UPDATE
-    names the newest policy. A stream that is cut ends the membership after
+    """Joins, and streams the worker's updates from now on. The first UPDATE names
+    the newest policy. An interrupted stream ends the membership after
     `attach_grace`; attaching again with the same incarnation resumes it.
     Streams end after a bounded age with STREAM_ENDED; attach again. A policy
     that the worker holds but has not reported to this epoch is sent again, to
-    be scored: no lease is given for a policy whose canary was not right.
+    be scored: no lease is given for a policy with a wrong canary.
     """
 
     ReportPolicy: grpc.aio.UnaryUnaryMultiCallable[
@@ -101,7 +101,7 @@ class PolicyServiceAsyncStub:
     """Reports the outcome of one UPDATE. Repeatable."""
 
 class PolicyServiceServicer(metaclass=abc.ABCMeta):
-    """Tells engines which weights to serve and where they are.
+    """Announces to engines the weights to serve and their location.
 
     Served by the learner, called by rollout workers. The weights themselves
     travel by shared memory, files, a broadcast, or WeightService. Membership of
@@ -111,16 +111,16 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
-      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
+      FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker supports none of ours
       INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
-      INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
-      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a required name is missing, or too long
+      RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again later
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
-                                              taken this one's place, end the process
-      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+                                              replaced this one, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream has reached its age limit; attach again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @abc.abstractmethod
@@ -129,12 +129,12 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.learner.v1.policy_service_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.learner.v1.policy_service_pb2.AttachResponse], collections.abc.AsyncIterator[flotilla.learner.v1.policy_service_pb2.AttachResponse]]:
-        """Joins, and streams what the worker must do from now on. The first UPDATE
-        names the newest policy. A stream that is cut ends the membership after
+        """Joins, and streams the worker's updates from now on. The first UPDATE names
+        the newest policy. An interrupted stream ends the membership after
         `attach_grace`; attaching again with the same incarnation resumes it.
         Streams end after a bounded age with STREAM_ENDED; attach again. A policy
         that the worker holds but has not reported to this epoch is sent again, to
-        be scored: no lease is given for a policy whose canary was not right.
+        be scored: no lease is given for a policy with a wrong canary.
         """
 
     @abc.abstractmethod

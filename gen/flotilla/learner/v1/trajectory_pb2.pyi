@@ -29,24 +29,24 @@ class _AuthorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     AUTHOR_UNSPECIFIED: _Author.ValueType  # 0
     AUTHOR_PROMPT: _Author.ValueType  # 1
     AUTHOR_POLICY: _Author.ValueType  # 2
-    """The only tokens that are trained on and that carry logprobs."""
+    """The only tokens that are trained on and carry logprobs."""
     AUTHOR_ENVIRONMENT: _Author.ValueType  # 3
     AUTHOR_FORCED: _Author.ValueType  # 4
-    """Put into a policy's turn, such as the end of a thinking that has used up its
-    budget. Not sampled: no logprobs, no gradient.
+    """Inserted into a policy's turn, such as the end of thinking that has used up
+    its budget. Not sampled: no logprobs, no gradient.
     """
 
 class Author(_Author, metaclass=_AuthorEnumTypeWrapper):
-    """Who wrote a run of tokens."""
+    """Author of a run of tokens."""
 
 AUTHOR_UNSPECIFIED: Author.ValueType  # 0
 AUTHOR_PROMPT: Author.ValueType  # 1
 AUTHOR_POLICY: Author.ValueType  # 2
-"""The only tokens that are trained on and that carry logprobs."""
+"""The only tokens that are trained on and carry logprobs."""
 AUTHOR_ENVIRONMENT: Author.ValueType  # 3
 AUTHOR_FORCED: Author.ValueType  # 4
-"""Put into a policy's turn, such as the end of a thinking that has used up its
-budget. Not sampled: no logprobs, no gradient.
+"""Inserted into a policy's turn, such as the end of thinking that has used up
+its budget. Not sampled: no logprobs, no gradient.
 """
 global___Author = Author
 
@@ -58,17 +58,17 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     STOP_REASON_UNSPECIFIED: _StopReason.ValueType  # 0
     STOP_REASON_DONE: _StopReason.ValueType  # 1
-    """The policy said that it was done."""
+    """The policy declared that it was done."""
     STOP_REASON_MAX_TURNS: _StopReason.ValueType  # 2
     STOP_REASON_CONTEXT_OVERFLOW: _StopReason.ValueType  # 3
-    """The next turn would not have fitted into max_input_length, or a turn was cut
-    at max_model_len without a complete tool call.
+    """The next turn would have exceeded max_input_length, or a turn was cut at
+    max_model_len without a complete tool call.
     """
     STOP_REASON_GENERATION_LENGTH: _StopReason.ValueType  # 4
     """A turn was cut at max_generate_length without a complete tool call."""
     STOP_REASON_TIMEOUT: _StopReason.ValueType  # 5
-    """The attempt used up its wall-clock budget. The turn that it was in belongs to
-    it as far as it was sampled.
+    """The attempt used up its wall-clock budget. The sampled part of its last turn
+    belongs to it.
     """
     STOP_REASON_MAX_SAMPLED_TOKENS: _StopReason.ValueType  # 6
     """The policy has written limits.sampled_tokens."""
@@ -78,21 +78,21 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """The policy made more malformed calls than limits.parse_errors."""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
-    """Why an attempt that counts came to its end."""
+    """Reason for the end of an attempt that counts."""
 
 STOP_REASON_UNSPECIFIED: StopReason.ValueType  # 0
 STOP_REASON_DONE: StopReason.ValueType  # 1
-"""The policy said that it was done."""
+"""The policy declared that it was done."""
 STOP_REASON_MAX_TURNS: StopReason.ValueType  # 2
 STOP_REASON_CONTEXT_OVERFLOW: StopReason.ValueType  # 3
-"""The next turn would not have fitted into max_input_length, or a turn was cut
-at max_model_len without a complete tool call.
+"""The next turn would have exceeded max_input_length, or a turn was cut at
+max_model_len without a complete tool call.
 """
 STOP_REASON_GENERATION_LENGTH: StopReason.ValueType  # 4
 """A turn was cut at max_generate_length without a complete tool call."""
 STOP_REASON_TIMEOUT: StopReason.ValueType  # 5
-"""The attempt used up its wall-clock budget. The turn that it was in belongs to
-it as far as it was sampled.
+"""The attempt used up its wall-clock budget. The sampled part of its last turn
+belongs to it.
 """
 STOP_REASON_MAX_SAMPLED_TOKENS: StopReason.ValueType  # 6
 """The policy has written limits.sampled_tokens."""
@@ -114,14 +114,14 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     FAILURE_KIND_ABORTED: _FailureKind.ValueType  # 3
     FAILURE_KIND_NO_GRADE: _FailureKind.ValueType  # 4
     FAILURE_KIND_TEMPLATE_ERROR: _FailureKind.ValueType  # 5
-    """The chat template or the tokenizer cannot render what the policy would read
-    next. The whole group is dropped: attempts that happened to end before they
-    came so far would be a selection.
+    """The chat template or the tokenizer cannot render the policy's next input.
+    The whole group is dropped: keeping only the attempts that ended earlier
+    would be a biased selection.
     """
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
-    """Why an attempt does not count. It is never in the mean, and tried again but
-    for TEMPLATE_ERROR.
+    """Reason why an attempt does not count. It is never in the mean, and it is
+    retried except for TEMPLATE_ERROR.
     """
 
 FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
@@ -130,9 +130,9 @@ FAILURE_KIND_ENGINE_ERROR: FailureKind.ValueType  # 2
 FAILURE_KIND_ABORTED: FailureKind.ValueType  # 3
 FAILURE_KIND_NO_GRADE: FailureKind.ValueType  # 4
 FAILURE_KIND_TEMPLATE_ERROR: FailureKind.ValueType  # 5
-"""The chat template or the tokenizer cannot render what the policy would read
-next. The whole group is dropped: attempts that happened to end before they
-came so far would be a selection.
+"""The chat template or the tokenizer cannot render the policy's next input.
+The whole group is dropped: keeping only the attempts that ended earlier
+would be a biased selection.
 """
 global___FailureKind = FailureKind
 
@@ -151,7 +151,7 @@ class _NoGradeReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     NO_GRADE_REASON_TAINTED: _NoGradeReason.ValueType  # 6
 
 class NoGradeReason(_NoGradeReason, metaclass=_NoGradeReasonEnumTypeWrapper):
-    """Why a grade is not known. A reward that is not known is never 0."""
+    """Reason why a grade is unknown. An unknown reward is never 0."""
 
 NO_GRADE_REASON_UNSPECIFIED: NoGradeReason.ValueType  # 0
 NO_GRADE_REASON_EXECUTION_FAILED: NoGradeReason.ValueType  # 1
@@ -186,7 +186,7 @@ global___TrajectoryKey = TrajectoryKey
 
 @typing.final
 class TrajectoryHeader(google.protobuf.message.Message):
-    """One attempt at a task, without its arrays: those follow in SequenceChunks.
+    """One attempt at a task, without its arrays, which follow in SequenceChunks.
 
     Exactly one of `reward`, `no_grade` and `failure` is set. A graded attempt
     has a stop reason, counts in its group's mean and is trained on. The others
@@ -222,15 +222,15 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """The lease under which the attempt was made."""
     worker_id: builtins.str
     reward: builtins.float
-    """Of the whole attempt, from -1e6 to 1e6. A pass is a reward of at least 1.0."""
+    """Reward of the whole attempt, from -1e6 to 1e6. A pass is at least 1.0."""
     no_grade: global___NoGradeReason.ValueType
     failure: global___FailureKind.ValueType
     detail: builtins.str
-    """What went wrong, for people. Bounded to 2,000 characters."""
+    """Error, for people. Bounded to 2,000 characters."""
     stop_reason: global___StopReason.ValueType
-    """Set when the attempt ended by itself or by a limit."""
+    """Set if the attempt ended on its own or by a limit."""
     partial_reward: builtins.float
-    """Reward for a part of the task, where the verifier tells; never mixed with
+    """Reward for a part of the task, if the verifier reports one; never mixed with
     `reward`, and within the same bounds.
     """
     env_key: builtins.str
@@ -238,20 +238,20 @@ class TrajectoryHeader(google.protobuf.message.Message):
     env_version: builtins.str
     data_version: builtins.str
     tool_schema_digest: builtins.bytes
-    """SHA-256 of the tool list as the policy saw it."""
+    """SHA-256 of the tool list shown to the policy."""
     prompt_digest: builtins.bytes
     """SHA-256 of the prompt's token ids."""
     instance_id: builtins.str
     suspicion: builtins.str
-    """Results that the verifier printed and the policy may have written, a line
+    """Printed results of the verifier that the policy may have written, a line
     each. Bounded to 2,000 characters.
     """
     content_digest: builtins.bytes
     """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
     then of all logprobs, then of all experts, sequence by sequence. Catches
     truncation, reordering and damage, and makes repeats comparable. It need not
-    withstand a worker that wants a collision: who sends both contents of an
-    attempt gains nothing by it.
+    resist deliberate collisions: a worker that sends both contents of an attempt
+    gains nothing from one.
     """
     @property
     def key(self) -> global___TrajectoryKey: ...
@@ -324,7 +324,7 @@ class SequenceHeader(google.protobuf.message.Message):
     def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaReference]: ...
     @property
     def experts(self) -> global___RoutedExperts:
-        """Absent where the engine does not say which experts it chose."""
+        """Absent if the engine does not report its choice of experts."""
 
     def __init__(
         self,
@@ -341,8 +341,8 @@ global___SequenceHeader = SequenceHeader
 
 @typing.final
 class RoutedExperts(google.protobuf.message.Message):
-    """Shape of the experts that the engine chose for the tokens from the first on.
-    Those of the last are not known: the engine has not read it.
+    """Shape of the experts that the engine chose, from the first token on. Those of
+    the last token are unknown: the engine has not read it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -368,9 +368,9 @@ global___RoutedExperts = RoutedExperts
 
 @typing.final
 class Spans(google.protobuf.message.Message):
-    """Runs of tokens with one author and, where a policy wrote them, one policy: in
-    order, and column by column. The first author and the first length are of the
-    first run.
+    """Runs of tokens with one author and, if a policy wrote them, one policy: in
+    order, and column by column. The first author and the first length belong to
+    the first run.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -385,7 +385,7 @@ class Spans(google.protobuf.message.Message):
     def lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def writer_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of the runs of AUTHOR_POLICY alone, which of `writers` wrote each."""
+        """Index into `writers` for each run of AUTHOR_POLICY, and only those."""
 
     @property
     def writers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Writer]: ...
@@ -403,7 +403,7 @@ global___Spans = Spans
 
 @typing.final
 class Writer(google.protobuf.message.Message):
-    """A policy as it was sampled."""
+    """A policy and its sampling temperature."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -427,8 +427,8 @@ global___Writer = Writer
 
 @typing.final
 class MediaReference(google.protobuf.message.Message):
-    """What the policy saw, or saw a part of: an image, or a tool's answer that was
-    cut for it.
+    """An item that the policy saw at least in part: an image, or a truncated tool
+    answer.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -443,12 +443,12 @@ class MediaReference(google.protobuf.message.Message):
     sha256: builtins.bytes
     mime: builtins.str
     token_offset: builtins.int
-    """Where the sequence shows it: the first token of its run."""
+    """The first token of the run that shows it."""
     processor_digest: builtins.bytes
     size_bytes: builtins.int
     sent_bytes: builtins.int
-    """Bytes that follow in SequenceChunks: all of it or none. Those of one sequence
-    are at most 512 KiB.
+    """Bytes that follow in SequenceChunks: the whole item or none. At most 512 KiB
+    per sequence.
     """
     @property
     def grid(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
@@ -469,8 +469,8 @@ global___MediaReference = MediaReference
 
 @typing.final
 class Turns(google.protobuf.message.Message):
-    """Where the time of each turn went, and its tokens: in order, and column by
-    column. All columns are of one length, `rewards` excepted.
+    """Times and tokens of each turn: in order, and column by column. All columns
+    except `rewards` have the same length.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -499,7 +499,7 @@ class Turns(google.protobuf.message.Message):
     REWARDS_FIELD_NUMBER: builtins.int
     @property
     def generate_s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """In seconds, finite."""
+        """Seconds, finite."""
 
     @property
     def tools_s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
@@ -509,14 +509,14 @@ class Turns(google.protobuf.message.Message):
     def generated_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def thinking_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of the generated tokens, those of the thinking that the turn begins with;
-        the marks around it included.
+        """Generated tokens of the thinking at the start of the turn, including its
+        marks.
         """
 
     @property
     def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
-        """By turn, from 0: the sum of the rewards that the environment gave for its
-        calls. Finite, and recorded only: an attempt's reward is its grade.
+        """Sum of the environment's rewards for a turn's calls, by turn from 0. Finite,
+        and only recorded: an attempt's reward is its grade.
         """
 
     def __init__(
@@ -535,7 +535,7 @@ global___Turns = Turns
 
 @typing.final
 class TrajectoryCounts(google.protobuf.message.Message):
-    """What happened in one attempt, counted."""
+    """Counts of one attempt."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -604,9 +604,7 @@ class TrajectoryCounts(google.protobuf.message.Message):
     repeats: builtins.int
     """Calls that repeat an earlier one with the same arguments."""
     open_s: builtins.float
-    """How long it took until the episode was ready, in seconds. Finite, as the
-    time that the grade took.
-    """
+    """Seconds until the episode was ready, and seconds of grading; both finite."""
     grade_s: builtins.float
     tools: builtins.int
     """Tools that the environment offered."""
@@ -620,14 +618,14 @@ class TrajectoryCounts(google.protobuf.message.Message):
 
     @property
     def parse_messages(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """What was wrong with malformed calls, and how often: at most 8 keys of at
-        most 200 characters.
+        """Faults of malformed calls, with counts: at most 8 keys of at most 200
+        characters.
         """
 
     @property
     def unknown_tools(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Calls of tools that the environment does not have, by name: at most 8 keys
-        of at most 200 characters.
+        """Calls of tools that do not exist, by name: at most 8 keys of at most 200
+        characters.
         """
 
     def __init__(
@@ -652,8 +650,8 @@ global___TrajectoryCounts = TrajectoryCounts
 @typing.final
 class SequenceChunk(google.protobuf.message.Message):
     """A piece of the arrays of one sequence, at most 1 MiB. Arrays are
-    little-endian: int32 token ids of the whole sequence, float32 logprobs of
-    the policy's tokens alone, in order, at the sampling temperature.
+    little-endian: int32 token ids of the whole sequence, float32 logprobs of only
+    the policy's tokens, in order, at the sampling temperature.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -667,10 +665,10 @@ class SequenceChunk(google.protobuf.message.Message):
     token_ids: builtins.bytes
     logprobs: builtins.bytes
     media: builtins.bytes
-    """The media that are sent, one behind the other in their order."""
+    """The sent media, concatenated in order."""
     experts: builtins.bytes
-    """Ids of experts, [tokens, layers, chosen]: uint8 of a model with at most 256
-    experts, uint16 of others.
+    """Ids of experts, [tokens, layers, chosen]: uint8 for a model with at most 256
+    experts, else uint16.
     """
     def __init__(
         self,

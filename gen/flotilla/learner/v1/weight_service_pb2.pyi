@@ -23,7 +23,7 @@ class FetchWeightsRequest(google.protobuf.message.Message):
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
     @property
     def held(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
-        """A publication, all of whose bytes the caller has."""
+        """A publication that the caller holds completely."""
 
     def __init__(
         self,
@@ -47,24 +47,26 @@ class FetchWeightsResponse(google.protobuf.message.Message):
     chunk: builtins.bytes
     """Bytes of the publication, or a difference."""
     offset_bytes: builtins.int
-    """Where they start in the publication."""
+    """Their position in the publication."""
     delta_bytes: builtins.int
-    """Of a difference: how many bytes of the publication come of it; else 0.
+    """Number of bytes of the publication that a difference yields; 0 for plain
+    bytes.
 
-    These bytes of both publications are little-endian 16-bit words, a last
-    odd byte being one with 0. Of each the held one's is subtracted, modulo
-    2^16. Bits 7 to 14 of a held word are its exponent, as those of a bfloat16
-    are; two bounds part words into three classes: a class has those whose
-    exponents are not below its bound, the last one's being 0, and which no
-    class before it has. The difference has:
+    These bytes of both publications are read as little-endian 16-bit words; an
+    odd last byte is padded with 0. The change of a word is the new word minus
+    the held one, modulo 2^16. Bits 7 to 14 of a held word are its exponent, as
+    in a bfloat16. Two bounds divide words into three classes: a class has the
+    words whose exponents are not below its bound and that are in no earlier
+    class; the last class has the bound 0. The difference consists of:
       uint8 bounds[2], the first class's first; two bytes of 0
-      uint32 changed[3]: how many words of each class have changed
+      uint32 changed[3]: the number of changed words of each class
       uint32 lengths of `gaps`, `low` and `high`
-      gaps: for each word that has changed, how many lie between it and its
-            class's one before it, those of classes before theirs left out:
-            255 for each so many, then a byte with the rest
-      low, high: a byte of each change, folded: 1, -1, 2, -2 ... are 0, 1, 2, 3
-    The last three have the classes one after another, and are deflated each,
+      gaps: for each changed word, the number of words between it and the
+            previous changed word of its class, not counting words of earlier
+            classes: one byte of 255 for each 255, then a byte with the rest
+      low, high: the low and high byte of each change, folded: 1, -1, 2, -2 ...
+            are 0, 1, 2, 3 ...
+    The last three hold the classes one after another, and each is deflated
     without a header (RFC 1951).
     """
     def __init__(

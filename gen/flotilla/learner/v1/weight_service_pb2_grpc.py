@@ -26,17 +26,17 @@ if _version_not_supported:
 
 
 class WeightServiceStub(object):
-    """Sends weights: the path that always works.
+    """Sends weights over gRPC, the transport that always works.
 
-    Served by a process of its own beside the learner, whose address an UPDATE
-    names. Serves the newest two versions from snapshots.
+    Served by a separate process beside the learner, at the address in an UPDATE.
+    Serves the newest two versions from snapshots.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -53,28 +53,28 @@ class WeightServiceStub(object):
 
 
 class WeightServiceServicer(object):
-    """Sends weights: the path that always works.
+    """Sends weights over gRPC, the transport that always works.
 
-    Served by a process of its own beside the learner, whose address an UPDATE
-    names. Serves the newest two versions from snapshots.
+    Served by a separate process beside the learner, at the address in an UPDATE.
+    Serves the newest two versions from snapshots.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def FetchWeights(self, request, context):
         """Streams the publication's bytes from `offset_bytes` on, in chunks of at
-        most 1 MiB. A broken stream is resumed by asking for the rest.
+        most 1 MiB. To resume a broken stream, request the rest.
 
-        A caller that says which publication it holds is sent differences from
-        that one, 1 MiB of the publication each, where the server can make them
-        and they are worth it; all else comes as it is, so chunks of both kinds
-        may follow each other. What comes of differences is checked like the rest;
-        if it is wrong, ask again without `held`.
+        A caller that names a publication that it holds gets differences from that
+        one, each for 1 MiB of the publication, if the server can compute them and
+        they are small enough; other parts come as plain bytes, so chunks of both
+        kinds may be mixed. Check the result of differences like the rest; if it is
+        wrong, request the publication without `held`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,17 +97,17 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightService(object):
-    """Sends weights: the path that always works.
+    """Sends weights over gRPC, the transport that always works.
 
-    Served by a process of its own beside the learner, whose address an UPDATE
-    names. Serves the newest two versions from snapshots.
+    Served by a separate process beside the learner, at the address in an UPDATE.
+    Serves the newest two versions from snapshots.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

@@ -21,9 +21,9 @@ class SampleGroupRequest(google.protobuf.message.Message):
     ATTEMPTS_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     task_json: builtins.str
-    """In either of Fleet's vocabularies."""
+    """The task, in either of Fleet's vocabularies."""
     attempts: builtins.int
-    """1 when 0."""
+    """0 means 1."""
     temperature: builtins.float
     """0 is greedy decoding."""
     def __init__(
@@ -50,9 +50,9 @@ class SampleGroupResponse(google.protobuf.message.Message):
     prompt: builtins.str
     """The prompt as the policy sees it."""
     completion: builtins.str
-    """What the policy wrote in one turn."""
+    """Text of one policy turn."""
     observation: builtins.str
-    """What the environment answered."""
+    """Answer of the environment."""
     @property
     def end(self) -> global___AttemptEnd: ...
     def __init__(
@@ -72,7 +72,7 @@ global___SampleGroupResponse = SampleGroupResponse
 
 @typing.final
 class AttemptEnd(google.protobuf.message.Message):
-    """How an attempt ended."""
+    """End of an attempt."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -82,7 +82,7 @@ class AttemptEnd(google.protobuf.message.Message):
     reason: builtins.str
     """A stop reason or failure kind of learner.v1, lower case."""
     reward: builtins.float
-    """Absent when the grade is unknown."""
+    """Absent if the grade is unknown."""
     detail: builtins.str
     def __init__(
         self,

@@ -26,15 +26,15 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel):
@@ -61,15 +61,15 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def SampleGroup(self, request, context):
@@ -82,14 +82,14 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Says what the worker is doing.
+        """Returns the worker's status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops leasing, gives running work back and exits. Repeatable.
+        """Stops leasing, releases running work and exits. Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,15 +122,15 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @staticmethod

@@ -18,15 +18,15 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RolloutServiceStub:
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -43,24 +43,24 @@ class RolloutServiceStub:
         flotilla.rollout.v1.rollout_service_pb2.GetStatusRequest,
         flotilla.rollout.v1.rollout_service_pb2.GetStatusResponse,
     ]
-    """Says what the worker is doing."""
+    """Returns the worker's status."""
 
     Drain: grpc.UnaryUnaryMultiCallable[
         flotilla.rollout.v1.rollout_service_pb2.DrainRequest,
         flotilla.rollout.v1.rollout_service_pb2.DrainResponse,
     ]
-    """Stops leasing, gives running work back and exits. Repeatable."""
+    """Stops leasing, releases running work and exits. Repeatable."""
 
 class RolloutServiceAsyncStub:
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     SampleGroup: grpc.aio.UnaryStreamMultiCallable[
@@ -76,24 +76,24 @@ class RolloutServiceAsyncStub:
         flotilla.rollout.v1.rollout_service_pb2.GetStatusRequest,
         flotilla.rollout.v1.rollout_service_pb2.GetStatusResponse,
     ]
-    """Says what the worker is doing."""
+    """Returns the worker's status."""
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.rollout.v1.rollout_service_pb2.DrainRequest,
         flotilla.rollout.v1.rollout_service_pb2.DrainResponse,
     ]
-    """Stops leasing, gives running work back and exits. Repeatable."""
+    """Stops leasing, releases running work and exits. Repeatable."""
 
 class RolloutServiceServicer(metaclass=abc.ABCMeta):
-    """Looks into a rollout worker. Nothing of a run depends on it: a worker calls
-    the learner and the gateway and needs no inbound port.
+    """Inspects a rollout worker. No run depends on it: a worker calls the learner
+    and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      INVALID_ARGUMENT    BAD_TASK   the task or its sampling parameters are invalid
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
-    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
+    from FLOTILLA_TOKEN; run_service.proto lists the refusals.
     """
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.rollout.v1.rollout_service_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.rollout.v1.rollout_service_pb2.GetStatusResponse, collections.abc.Awaitable[flotilla.rollout.v1.rollout_service_pb2.GetStatusResponse]]:
-        """Says what the worker is doing."""
+        """Returns the worker's status."""
 
     @abc.abstractmethod
     def Drain(
@@ -121,6 +121,6 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.rollout.v1.rollout_service_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.rollout.v1.rollout_service_pb2.DrainResponse, collections.abc.Awaitable[flotilla.rollout.v1.rollout_service_pb2.DrainResponse]]:
-        """Stops leasing, gives running work back and exits. Repeatable."""
+        """Stops leasing, releases running work and exits. Repeatable."""
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
