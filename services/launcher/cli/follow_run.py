@@ -36,7 +36,7 @@ from services.launcher.store.ledger import Ledger
 # Limit of one stream of events. If a launcher dies while a stream opens, gRPC waits that long; the
 # death of a local one is known sooner, and another takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
-# After so many launchers have died under one command, something else must be wrong.
+# Launcher deaths before one command gives up: something else must be wrong.
 _MAX_LAUNCHERS = 5
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ class FollowedRun:
     since: int
     run_id: str = ""
     last_event: int = 0
-    # Whether a launcher that this command does not own has cancelled the start, and the run that
-    # had begun by then.
+    # A launcher that this command does not own has cancelled the start; `cancelled` is the run that
+    # it had begun.
     start_cancelled: bool = False
     cancelled: pb.Run | None = None
     board: RunBoard = field(default_factory=RunBoard)
@@ -112,7 +112,7 @@ async def run_to_end(
             console.print,
         )
     except InterruptedByUserError:
-        # The launcher may have begun the run before it learnt of the interrupt.
+        # The launcher may have begun the run before the interrupt reached it.
         started_here = not followed.start_cancelled
         run = _find_begun_run(runs, request.request_id) if started_here else followed.cancelled
     return FollowOutcome(run, interrupts.first.is_set(), time.monotonic() - began)
@@ -178,7 +178,7 @@ async def _follow_run(
                 problem = await watch_to_end(connection, followed, view, interrupts)
             finally:
                 stopping.cancel()
-    # Raised inside the group, it would come out as part of an ExceptionGroup.
+    # Raised outside of the group, which would wrap it into an ExceptionGroup.
     if problem is not None:
         raise problem
 

@@ -106,8 +106,8 @@ class LauncherConnection:
     async def stop_run(
         self, grace_s: float, limit_s: float, *, run_id: str = "", request_id: str = ""
     ) -> pb.StopRunResponse:
-        """Stop the run with this id, or the one that a request began; a request that has begun
-        none never will. Wait `limit_s` longer than the grace for its end."""
+        """Stop the run with this id, or the run of a request; a request without a run never gets
+        one. Wait `limit_s` longer than the grace for its end."""
         grace = rpc.to_duration(grace_s)
         request = pb.StopRunRequest(run_id=run_id, request_id=request_id, grace=grace)
         return await self.await_answer(self.stub.StopRun(request, timeout=grace_s + limit_s))

@@ -7,7 +7,7 @@ from services.launcher.cli.launcher_client import LauncherConnection
 from services.launcher.cli.run_view import STATE_NAMES
 from services.launcher.cli.terminal import Terminal
 
-# For machines to be given back and confirmed gone.
+# Time for releasing machines and verifying that they are gone.
 RELEASE_TIMEOUT_S = 600.0
 
 

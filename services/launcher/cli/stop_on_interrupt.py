@@ -43,8 +43,8 @@ async def stop_on_interrupt(
 async def cancel_request(
     connection: LauncherConnection, request_id: str, interrupts: Interrupts
 ) -> pb.Run | None:
-    """Cancel the request; return the run that had begun and is now stopped, or None if none has
-    begun and none will. Raises LauncherError if that cannot be determined."""
+    """Cancel the request; return its run, which is now stopped, or None if it began none and never
+    will. Raises LauncherError if that cannot be determined."""
 
     async def stop_begun_run() -> pb.Run | None:
         answer = await connection.stop_run(_STOP_GRACE_S, _STOP_S, request_id=request_id)

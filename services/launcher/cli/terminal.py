@@ -11,7 +11,7 @@ from services.common.printable_text import make_visible
 
 
 class CommandError(Exception):
-    """A command cannot do its work; the message says why."""
+    """A command cannot do its work; the message states the cause."""
 
 
 class Terminal(Console):
