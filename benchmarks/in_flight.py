@@ -29,7 +29,7 @@ from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written
 from benchmarks.submission import make_trajectory
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
 from services.common import log
-from services.common.concurrency import running_tasks
+from services.common.concurrency import cancel_tasks, running_tasks
 from services.rollout.ports import LeaseLost
 from services.rollout.types import Lease
 
@@ -66,8 +66,11 @@ class InFlightWorker:
 
     async def keep_working(self) -> None:
         await self._replica.follower.wait_for_first_weights()
-        async with running_tasks(self._keep_renewing(), self._keep_leasing()) as tasks:
-            await asyncio.gather(*tasks)
+        try:
+            async with running_tasks(self._keep_renewing(), self._keep_leasing()) as tasks:
+                await asyncio.gather(*tasks)
+        finally:
+            await cancel_tasks(self._groups)
 
     async def _keep_renewing(self) -> None:
         while True:

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
+from services.learner.dumps.dump_files import rollouts_path
+
 ROWS = 8
 # Most characters of each text; a longer one keeps its end, where an episode is decided.
 TEXT_CHARACTERS = 4000
@@ -37,7 +39,7 @@ class EpisodeSchedule:
     until its file exists, or until the next one is due."""
 
     def __init__(self, run_dir: Path, every: int) -> None:
-        self._folder = run_dir / "rollouts"
+        self._run_dir = run_dir
         self._every = every
         self._shown = 0
         self._newest = 0
@@ -52,7 +54,7 @@ class EpisodeSchedule:
         read."""
         self._newest = max(self._newest, step)
         due = self._newest - self._newest % self._every if self._every else 0
-        path = self._folder / f"step_{due}.jsonl"
+        path = rollouts_path(self._run_dir, due)
         if due <= self._shown or not path.exists():
             return []
         # Set before reading, so that a damaged file fails once.

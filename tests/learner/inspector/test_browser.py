@@ -344,7 +344,8 @@ def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
         print(f"{count} tokens in {seconds:.2f} s")
         assert seconds < BOUND_S
         assert page.locator(".passage").count() == 1 + 50 + 49
-        assert page.locator(".t").count() < count / 2
+        # Those in sight: that it opens at once is by the few that are made.
+        assert page.locator(".t").count() < count / 20
         page.locator(".passage").last.scroll_into_view_if_needed()
         last = page.locator(f".t[data-i='{count - 1}']")
         last.wait_for()

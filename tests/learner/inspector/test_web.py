@@ -81,7 +81,7 @@ def test_nothing_but_get_is_served(
         *(f"/runs/{RUN}/steps/99", f"/runs/{RUN}/steps/x", f"/runs/{RUN}/evals/none"),
         *(f"/runs/{RUN}/steps/99999999999999999999", f"/runs/{RUN}/steps/3?page=x"),
         *(f"/runs/{RUN}/attempts/none/0/0", f"/runs/{RUN}/attempts/g000001r0/77/0"),
-        f"/runs/{RUN}/attempts/g000001r0/0/0/tokens.json?sequence=3",
+        f"/runs/{RUN}/attempts/g000001r0/0/0/tokens.bin?sequence=3",
         f"/runs/{RUN}/attempts/g000001r0/0/0/raw/0/message-99",
         f"/runs/{RUN}/attempts/g000001r0/0/0/raw/0/..%2f..%2fspec.json",
         f"/runs/{RUN}/attempts/g000001r0/0/0/media/0/0",

@@ -133,7 +133,7 @@ class InspectorPages:
             Route("/runs/{run}/steps/{step}", self.step),
             Route("/runs/{run}/evals/{eval_id}", self.eval),
             Route(attempt, self.attempt),
-            Route(f"{attempt}/tokens.json", self.tokens),
+            Route(f"{attempt}/tokens.bin", self.tokens),
             Route(f"{attempt}/hold", self.hold),
             Route(f"{attempt}/raw/{{sequence}}/{{part}}", self.raw),
             Route(f"{attempt}/media/{{sequence}}/{{number}}", self.media),
@@ -178,7 +178,10 @@ class InspectorPages:
     def tokens(self, request: Request) -> Response:
         run, key = _attempt_of(request)
         sequence = read_number(request.query_params, "sequence", 0)
-        return JSONResponse(self._book.token_data(self._book.episode(run, key), sequence))
+        data = self._book.token_data(self._book.episode(run, key), sequence)
+        # Not compressed: on loopback that takes longer than to send numbers as they are.
+        headers = {"Content-Encoding": "identity"}
+        return Response(data, headers=headers, media_type="application/octet-stream")
 
     def hold(self, request: Request) -> Response:
         """Keep what an open page shows from being pruned for another minute."""

@@ -1,5 +1,6 @@
 """What each page shows: the values that its template gets."""
 
+import base64
 import json
 import math
 from collections.abc import Sequence
@@ -181,11 +182,14 @@ class PageBook:
             "view": "tokens",
             "sequence": sequence,
             "track": track,
-            "data": embed(self.token_data(episode, sequence)) if self._inline and track else "",
+            "data": self._inline_data(episode, sequence) if self._inline and track else "",
         }
         return self._attempt("tokens.html", run_id, episode, values)
 
-    def token_data(self, episode: Episode, sequence: int) -> dict[str, Any]:
+    def _inline_data(self, episode: Episode, sequence: int) -> str:
+        return embed(base64.b64encode(self.token_data(episode, sequence)).decode())
+
+    def token_data(self, episode: Episode, sequence: int) -> bytes:
         """Return what the script of the coloured text reads. Raises NotFoundError."""
         track = track_of(episode, sequence)
         texts = episode.texts_of(sequence, 0, min(len(track), MOST_TOKENS))
@@ -378,15 +382,12 @@ def _attempt_facts(episode: Episode) -> list[tuple[str, str]]:
 def _turn_facts(track: TokenTrack, start: int, end: int, timing: Any) -> tuple[Any, ...]:
     logprobs = track.logprobs[start:end]
     sampled = logprobs[~np.isnan(logprobs)]
-    versions = dict.fromkeys(
-        f"{epoch}:{version}"
-        for epoch, version in zip(track.epochs[start:end], track.versions[start:end], strict=True)
-        if version >= 0
-    )
+    pairs = np.stack([track.epochs[start:end], track.versions[start:end]], axis=1)
+    policies = np.unique(pairs[pairs[:, 1] >= 0], axis=0).tolist()
     listed = [("tokens", f"{end - start:,}")]
     if len(sampled):
         listed.append(("mean logprob", f"{sampled.mean():.3f}"))
-    listed.append(("policy", ", ".join(versions)))
+    listed.append(("policy", ", ".join(f"{epoch}:{version}" for epoch, version in policies)))
     if timing is not None:
         listed.append(("generate", f"{timing.generate_s:.2f} s"))
         listed.append(("tools", f"{timing.tools_s:.2f} s"))

@@ -77,7 +77,7 @@ class ServerLinks:
         return self._attempt(run, row) + _query(view=view, sequence=sequence or None)
 
     def tokens(self, run: str, row: TryRow, sequence: int) -> str:
-        return f"{self._attempt(run, row)}/tokens.json" + _query(sequence=sequence)
+        return f"{self._attempt(run, row)}/tokens.bin" + _query(sequence=sequence)
 
     def raw(self, run: str, row: TryRow, sequence: int, part: str) -> str:
         return f"{self._attempt(run, row)}/raw/{sequence}/{part}"

@@ -15,13 +15,26 @@
   const MASKS = ["not trained", "trained", "not the policy's", "not known"];
   const COLOURS = ["logprob", "difference", "advantage", "mask", "author", "version"];
   const LEAST_CHUNK = 192, MOST_CHUNK = 768;
-  const TYPES = { ids: Int32Array };
+  const LINE_PX = 20, CHARACTER_PX = 7.9, HEAD_PX = 130;
   let data, chunks, colour, current = null;
 
-  function decode(name, text) {
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    return new (TYPES[name] || Float32Array)(bytes.buffer);
+  // token_data.py says how they lie.
+  function unpack(buffer) {
+    const length = new DataView(buffer).getUint32(0, true);
+    const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    const { count, words } = head;
+    const found = { count, parts: head.parts, runs: head.runs, left_out: head.left_out };
+    found.words = new Int32Array(buffer, 4 + length, count);
+    found.ids = words.map((word) => word[0]);
+    found.texts = words.map((word) => word[1]);
+    for (const name of ["logprobs", "trainer", "advantages", "entropy"]) {
+      const place = head.arrays.indexOf(name);
+      found[name] = place < 0 ? new Float32Array(count).fill(NaN)
+        : new Float32Array(buffer, 4 + length + 4 * count * (place + 1), count);
+    }
+    return found;
   }
+  const textOf = (i) => data.texts[data.words[i]];
 
   // What rarely changes comes as runs of tokens that share it.
   function spread(runs, count) {
@@ -86,7 +99,7 @@
     data.parts.forEach(([start, length, author, turn], part) => {
       let begin = start;
       for (let i = start; i < start + length; i++) {
-        const long = i - begin >= MOST_CHUNK || (i - begin >= LEAST_CHUNK && data.texts[i].includes("\n"));
+        const long = i - begin >= MOST_CHUNK || (i - begin >= LEAST_CHUNK && textOf(i).includes("\n"));
         if (long || i === start + length - 1) {
           found.push({ begin, end: i + 1, part, node: null, made: false });
           begin = i + 1;
@@ -96,7 +109,22 @@
     return found;
   }
 
+  // About what it will take: else many more chunks seem to be in view at first than are.
+  function heightOf(chunk, columns) {
+    let lines = 1, column = 0;
+    for (let i = chunk.begin; i < chunk.end; i++) {
+      const text = textOf(i), end = text.lastIndexOf("\n");
+      column += text.length;
+      if (end >= 0) {
+        lines += 1 + Math.floor(column / columns);
+        column = text.length - end - 1;
+      }
+    }
+    return (lines + Math.floor(column / columns)) * LINE_PX;
+  }
+
   function addParts() {
+    const columns = Math.max(20, (track.clientWidth - HEAD_PX) / CHARACTER_PX);
     const fragment = document.createDocumentFragment();
     let body = null, shown = -1;
     for (const chunk of chunks) {
@@ -118,6 +146,7 @@
       }
       chunk.node = document.createElement("div");
       chunk.node.className = "chunk";
+      chunk.node.style.minHeight = heightOf(chunk, columns) + "px";
       body.append(chunk.node);
     }
     track.replaceChildren(fragment);
@@ -135,11 +164,13 @@
       span.textContent = shownText(i);
       fragment.append(span);
     }
+    chunk.node.style.minHeight = "";
+    chunk.node.classList.add("made");
     chunk.node.replaceChildren(fragment);
   }
 
   // A token may end within a character: the text is with the one that completes it.
-  const shownText = (i) => data.texts[i] === "" ? "·" : data.texts[i].replaceAll("\n", "↵\n");
+  const shownText = (i) => textOf(i) === "" ? "·" : textOf(i).replaceAll("\n", "↵\n");
   const chunkOf = (i) => {
     let low = 0, high = chunks.length - 1;
     while (low < high) {
@@ -184,7 +215,7 @@
     return String(Number(value.toPrecision(9)));
   }
   function numbersOf(i) {
-    const rows = [["token", i.toLocaleString("en") + " of " + data.count.toLocaleString("en")], ["id", String(data.ids[i])], ["author", AUTHORS[data.authors[i]]]];
+    const rows = [["token", i.toLocaleString("en") + " of " + data.count.toLocaleString("en")], ["id", String(data.ids[data.words[i]])], ["author", AUTHORS[data.authors[i]]]];
     const add = (label, value) => Number.isNaN(value) || rows.push([label, exact(value)]);
     add("logprob", data.logprobs[i]);
     if (!Number.isNaN(data.logprobs[i])) rows.push(["probability", (100 * Math.exp(data.logprobs[i])).toPrecision(3) + " %"]);
@@ -201,7 +232,7 @@
   function show(span, spoken) {
     const i = Number(span.dataset.i), rows = numbersOf(i);
     const title = document.createElement("b"), list = document.createElement("dl");
-    title.textContent = JSON.stringify(data.texts[i]);
+    title.textContent = JSON.stringify(textOf(i));
     for (const [label, value] of rows) {
       const term = document.createElement("dt"), detail = document.createElement("dd");
       term.textContent = label;
@@ -216,7 +247,7 @@
     const below = box.bottom + 8 + card.offsetHeight < innerHeight;
     card.style.left = Math.max(12, left) + "px";
     card.style.top = (below ? box.bottom + 8 : Math.max(8, box.top - card.offsetHeight - 8)) + "px";
-    if (spoken) voice.textContent = data.texts[i] + ", " + rows.map((row) => row.join(" ")).join(", ");
+    if (spoken) voice.textContent = textOf(i) + ", " + rows.map((row) => row.join(" ")).join(", ");
   }
   const hide = () => { card.hidden = true; };
 
@@ -266,17 +297,15 @@
 
   async function load() {
     const inline = document.getElementById("token-data");
-    if (inline) return JSON.parse(inline.textContent);
+    if (inline) return Uint8Array.from(atob(JSON.parse(inline.textContent)), (c) => c.charCodeAt(0)).buffer;
     const answer = await fetch(view.dataset.source, { credentials: "same-origin" });
     if (!answer.ok) throw new Error("the server answered " + answer.status);
-    return answer.json();
+    return answer.arrayBuffer();
   }
 
   async function start() {
-    const found = await load();
-    data = { count: found.count, parts: found.parts, texts: found.texts };
-    for (const [name, text] of Object.entries(found.arrays)) data[name] = decode(name, text);
-    spread(found.runs, found.count);
+    data = unpack(await load());
+    spread(data.runs, data.count);
     chunks = makeChunks();
     view.hidden = false;
     addParts();
@@ -288,13 +317,13 @@
         make(nodes.get(entry.target));
         watcher.unobserve(entry.target);
       }
-    }, { rootMargin: "1200px 0px" });
+    }, { rootMargin: "400px 0px" });
     for (const chunk of chunks) watcher.observe(chunk.node);
     if (chunks.length) {
       current = spanOf(chunks[0].begin);
       current.tabIndex = 0;
     }
-    status.textContent = found.left_out ? found.left_out.toLocaleString("en") + " more tokens are in the table alone." : "";
+    status.textContent = data.left_out ? data.left_out.toLocaleString("en") + " more tokens are in the table alone." : "";
     view.dataset.ready = "";
   }
 

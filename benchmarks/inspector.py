@@ -1,0 +1,233 @@
+"""Cost of the inspector: `python -m benchmarks.inspector [--pairs 60] [--window-seconds 4]`.
+
+A learner in a process of its own hands out groups and takes in trajectories of 2,000 tokens, and
+the inspector shows its run. In every other window a page of the run is open: its live board is read
+every 2 s, as a visible page does, and an attempt is held back from pruning. Then a headless
+Chromium opens the token view of an episode of 50 turns and 60,000 tokens, again and again. The last
+line is one JSON object:
+
+- `learner_cpu_ratio`: CPU of the learner per trajectory in all windows with an open page over that
+  in all without; `noise`: the same between the odd and the even windows without.
+- `learner_cores`, `inspector_cores`: CPU of both while a page is open, in cores.
+- `open_s`: seconds until the token view is ready, median, and the worst; the first opening, which
+  also starts what both sides keep, is `first_open_s`.
+- `open_cpu_s`: CPU seconds of an opening, median: of the inspector, and of the browser.
+- `tokens` of the episode, and the machine's load at the end.
+
+About 9 minutes. Without Chromium the last three are left out.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
+
+import psutil
+import pytest
+
+from benchmarks.in_flight import WORKERS, Flight, make_worker, wait_until_steady
+from benchmarks.timed_learner import TimedLearner, run_timed_learner
+from services.common import log
+from services.common.concurrency import running_tasks
+from services.common.domain.attempts import AttemptKey
+from tests.learner.inspector.made_runs import RUN, MadeRun, ToldAttempt, conversation, open_run
+from tests.learner.inspector.served_pages import ServedPages, browsing, serving, watched_page
+
+ATTEMPTS, ATTEMPT_S, GROUP = 256, 10.0, 8
+# As live.js and attempt.js do.
+POLL_S, HOLD_EVERY = 2.0, 10
+EPISODE = AttemptKey("g000000r0", 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWindow:
+    """CPU seconds of a window, and the trajectories that came in it."""
+
+    learner_s: float
+    inspector_s: float
+    seconds: float
+    taken: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--window-seconds", type=float, default=4.0)
+    parser.add_argument("--opens", type=int, default=7)
+    given = parser.parse_args()
+    log.setup("benchmark", "", level="ERROR")
+    found = measure_opening(given.opens) if given.opens else {}
+    if given.pairs:
+        print(json.dumps(found), flush=True)
+        found |= asyncio.run(measure_load(given.pairs, given.window_seconds))
+    print(json.dumps({**found, "load": os.getloadavg()[0]}))
+
+
+async def measure_load(pairs: int, window_s: float) -> dict[str, Any]:
+    """Return the learner's CPU with an open page over that without."""
+    changes: dict[str, Any] = {
+        **{"steps": 10_000, "groups_per_step": ATTEMPTS // GROUP // 4, "group_size": GROUP},
+        **{"max_staleness": 7, "lease_ttl_s": 90.0, "checkpoint": {"every": 10_000}},
+    }
+    flight = Flight()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        async with (
+            run_timed_learner(folder, 1.0, **changes) as learner,
+            AsyncExitStack() as stack,
+        ):
+            workers = [
+                await make_worker(stack, learner, folder, number, flight, ATTEMPTS, ATTEMPT_S)
+                for number in range(WORKERS)
+            ]
+            async with running_tasks(*(worker.keep_working() for worker in workers)):
+                await wait_until_steady(flight, ATTEMPTS, ATTEMPT_S)
+                with serving(folder, "--run", "run") as served:
+                    return await _compare_windows(learner, flight, served, pairs, window_s)
+
+
+async def _compare_windows(
+    learner: TimedLearner, flight: Flight, served: ServedPages, pairs: int, window_s: float
+) -> dict[str, Any]:
+    opener = build_opener(HTTPCookieProcessor())
+    await asyncio.to_thread(_read, opener, served.url)
+    windows: dict[bool, list[LoadWindow]] = {True: [], False: []}
+    for number in range(pairs):
+        # In turns, so that what changes slowly falls on both.
+        for is_open in (True, False) if number % 2 else (False, True):
+            page = [_keep_open(opener, served.base)] if is_open else []
+            async with running_tasks(*page):
+                windows[is_open].append(await _watch(learner, flight, served, window_s))
+    opened, alone = windows[True], windows[False]
+    seconds = sum(window.seconds for window in opened)
+    return {
+        "learner_cpu_ratio": round(_per_trajectory(opened) / _per_trajectory(alone), 4),
+        "noise": round(_per_trajectory(alone[1::2]) / _per_trajectory(alone[::2]), 4),
+        "learner_cores": round(sum(window.learner_s for window in opened) / seconds, 3),
+        "inspector_cores": round(sum(window.inspector_s for window in opened) / seconds, 4),
+    }
+
+
+def _per_trajectory(windows: Sequence[LoadWindow]) -> float:
+    return sum(window.learner_s for window in windows) / sum(window.taken for window in windows)
+
+
+async def _watch(
+    learner: TimedLearner, flight: Flight, served: ServedPages, window_s: float
+) -> LoadWindow:
+    def now() -> tuple[float, float, float, int]:
+        pids = (learner.pid, served.process.pid)
+        return time.monotonic(), _cpu_s(pids[0]), _cpu_s(pids[1]), flight.taken
+
+    before = now()
+    await asyncio.sleep(window_s)
+    seconds, own, inspector, taken = (b - a for a, b in zip(before, now(), strict=True))
+    return LoadWindow(own, inspector, seconds, int(taken))
+
+
+async def _keep_open(opener: OpenerDirector, base: str) -> None:
+    """Do what an open page does: the run's, and an attempt's in a second tab."""
+    page = f"{base}/runs/run"
+    await asyncio.to_thread(_read, opener, page)
+    for number in range(1 << 30):
+        board = await asyncio.to_thread(_read, opener, f"{page}/live.html")
+        if number % HOLD_EVERY == 0 and (link := _first_attempt(board)):
+            await asyncio.to_thread(_read, opener, f"{base}{link}/hold")
+        await asyncio.sleep(POLL_S)
+
+
+def _first_attempt(board: str) -> str:
+    _, found, rest = board.partition('href="/runs/run/attempts/')
+    path = rest.partition('"')[0]
+    return f"/runs/run/attempts/{path}" if found else ""
+
+
+def _read(opener: OpenerDirector, url: str) -> str:
+    with opener.open(url) as page:
+        return page.read().decode()
+
+
+def _cpu_s(pid: int) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return used.user + used.system
+
+
+def measure_opening(opens: int) -> dict[str, Any]:
+    """Return the time and CPU of opening a long episode's tokens."""
+    with tempfile.TemporaryDirectory() as place:
+        run = asyncio.run(_make_long_run(Path(place)))
+        tokens = len(run.trajectories[EPISODE].sequences[0].token_ids)
+        try:
+            with (
+                browsing() as browser,
+                serving(run.folder.parent) as served,
+                watched_page(browser) as watched,
+            ):
+                watched.page.goto(served.url)
+                watched.page.goto("about:blank")
+                found = [_open_once(watched.page, served) for _ in range(opens)]
+        except pytest.skip.Exception as error:
+            print(f"no browser: {error}")
+            return {}
+    return {**_summarise_opens(found), "tokens": tokens}
+
+
+async def _make_long_run(folder: Path) -> MadeRun:
+    run = open_run(folder / "runs")
+    await run.journal.begin_epoch(1)
+    told = (ToldAttempt(conversation(50, words=290), 0.0), ToldAttempt(conversation(2), 1.0))
+    await run.plan_step(1, [await run.add_group(told)])
+    await run.journal.close()
+    return run
+
+
+def _open_once(page: Any, served: ServedPages) -> tuple[float, float, float]:
+    """Return the seconds of an opening, and the CPU seconds of both sides."""
+    ours = psutil.Process(served.process.pid)
+    before, began = (_used([ours]), _used(_browser_processes())), time.perf_counter()
+    where = f"{EPISODE.group_id}/{EPISODE.attempt_index}/{EPISODE.attempt_try}"
+    page.goto(f"{served.base}/runs/{RUN}/attempts/{where}?view=tokens", wait_until="commit")
+    page.wait_for_selector("#token-view[data-ready]")
+    seconds = time.perf_counter() - began
+    after = (_used([ours]), _used(_browser_processes()))
+    page.goto("about:blank")
+    return seconds, after[0] - before[0], after[1] - before[1]
+
+
+def _browser_processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "chrom" in child.name()]
+
+
+def _used(processes: Sequence[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
+        try:
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += used.user + used.system
+    return total
+
+
+def _summarise_opens(found: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+    later = found[1:] or found
+    seconds = [each[0] for each in later]
+    return {
+        "first_open_s": round(found[0][0], 2),
+        "open_s": [round(statistics.median(seconds), 2), round(max(seconds), 2)],
+        "open_cpu_s": [round(statistics.median(each[n] for each in later), 2) for n in (1, 2)],
+    }
+
+
+if __name__ == "__main__":
+    main()
