@@ -1,4 +1,4 @@
-"""Every printer of the services goes through one of two: `say` of
+"""Every printer of the services goes through one of two: `print_visible` of
 `services.common.printable_text`, and the `Terminal` of the command line. Both show text of
 others as text."""
 
@@ -107,9 +107,9 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 
 
 def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
-    """Return whether a stream is asked something, or given to `say`."""
+    """Return True if a stream is queried, or passed to `print_visible`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
-        return dotted(call.func, names) == "services.common.printable_text.say"
+        return dotted(call.func, names) == "services.common.printable_text.print_visible"
     return isinstance(user, ast.Attribute) and user.attr in REQUESTED
 
 
@@ -151,6 +151,6 @@ def test_everything_that_is_printed_goes_through_one_of_two() -> None:
         for line, called in printers_in(path.read_text()):
             if called not in WAISTS.get(where, set()):
                 found.append(f"{where}:{line}: {called}")
-    assert not found, "use services.common.printable_text.say, or the Terminal:\n" + "\n".join(
-        found
+    assert not found, (
+        "use services.common.printable_text.print_visible, or the Terminal:\n" + "\n".join(found)
     )

@@ -17,7 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.errors import ConfigError
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.rpc import plain_channel
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause, read_tls
 
@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return report_health(given.address, read_tls(folder), given.timeout)
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return WRONG
 
 
 def report_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> int:
     """Run `check_health`, print the result and return the exit code."""
     reason = asyncio.run(check_health(address, tls, timeout_s, peer=peer))
-    say(f"{address}: {reason or 'serving'}")
+    print_visible(f"{address}: {reason or 'serving'}")
     return NOT_SERVING if reason else SERVING
 
 

@@ -59,12 +59,12 @@ def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str
     return _ACTING.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
-def say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
+def print_visible(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
     """Print untrusted text to standard output or `file`."""
     print(make_visible(text), end=end, file=file, flush=True)
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a value for programs, on one line."""
     print(json_line(value), flush=True)
 

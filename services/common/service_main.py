@@ -22,7 +22,7 @@ from services.common.errors import ConfigError
 from services.common.exit_codes import CONFIG, OK, exit_code_of
 from services.common.network_addresses import advertised_address, check_dial, check_listen
 from services.common.peer_channels import Peers
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.common.redaction import add_secret, find_references, secret_values
 from services.common.rpc import channel
@@ -65,15 +65,15 @@ def run_service_process(
         if arguments.check_config:
             unseen = check(shared, config) if check is not None else ""
             rest = f", as far as this machine can check: {unseen}" if unseen else ""
-            say(f"{arguments.config}: the configuration of {service} is valid{rest}")
+            print_visible(f"{arguments.config}: the configuration of {service} is valid{rest}")
             sys.exit(OK)
         if arguments.print_config:
-            say_json(json.loads(config.model_dump_json()))
+            print_json(json.loads(config.model_dump_json()))
             sys.exit(OK)
         context = _make_context(service, arguments, shared, registry)
         _hide_named(spec.get(service, {}))
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
     _exit_at_once(_exit_code(context, _run(context, spec, shared, config, load)))
 
@@ -250,7 +250,7 @@ def _exit_code(context: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
     try:
         asyncio.run(run)
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return CONFIG
     except Exception as error:
         # The outermost frame: any error becomes a log line and an exit code.

@@ -18,7 +18,7 @@ from services.common import log, rpc
 from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
 from services.common.network_addresses import advertised_address, is_loopback, split_host_port
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.common.redaction import add_secret
 from services.common.stop_signals import StopSignals
@@ -181,7 +181,7 @@ def main() -> int:
     log.setup("launcher", "")
     with hold_folder_lock(runs) as alone_here:
         if not alone_here:
-            say(f"error: another launcher is running for {runs}", file=sys.stderr)
+            print_visible(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
         options = ServeOptions(
             runs=runs,
@@ -196,7 +196,7 @@ def main() -> int:
             advertised_address(split_host_port(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
         except (BackendError, ConfigError, LedgerError) as error:
-            say(f"error: {error}", file=sys.stderr)
+            print_visible(f"error: {error}", file=sys.stderr)
             return 1
     return 0
 

@@ -6,7 +6,13 @@ import json
 import pytest
 
 from services.common.log import format_event
-from services.common.printable_text import first_line, json_line, make_visible, one_line, say
+from services.common.printable_text import (
+    first_line,
+    json_line,
+    make_visible,
+    one_line,
+    print_visible,
+)
 from tests.support.hostile_text import SURROGATES, assert_harmless
 
 
@@ -73,7 +79,7 @@ def test_a_line_of_json_is_one_to_whoever_splits_it() -> None:
 
 def test_what_is_said_of_half_a_character_can_be_written() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    say(SURROGATES, file=out)
+    print_visible(SURROGATES, file=out)
     out.seek(0)
     assert_harmless(out.read())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.tensors.sender_connection import SenderConnection
 from services.common.weight_transfer import OpenGroup
 from tests.support.receiving_worker import receive
@@ -48,7 +48,7 @@ def main() -> None:
         if child == 0:
             run_receiver(*line.split())
             os._exit(0)
-        say(str(child))
+        print_visible(str(child))
 
 
 if __name__ == "__main__":

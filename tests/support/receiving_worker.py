@@ -15,7 +15,7 @@ import torch
 
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.tensors.sender_connection import SenderConnection
 from services.common.weight_transfer import OpenGroup
 
@@ -28,7 +28,7 @@ def receive(connection: SenderConnection, output: dict[str, Any], *, pauses: boo
     for index, (name, tensor) in enumerate(tensors):
         digest.update(name.encode() + tensor.cpu().numpy().tobytes())
         if pauses and index == 1:
-            say("middle")
+            print_visible("middle")
             sys.stdin.readline()
     return digest.hexdigest()
 
@@ -46,13 +46,13 @@ def main() -> None:
             if order == "join":
                 address, group = words
                 connection = SenderConnection(address, OpenGroup(group, 1, backend), 0, device)
-                say("joined")
+                print_visible("joined")
             else:
                 assert connection is not None
                 output = json.loads(Path(words[0]).read_text())
-                say(receive(connection, output, pauses=order == "pause"))
+                print_visible(receive(connection, output, pauses=order == "pause"))
         except RuntimeError as error:
-            say(f"{type(error).__name__}: {error}".splitlines()[0])
+            print_visible(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 if __name__ == "__main__":

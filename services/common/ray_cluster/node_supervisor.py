@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import HUB_TOKEN, cluster_environment
 from services.common.scratch_folders import scratch_folder
@@ -68,9 +68,9 @@ def _run_node(arguments: list[str], token_file: Path, folder: Path) -> int:
     threading.Thread(target=_stop_with_stdin, args=(node,), daemon=True).start()
     assert node.stdout is not None
     for line in node.stdout:
-        say(line, end="", file=sys.stderr)
+        print_visible(line, end="", file=sys.stderr)
         if _STARTED in line:
-            say_json({"started": True})
+            print_json({"started": True})
     return node.wait()
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.python_command import tied_command
 from services.common.redaction import redact
 from services.env_gateway.limits.backoff import Backoff
@@ -173,7 +173,7 @@ class StderrTail:
 
     def _pass_on(self, output: bytes) -> None:
         clean = redact(output.decode("utf-8", "replace"))
-        say(clean, end="", file=sys.stderr)
+        print_visible(clean, end="", file=sys.stderr)
         self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
 
 

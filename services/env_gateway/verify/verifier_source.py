@@ -7,7 +7,7 @@ import sys
 import warnings
 from dataclasses import asdict, dataclass
 
-from services.common.printable_text import one_line, say_json
+from services.common.printable_text import one_line, print_json
 
 _LINE_CHARS = 120
 # A syntax tree takes some hundred times the bytes of its source.
@@ -56,7 +56,7 @@ def main() -> None:
         answer = asdict(find_verifier(source))
     except VerifierError as error:
         answer = {"error": str(error)[:1000]}
-    say_json(answer)
+    print_json(answer)
 
 
 def _parse_functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -18,7 +18,7 @@ from typing import Any
 from services.common import log, rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.common.stop_signals import StopSignals
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
@@ -89,7 +89,7 @@ async def watch_replica(agent_spec: AgentSpec, secrets: SecretFiles) -> int:
     async with _open_watcher(agent_spec, secrets) as watcher:
         _obey_signals(watcher)
         ending = await watcher.watch_to_end()
-    say(f"{agent_spec.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
+    print_visible(f"{agent_spec.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
     return ending.shell_code
 
 
@@ -202,7 +202,7 @@ def main() -> int:
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
             return asyncio.run(watch_replica(agent_spec, secrets))
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG
 
 

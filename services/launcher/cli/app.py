@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.private_process import keep_private, refuse_core_dumps
 from services.launcher.cli import env_commands, reading_commands, remote_commands, tool_commands
 from services.launcher.cli.options import (
@@ -51,7 +51,7 @@ def root(
     if version:
         from importlib.metadata import version as version_of
 
-        say(f"flotilla {version_of('flotilla')}")
+        print_visible(f"flotilla {version_of('flotilla')}")
     elif context.invoked_subcommand is None:
         context.fail("name a command; --help lists them")
 
@@ -262,7 +262,7 @@ def main() -> None:
         sys.exit(130)
     except Exception:  # noqa: BLE001
         # A defect of this program; its traceback may quote untrusted text.
-        say(traceback.format_exc(), end="", file=sys.stderr)
+        print_visible(traceback.format_exc(), end="", file=sys.stderr)
         sys.exit(1)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.common.tls import read_tls
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import Terminal
@@ -55,7 +55,7 @@ def run_doctor(
     else:
         results = asyncio.run(examine_run(context, skip))
     if as_json:
-        say_json([result.to_dict() for result in results])
+        print_json([result.to_dict() for result in results])
     else:
         _print_results(results)
     return _FAILED if any(result.status is Status.FAIL for result in results) else _OK

@@ -17,7 +17,7 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.network_addresses import is_loopback, split_host_port
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.common.tls import Tls, read_tls
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_stored_run
@@ -54,7 +54,7 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
     """Print the status of a run's gateways, or of the one at `address`."""
     answers = asyncio.run(_get_statuses(_find_gateways(run_id, runs, address)))
     if as_json:
-        say_json({"gateways": [_status_to_dict(one, answer) for one, answer in answers]})
+        print_json({"gateways": [_status_to_dict(one, answer) for one, answer in answers]})
         return OK
     console = Terminal(width=max(Terminal().width, _WIDTH))
     for gateway, answer in answers:

@@ -20,7 +20,7 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.config.launcher import LauncherConfig
@@ -121,7 +121,7 @@ async def _play_episode(
 def _show_warning(line: str) -> None:
     """Print the gateway's warnings and errors; skip its other log lines."""
     if '"level": "info"' not in line:
-        say(line, file=sys.stderr)
+        print_visible(line, file=sys.stderr)
 
 
 async def _open_with_progress(

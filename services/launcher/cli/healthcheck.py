@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.common.healthcheck import NOT_SERVING, WRONG, report_health
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 
@@ -22,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = launcher_address.read_address(given.runs)
         if found is None:
-            say(f"no launcher is running for {given.runs}")
+            print_visible(f"no launcher is running for {given.runs}")
             return NOT_SERVING
         return report_health(found.local_address, found.tls, given.timeout, peer=LAUNCHER)
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return WRONG
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from services.common.concurrency import run_unless, running_tasks, wait_unless
 from services.common.errors import ConfigError
 from services.common.network_addresses import join_host_port
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.python_command import python_command
 from services.common.stop_signals import StopSignals
 from services.launcher.agent_protocol import key_of_node
@@ -68,14 +68,14 @@ async def _join_until_over(request: JoinRequest) -> int:
         run = await run_unless(stop, _wait_for_run(request))
         if run is None:
             return OK
-        say(f"machine {request.machine} of {request.service} in run {run.run_id}")
+        print_visible(f"machine {request.machine} of {request.service} in run {run.run_id}")
         leave = asyncio.Event()
         async with running_tasks(_leave_in_time(run, stop, leave)):
             code = await _Membership(request, run, leave, now).keep_process()
         if code is not None:
             return code
         if not stop.is_set():
-            say(f"run {run.run_id} has ended elsewhere; waiting for it to be resumed")
+            print_visible(f"run {run.run_id} has ended elsewhere; waiting for it to be resumed")
 
 
 async def _leave_in_time(run: JoinableRun, stop: asyncio.Event, leave: asyncio.Event) -> None:
@@ -101,7 +101,7 @@ async def _wait_for_run(request: JoinRequest) -> JoinableRun:
         if run is not None:
             return run
         if time.monotonic() >= hint_at:
-            say(f"waiting for a run in {request.runs} that has further machines")
+            print_visible(f"waiting for a run in {request.runs} that has further machines")
             hint_at += _HINT_S
         await asyncio.sleep(_LOOK_S)
 
@@ -159,7 +159,7 @@ class _Membership:
         """Report the failure; return an exit code if a restart would not help."""
         text = f"{self._launch.name} {describe_exit(how)}"
         if how.code != EXIT_BAD_CONFIG and failures <= self._policy.max_restarts:
-            say(f"{text}; restarting it, see {self._launch.log}")
+            print_visible(f"{text}; restarting it, see {self._launch.log}")
             return None
         report_error(f"{text}. Its last lines:\n{how.tail}")
         return BAD_SPEC if how.code == EXIT_BAD_CONFIG else FAILED

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from services.common.log import format_event
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.launcher.cli.terminal import Terminal
 
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
@@ -25,7 +25,7 @@ class LogPrinter:
             line = {"source": source, **(event or {"event": text})}
             # The name of the log overrides a key of the line.
             line["source"] = source
-            say_json(line)
+            print_json(line)
             return
         shown = text if event is None else format_event(event)
         self._console.print(

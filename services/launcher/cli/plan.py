@@ -8,7 +8,7 @@ from typing import Any
 
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
@@ -43,14 +43,14 @@ def print_plan(
         memory = asyncio.run(_check(read, runs, gpus))
         _print_machine(read) if one_machine else _print_services(read, runs)
         for line in memory:
-            say(line)
+            print_visible(line)
         found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BadSpecError, BackendError) as error:
-        say(f"error: {error}")
+        print_visible(f"error: {error}")
         return BAD_SPEC
     if out is None:
         for name, text in found.items():
-            say(f"\n# {name}\n{text}", end="")
+            print_visible(f"\n# {name}\n{text}", end="")
         return OK
     _write_files(out, format_header(path, overrides, out, one_machine=one_machine), found)
     return OK
@@ -68,7 +68,7 @@ def _write_files(out: Path, head: str, found: Mapping[str, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         (out / name).write_text(f"{head}{text}", encoding="utf-8")
-        say(f"wrote {out / name}")
+        print_visible(f"wrote {out / name}")
 
 
 def format_header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:
@@ -125,9 +125,9 @@ def _print_machine(read: RunPlan) -> None:
     shown = ", or ".join(
         task_documents.describe_machine(machine) for machine in machines.candidates
     )
-    say(f"{read.name}: all services on one machine: {shown}; {_format_price(price)}")
+    print_visible(f"{read.name}: all services on one machine: {shown}; {_format_price(price)}")
     if lost := cost_estimate.describe_unkept(read.spec.get(LEARNER, {}), read.config):
-        say(
+        print_visible(
             f"warning: {lost}; {cost_estimate.KEEP_HINT}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX"
         )
 
@@ -136,13 +136,13 @@ def _print_services(read: RunPlan, runs: Path) -> None:
     """Print services, replicas, candidates, prices and warnings."""
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
-    say(f"{read.name}: {kind}; network {sky.network}")
+    print_visible(f"{read.name}: {kind}; network {sky.network}")
     prices: dict[str, float] = {}
     known = True
     for service, count in read.config.replica_counts().items():
         launch = _make_launch(read, runs, (service, 0))
         offer = _make_offerer().make_offer(launch, runs / read.name / CODE_FOLDER)
-        say(
+        print_visible(
             f"  {service} x {count}: {offer.resources};"
             f" {_format_price(offer.dollars_per_hour)} each"
         )
@@ -150,13 +150,13 @@ def _print_services(read: RunPlan, runs: Path) -> None:
         known = known and offer.dollars_per_hour is not None
     total = budget.hourly_cost(prices, read.config.replica_counts())
     beyond = "" if known else ", plus unknown prices" if total else ""
-    say(f"  in total: {_format_price(total if total or known else None)}{beyond}")
+    print_visible(f"  in total: {_format_price(total if total or known else None)}{beyond}")
     for line in _format_limits(read.config, prices, total):
-        say(f"  {line}")
+        print_visible(f"  {line}")
     for warning in cost_estimate.list_warnings(read.spec, read.config):
-        say(f"warning: {warning}")
+        print_visible(f"warning: {warning}")
     if read.config.backend != "sky":
-        say(
+        print_visible(
             'note: launcher.backend is "local": flotilla train starts the run on this machine;'
             " --launcher.backend=sky starts it on the machines above"
         )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.launcher.cli.command_runner import OK, with_run_source
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherError
@@ -25,7 +25,7 @@ def show_status(run_id: str | None, runs: Path, *, as_json: bool = False) -> int
         else:
             found = [await interrupts.unless_interrupted(find_run(known, run_id))]
         if as_json:
-            say(format_status_json(found, attended=not problem))
+            print_visible(format_status_json(found, attended=not problem))
         elif run_id is None:
             print_table(make_runs_table(found), console)
         else:

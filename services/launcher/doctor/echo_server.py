@@ -18,7 +18,7 @@ import grpc
 from services.common import rpc
 from services.common.arguments import read_token
 from services.common.errors import ConfigError
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.stop_signals import StopSignals
 from services.common.tls import Tls, read_tls
 from services.launcher.doctor.ring_rank import (
@@ -58,7 +58,7 @@ async def serve_echo(listen: str, token: str, tls: Tls | None, *, until_eof: boo
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
     async with rpc.serving(server, listen, grace_s=_GRACE_S, tls=tls) as at:
         at.set_serving(True)
-        say_json({"address": at.address})
+        print_json({"address": at.address})
         await over.wait()
 
 
@@ -77,7 +77,7 @@ def main() -> int:
         token, tls = read_token(given.token_file), read_tls(given.tls_dir)
         asyncio.run(serve_echo(given.listen, token, tls, until_eof=given.until_eof))
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

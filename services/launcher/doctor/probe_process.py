@@ -11,7 +11,7 @@ from typing import Any
 
 from services.common import python_command
 from services.common.child_environment import child_environment
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.launcher.doctor.findings import Finding, Status, fail, last_line
 
 
@@ -88,4 +88,4 @@ def answer_question(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None
     """Answer the parent process: read the question from standard input, write the findings to
     standard output."""
     findings = probe(json.load(sys.stdin))
-    say_json([[finding.status.value, finding.detail] for finding in findings])
+    print_json([[finding.status.value, finding.detail] for finding in findings])

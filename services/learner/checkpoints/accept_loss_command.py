@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.common import log
 from services.common.durable_files import sha256_of, sync_path
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
@@ -48,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir: Path = parser.parse_args(argv).run
     log.setup("accept-loss", "")
     if not run_dir.is_dir():
-        say(f"error: {run_dir} is not the folder of a run", file=sys.stderr)
+        print_visible(f"error: {run_dir} is not the folder of a run", file=sys.stderr)
         return UNABLE
     try:
         restored = accept_loss(run_dir)
     except JournalError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return UNABLE
-    say_json({} if restored is None else asdict(restored))
+    print_json({} if restored is None else asdict(restored))
     return OK
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.errors import ConfigError
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
 from services.learner.checkpoints.adapters.model_assets import assets_of, folder_under
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         step = _export_step(given.run_dir, given.step, given.out, adapters=given.adapters)
     except _REFUSALS as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return UNABLE
-    say(f"Exported step {step} of {given.run_dir.name} to {given.out}")
+    print_visible(f"Exported step {step} of {given.run_dir.name} to {given.out}")
     return OK
 
 

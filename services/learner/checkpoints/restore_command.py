@@ -11,7 +11,7 @@ from pathlib import Path
 from services.common import log
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.common.spec import parse_shared
 from services.learner.checkpoints.adapters.fsspec_store import open_store
@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         restored = _restore_run(given.url, given.config, given.runs, overrides)
     except NothingThereError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return NOTHING
     except (ConfigError, RestoreError) as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return UNABLE
     except RemoteStoreError as error:
-        say(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
+        print_visible(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
         return RETRYABLE
-    say_json(asdict(restored))
+    print_json(asdict(restored))
     return OK
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 from services.common import log
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
-from services.common.printable_text import json_line, say
+from services.common.printable_text import json_line, print_visible
 from services.common.private_process import keep_private
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.dumps.dump_uploads import DumpUploads
@@ -38,7 +38,7 @@ def main() -> int:
             decode = load_decoder(setup.model, setup.revision)
             uploads = _open_uploads(setup, reporter.report)
         except (NoTokenizerError, ConfigError) as error:
-            say(f"error: {error}", file=sys.stderr)
+            print_visible(f"error: {error}", file=sys.stderr)
             return _FAILED
         writer = DumpWriter(setup, decode, uploads.offer if uploads is not None else _ignore)
         for line in sys.stdin.buffer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import PolicyConfig, parse_shared
 from services.learner.dumps.kept_episodes import EpisodeFilter, KeptEpisodes, Row
@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = _export(given.run_dir, given.out, given.format, wanted)
     except refusals as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return UNABLE
-    say_json(result)
+    print_json(result)
     return OK
 
 
@@ -110,7 +110,7 @@ def _report_progress(rows: Iterator[Row | None], total: int) -> Iterator[Row]:
         if row is not None:
             yield row
         if time.monotonic() - reported > _REPORT_S:
-            say_json({"done": done, "of": total})
+            print_json({"done": done, "of": total})
             reported = time.monotonic()
 
 

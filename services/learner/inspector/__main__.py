@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         token = chosen.token_file.read_text().strip() if chosen.token_file else new_token()
         listener = listen_at(chosen.unix) if chosen.unix else listen_on(*chosen.listen)
     except (NotFoundError, OSError) as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return 1
     path = f"runs/{quote(chosen.run, safe='')}" if chosen.run else ""
     with transcript_mounts(library, chosen.policy) as mounts:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_bundle(chosen: argparse.Namespace, library: RunLibrary) -> int:
     maker = BundleMaker(library, PageRenderer(), STATIC)
-    say_json(maker.write(chosen.bundle, chosen.run, chosen.step))
+    print_json(maker.write(chosen.bundle, chosen.run, chosen.step))
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.inspector.adapters.inspect_log import LogHead, write_log
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         episodes = _read_episodes(shelf, attempts)
         listed = write_log(chosen.to, head, episodes, tokenizer.tokens.texts_of)
     except (NotFoundError, OSError) as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return 1
-    say_json(listed)
+    print_json(listed)
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.learner.journal.connection import JournalError
 from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.row_codec import count_fates
@@ -62,15 +62,15 @@ def audit_journal(db: sqlite3.Connection) -> Audit:
 def main(argv: Sequence[str]) -> int:
     """Return 0 if the invariants hold, 1 if they do not, 2 if the journal cannot be read."""
     if len(argv) != 1:
-        say(__doc__ or "", file=sys.stderr)
+        print_visible(__doc__ or "", file=sys.stderr)
         return 2
     try:
         with open_read_only(Path(argv[0])) as db:
             found = audit_journal(db)
     except JournalError as error:
-        say(f"error: {error}", file=sys.stderr)
+        print_visible(f"error: {error}", file=sys.stderr)
         return 2
-    say_json({**asdict(found), "holds": found.holds})
+    print_json({**asdict(found), "holds": found.holds})
     return 0 if found.holds else 1
 
 

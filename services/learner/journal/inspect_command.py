@@ -22,7 +22,7 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Media, Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks
@@ -213,9 +213,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = query_attempts(chosen.journal, wanted, chosen.n)
         for row in query_inactive_tasks(chosen.journal) if chosen.tasks else found:
-            say_json(row)
+            print_json(row)
     except NothingFoundError as error:
-        say(str(error), file=sys.stderr)
+        print_visible(str(error), file=sys.stderr)
         return 1
     return 0
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.learner.ranks import protocol
 from services.learner.ranks.channel import claim_channel
 
@@ -82,7 +82,7 @@ def _outcome_of(work: Callable[[], Result]) -> protocol.Message:
         return {"result": work()}
     # Boundary of the process: the parent must learn of any failure.
     except Exception as error:  # noqa: BLE001
-        say(traceback.format_exc(), end="", file=sys.stderr)
+        print_visible(traceback.format_exc(), end="", file=sys.stderr)
         return {"error": f"{type(error).__name__}: {error}"}
 
 

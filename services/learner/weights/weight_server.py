@@ -20,7 +20,7 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.common.redaction import add_secret
 from services.common.tls import from_text
 from services.common.weight_delta import BLOCK_BYTES
@@ -143,7 +143,7 @@ async def serve_weights() -> None:
 
 
 def _print_message(message: dict[str, Any]) -> None:
-    say_json(message)
+    print_json(message)
 
 
 async def _open_stdin() -> asyncio.StreamReader:

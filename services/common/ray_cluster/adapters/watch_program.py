@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
-from services.common.printable_text import json_line, say
+from services.common.printable_text import json_line, print_visible
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_resource
 
 # Each machine offers 1 of its resource, and each actor takes this fraction.
@@ -31,7 +31,7 @@ class MachineWatcher:
 
     def report(self, message: Mapping[str, Any]) -> None:
         """Send a message to the service."""
-        say(json_line(message), file=self._news)
+        print_visible(json_line(message), file=self._news)
 
     async def join_machines(self, expected: ExpectedMachines) -> None:
         """Wait for the machines and report their names. Raises MachinesMissingError."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from environments import api
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 
 # With the line feed, this is the most that the gateway reads of one answer.
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -43,7 +43,7 @@ class InstanceHost:
             return self._operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001
             # A fault of the app. It is reported, and the other instances continue.
-            say(traceback.format_exc(), end="", file=sys.stderr)
+            print_visible(traceback.format_exc(), end="", file=sys.stderr)
             return {"fault": repr(error)[:500]}
 
     def _open_instance(self, request: Message) -> Message:

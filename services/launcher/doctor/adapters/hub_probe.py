@@ -10,7 +10,7 @@ from services.common.adapters.model_hub import (
     fetch_files,
     look_up_model,
 )
-from services.common.printable_text import say, say_json
+from services.common.printable_text import print_json, print_visible
 
 # Exit codes: the hub does not answer; it has no such model for this user.
 UNKNOWN, REFUSED = 1, 2
@@ -26,11 +26,11 @@ def main() -> int:
     try:
         if question.get("look_up"):
             check_access(model)
-            say_json(asdict(look_up_model(model, revision)))
+            print_json(asdict(look_up_model(model, revision)))
         else:
-            say(str(fetch_files(model, revision, _FILES)))
+            print_visible(str(fetch_files(model, revision, _FILES)))
     except ModelUnavailableError as error:
-        say(str(error), file=sys.stderr)
+        print_visible(str(error), file=sys.stderr)
         return REFUSED if error.refused else UNKNOWN
     return 0
 

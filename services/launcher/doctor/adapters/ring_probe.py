@@ -16,7 +16,7 @@ from services.common.network_interfaces import (
     choose_interface,
     interface_names,
 )
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.network_check import (
     find_unreachable,
@@ -161,7 +161,7 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     assignment = RankAssignment(**json.load(sys.stdin))
     listener = int(sys.argv[1]) if len(sys.argv) > 1 else None
-    say(join_ring(assignment, listener).to_bytes().decode())
+    print_visible(join_ring(assignment, listener).to_bytes().decode())
 
 
 if __name__ == "__main__":

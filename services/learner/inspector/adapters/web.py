@@ -29,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.domain.attempts import AttemptKey
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.pages.book import (
     MOST_RUNS,
@@ -337,7 +337,7 @@ def serve(
         timeout_graceful_shutdown=_GRACE_S,
     )
     url = f"{listener.url}{path}?{urlencode({'token': token})}"
-    server = _Server(config, lambda: say_json({"url": url}))
+    server = _Server(config, lambda: print_json({"url": url}))
     if end_with_stdin:
         Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from services.common.concurrency import wait_for_any
-from services.common.printable_text import say
+from services.common.printable_text import print_visible
 from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
 from services.learner.ranks import protocol
 from services.learner.ranks.channel import claim_channel
@@ -179,7 +179,7 @@ async def _answer_message(driver: RayDriver, message: protocol.Message, answers:
         }
     # Boundary of the process: the learner must learn of any failure.
     except Exception as error:  # noqa: BLE001
-        say(traceback.format_exc(), end="", file=sys.stderr)
+        print_visible(traceback.format_exc(), end="", file=sys.stderr)
         outcome = {"error": f"{type(error).__name__}: {error}"}
     answers.write(protocol.encode_frame({"id": message["id"], **outcome}))
     answers.flush()

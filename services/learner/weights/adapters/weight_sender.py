@@ -21,7 +21,7 @@ from torch import Tensor
 from services.common import log
 from services.common.network_addresses import join_host_port
 from services.common.network_interfaces import choose_interface
-from services.common.printable_text import say_json
+from services.common.printable_text import print_json
 from services.common.tensors.buffer_group import BufferSender
 from services.common.tensors.shared_buffers import BufferPool, find_devices
 from services.common.tensors.tcp_store import PrefixStore, host_tcp_store
@@ -207,14 +207,14 @@ def serve_engines(line: bytes) -> None:
     sender = WeightSender(store, config)
     threading.Thread(target=sender.answer_for_ever, daemon=True).start()
     address = join_host_port(config.reached_at, store.port)
-    say_json({"address": address, "devices": list(sender.devices)})
+    print_json({"address": address, "devices": list(sender.devices)})
     while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
         if line == PING:
-            say_json({"alive": True})
+            print_json({"alive": True})
             continue
         snapshot = WeightSnapshot.from_line(line)
         sender.shelf.add_snapshot(snapshot)
-        say_json({"announced": [snapshot.run_epoch, snapshot.version]})
+        print_json({"announced": [snapshot.run_epoch, snapshot.version]})
     # Threads that wait for engines hold up an orderly exit, and have nothing to lose.
     os._exit(0)
 
