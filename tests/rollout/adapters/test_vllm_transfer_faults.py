@@ -53,7 +53,7 @@ async def two_engines(
             [core] = cores() - others
             yield other, victim, core
             assert await victim.engine.wait_until_dead()
-        assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+        await until(lambda: has_ended(core), PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
@@ -98,9 +98,14 @@ async def check_is_unmixed(turn: asyncio.Task[Completion], policy: PolicyId) -> 
         assert isinstance(turn.exception(), EngineDead)
 
 
-def has_failed(process: psutil.Process) -> bool:
+def has_failed(core: psutil.Process) -> bool:
     """Return True once a process is dead or stopped."""
+    return has_ended(core) or core.status() == psutil.STATUS_STOPPED
+
+
+def has_ended(core: psutil.Process) -> bool:
+    """Return True once a process is dead, reaped or not."""
     try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return core.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
