@@ -1,4 +1,4 @@
-"""The process that writes a run's dumps: `python -m services.learner.dumps`.
+"""Process that writes a run's dumps: `python -m services.learner.dumps`.
 
 A child of the learner, so that it never delays a step: it runs at a low priority, reads the journal
 without writing to it, and ends when its stdin does."""
@@ -21,7 +21,7 @@ from services.learner.dumps.dump_writer import DumpWriter
 from services.learner.dumps.jobs import DumpReport, DumpSetup, job_of_line
 
 _NICENESS = 10
-# What is left for uploads once the learner has no more jobs.
+# Time for uploads once the learner has no more jobs.
 _UPLOADS_END_S = 20.0
 _FAILED = 1
 
@@ -31,7 +31,7 @@ def main() -> int:
     run_dir = Path(setup.run_dir)
     log.setup("learner-dumps", run_dir.name)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        # Whatever a library prints is no answer.
+        # Output of libraries is not an answer.
         os.dup2(2, 1)
         reporter = _Reporter(answers)
         try:
@@ -69,7 +69,7 @@ def _open_uploads(setup: DumpSetup, report: Callable[[DumpReport], None]) -> Dum
 
 
 def _ignore(path: Path) -> None:
-    """Ignore a file: it is kept in the run's folder alone."""
+    """Ignore a file: it stays only in the run's folder."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A policy's turn as text: its thinking, its calls and the rest. Pure, and total: every text can be
-read.
+"""A policy's turn as text: its thinking, its calls and the rest. Pure, and total: it reads every
+text.
 
-Calls are read as well as a reader can that knows neither the model's family nor its tools: a block
-that is in no known form stays in the content as it was written. The dialects of the rollout decided
-what was executed; this is for people and for exports."""
+The parser knows neither the model's family nor its tools: a block in no known form stays in the
+content unchanged. The rollout's dialects decided what was executed; this is for people and for
+exports."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _MOST_CALLS = 1_000
 _BAR, _BLOCK = "\uff5c", "\u2581"
 _THINKING = re.compile(r"<(?P<tag>think|seed:think)>|\[(?P<mark>THINK)\]")
 _THINKING_ENDS = re.compile(r"</(?:think|seed:think)>|\[/THINK\]")
-# What opens a call, and what closes it if it is there.
+# Opening mark of a call, and its closing mark, which may be missing.
 _OPENINGS: Mapping[str, str] = {
     "<tool_call>": "</tool_call>",
     "<function_call>": "</function_call>",
@@ -27,7 +27,7 @@ _OPENINGS: Mapping[str, str] = {
     "<|tool_call_begin|>": "<|tool_call_end|>",
 }
 _OPENING = re.compile("|".join(map(re.escape, _OPENINGS)))
-# Marks around all calls of a turn, which mean nothing beside those of each.
+# Marks around all calls of a turn, redundant beside those of each call.
 _FRAMES = re.compile(
     rf"<{_BAR}tool{_BLOCK}calls{_BLOCK}(?:begin|end){_BAR}>|<\|tool_calls_section_(?:begin|end)\|>"
 )
@@ -45,7 +45,7 @@ _KEYED = re.compile(r"\s*(?P<name>[^<\s]+)\s*(?P<body>(?:<arg_key>.*)?)", re.DOT
 _KEYED_ARGUMENT = re.compile(
     r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
 )
-# A name, an id where the family writes one, and JSON.
+# A name, an id if the family writes one, and JSON.
 _MARKED = re.compile(
     rf"\s*(?:function<{_BAR}tool{_BLOCK}sep{_BAR}>)?(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*"
     rf"(?:\[CALL_ID\]\w+)?(?:\[ARGS\]|<{_BAR}tool{_BLOCK}sep{_BAR}>|<\|tool_call_argument_begin\|>"
@@ -61,8 +61,8 @@ _HARMONY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCall:
-    """A call that a policy wrote. `arguments` is None where they are no JSON object; the text of
-    them is kept in any case."""
+    """A call that a policy wrote. `arguments` is None if they are not a JSON object; their text is
+    kept in any case."""
 
     name: str
     arguments: dict[str, Any] | None
@@ -72,7 +72,7 @@ class EpisodeCall:
 
 @dataclass(frozen=True, slots=True)
 class AssistantText:
-    """A turn in parts."""
+    """The parts of a turn."""
 
     content: str
     thinking: str = ""
@@ -80,7 +80,7 @@ class AssistantText:
 
 
 def read_assistant(text: str, *, thinking_open: bool = False) -> AssistantText:
-    """Read a turn without its end mark; `thinking_open` says that it starts inside a thinking."""
+    """Read a turn without its end mark; `thinking_open` means that it starts inside thinking."""
     if "<|channel|>" in text or "<|message|>" in text:
         return _read_harmony(text)
     thinking, rest = _split_thinking(text, thinking_open)
@@ -89,7 +89,7 @@ def read_assistant(text: str, *, thinking_open: bool = False) -> AssistantText:
 
 
 def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
-    """Return the thinking, and what comes before and after it."""
+    """Return the thinking, and the text before and after it."""
     start = _THINKING.search(text)
     end = _THINKING_ENDS.search(text)
     if end is not None and (is_open or start is None or start.start() > end.start()):
@@ -104,7 +104,7 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
 
 
 def _read_calls(text: str) -> tuple[str, list[EpisodeCall]]:
-    """Return what is outside of calls, and the calls."""
+    """Return the text outside of calls, and the calls."""
     outside, calls, position = list[str](), list[EpisodeCall](), 0
     while len(calls) < _MOST_CALLS and (match := _OPENING.search(text, position)):
         outside.append(text[position : match.start()])
@@ -120,9 +120,9 @@ def _read_calls(text: str) -> tuple[str, list[EpisodeCall]]:
 
 
 def _read_block(text: str, match: re.Match[str]) -> tuple[list[EpisodeCall], int]:
-    """Read the calls behind an opening; return them, and where the block ends.
+    """Read the calls after an opening mark; return them, and the end of the block.
 
-    JSON is read first, and the end looked for behind it: an end in a string ends nothing."""
+    JSON is read first, and the end sought behind it: an end mark within a string ends nothing."""
     close = _OPENINGS[match.group()]
     value, end = _decode_json(text, match.end())
     if end is not None:
@@ -145,7 +145,7 @@ def _read_block(text: str, match: re.Match[str]) -> tuple[list[EpisodeCall], int
 
 
 def _read_written(block: str) -> Iterator[EpisodeCall]:
-    """Read calls whose arguments stand between tags as they are."""
+    """Read calls whose arguments are written verbatim between tags."""
     found = False
     for match in _WRITTEN.finditer(block):
         found = True
@@ -167,14 +167,14 @@ def _read_written(block: str) -> Iterator[EpisodeCall]:
 
 
 def _value_of(text: str) -> Any:
-    """Return a written argument: as JSON unless it is none, or a number of more digits than JSON
-    readers keep."""
+    """Return a written argument: decoded if it is JSON, except for numbers with more digits than
+    JSON readers keep."""
     value, end = _decode_json(text, 0)
     return value if end is not None and not text[end:].strip() else text
 
 
 def _read_harmony(text: str) -> AssistantText:
-    """Read channels: `analysis` is thinking, what is addressed to a function is a call."""
+    """Read channels: `analysis` is thinking, text addressed to a function is a call."""
     content, thinking, calls = list[str](), list[str](), list[EpisodeCall]()
     for match in _HARMONY.finditer(text):
         receiver = match["early"] or match["to"] or ""
@@ -221,7 +221,7 @@ def _call_of(name: str, arguments: Any, text: str, call_id: str = "") -> Episode
 
 
 def _is_printable(value: Any) -> bool:
-    """Return False for a value with half a surrogate pair: no file of UTF-8 can hold it."""
+    """Return False for a value with half a surrogate pair, which UTF-8 cannot encode."""
     try:
         _to_text(value).encode()
     except UnicodeEncodeError:
@@ -245,7 +245,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _decode_json(text: str, start: int) -> tuple[Any, int | None]:
-    """Return the value that begins at `start`, and its end; (None, None) where none does."""
+    """Return the value that starts at `start`, and its end; (None, None) if there is none."""
     try:
         return _DECODER.raw_decode(text, _skip_space(text, start))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Roles in a rendered conversation, by the marks that chat templates write. Pure, and total."""
+"""Roles in a rendered conversation, by the marks of chat templates. Pure, and total."""
 
 import re
 from dataclasses import dataclass
@@ -46,28 +46,28 @@ _END = re.compile(
     rf"|<{_BAR}end{_BLOCK}of{_BLOCK}sentence{_BAR}>|<{_BAR}tool{_BLOCK}outputs?{_BLOCK}end{_BAR}>"
     r"|\[/SYSTEM_PROMPT\]|\[/AVAILABLE_TOOLS\]|\s)+\Z"
 )
-# What opens a conversation, before its first mark.
+# Opening of a conversation, before its first mark.
 _BEGIN = re.compile(
     rf"\A(?:<s>|<bos>|\[gMASK\]|<sop>|<\|begin_of_text\|>|<\|startoftext\|>"
     rf"|<{_BAR}begin{_BLOCK}of{_BLOCK}sentence{_BAR}>|\s)+"
 )
 _REPLY = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
-# As the dialect `full` shows answers of tools in a user's message.
+# Tool results in a user's message, as the dialect `full` shows them.
 _SHOWN_REPLY = re.compile(r"(?:\A|\n\n)(?=Tool result:\n|Error: )")
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A piece of a conversation. `role` is None where no mark stands before it."""
+    """A piece of a conversation. `role` is None without a mark before it."""
 
     role: Role | None
     text: str
 
 
 def split_marked(text: str, role: Role | None = None) -> list[MarkedText]:
-    """Split a text at its marks; `role` is the one that is open at its start.
+    """Split a text at its marks; `role` is the open one at its start.
 
-    Ends of messages are left out; the last piece may be empty: a template opens the next turn."""
+    End marks are left out; the last piece may be empty: a template opens the next turn."""
     pieces, begin = list[MarkedText](), 0
     text = text if role else _BEGIN.sub("", text)
     for match in _MARK.finditer(text):
@@ -83,13 +83,13 @@ def strip_end(text: str) -> str:
 
 
 def open_role(text: str) -> Role | None:
-    """Return the role that a sampled turn opened by its last token, as GLM's models do."""
+    """Return the role that a sampled turn opened with its last token, as GLM's models do."""
     mark = _last_mark(text)
     return _role_of(mark) if mark is not None else None
 
 
 def strip_turn(text: str) -> str:
-    """Strip what ended a sampled turn: an end mark, or the mark of the next role."""
+    """Strip the end of a sampled turn: an end mark, or the mark of the next role."""
     if "<|message|>" in text:
         return text
     mark = _last_mark(text)
@@ -97,7 +97,7 @@ def strip_turn(text: str) -> str:
 
 
 def split_replies(text: str, calls: int) -> list[str] | None:
-    """Return what tools answered in a user's message; None where it is none.
+    """Return the tool results in a user's message; None if it has none.
 
     `calls` is the number of calls before it."""
     tagged = _REPLY.findall(text)
@@ -110,7 +110,7 @@ def split_replies(text: str, calls: int) -> list[str] | None:
 
 
 def _last_mark(text: str) -> re.Match[str] | None:
-    """Return the mark that a text ends with."""
+    """Return the mark at the end of a text."""
     found = [mark for mark in _MARK.finditer(text) if mark.end() == len(text)]
     return found[0] if found else None
 

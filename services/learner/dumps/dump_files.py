@@ -1,10 +1,10 @@
-"""Places of a run's dumps, and how they are written and pruned.
+"""Locations of a run's dumps, and how they are written and pruned.
 
     token_stats/step_000012.npz    token_stats/pruned.jsonl
     rollouts/step_12.jsonl
     evals/step_20/ENV.jsonl        evals/step_20/aggregated_results.jsonl
 
-A file is there whole or not at all."""
+A file exists completely or not at all."""
 
 import json
 import re
@@ -27,8 +27,8 @@ def rollouts_path(run_dir: Path, step: int) -> Path:
 
 
 def eval_folder(run_dir: Path, moment: str, version: int) -> Path:
-    """Return the folder of an evaluation; what a learner in mode `eval` finds has one of its
-    own."""
+    """Return the folder of an evaluation; evaluations in mode `eval` have their own
+    folder."""
     suffix = "_eval_only" if moment == "eval_only" else ""
     return run_dir / EVALS / f"step_{version}{suffix}"
 
@@ -39,8 +39,8 @@ def env_file(folder: Path, env_key: str) -> Path:
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> int:
-    """Write a file under another name, then rename it; return its bytes. Raises OSError, and
-    leaves nothing behind then."""
+    """Write a file under another name, then rename it; return its size in bytes. If it raises
+    OSError, nothing is left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     count = 0
@@ -68,7 +68,7 @@ def kept_steps(run_dir: Path) -> list[int]:
 
 
 def prune_steps(run_dir: Path, keep: int) -> Sequence[int]:
-    """Remove the files of all but the `keep` newest steps, and note why; return the steps."""
+    """Remove the files of all but the `keep` newest steps, and record why; return the steps."""
     old = kept_steps(run_dir)[:-keep]
     for step in old:
         for path in _step_files(run_dir):

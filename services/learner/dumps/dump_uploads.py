@@ -1,7 +1,7 @@
-"""Uploads of dumps beside their writing, so that a slow store holds up no file.
+"""Uploads of dumps beside their writing, so that a slow store delays no file.
 
-A file goes to the run's folder in the store under `dumps/`, by its name in the run's folder. One
-that does not get there is reported, and stays where it is."""
+A file goes under `dumps/` in the run's folder in the store, with its name relative to the local run
+folder. A failed upload is reported, and the file stays."""
 
 import queue
 import threading
@@ -15,9 +15,9 @@ from services.learner.dumps.jobs import DumpReport
 from services.learner.ports import RemoteStore, RemoteStoreError
 
 FOLDER = "dumps"
-# Files that may wait; a step makes two.
+# Most files that may wait; a step makes two.
 _MOST_WAITING = 64
-# Tries of a file; one, while the store takes none.
+# Tries per file; only one while the store accepts none.
 _TRIES = 3
 
 
@@ -27,12 +27,12 @@ class DumpUploads:
     def __init__(
         self, store: RemoteStore, run_dir: Path, report: Callable[[DumpReport], None]
     ) -> None:
-        """Take `report`, which is called with files that did not get there, from any thread."""
+        """Create it; `report` is called from any thread with files that could not be uploaded."""
         self._store = store
         self._run_dir = run_dir
         self._report = report
         self._queue: queue.Queue[Path | None] = queue.Queue(_MOST_WAITING)
-        # The file that is on its way.
+        # File that is being uploaded.
         self._current: Path | None = None
         self._ending = threading.Event()
         self._tries = _TRIES
@@ -40,14 +40,14 @@ class DumpUploads:
         self._thread.start()
 
     def offer(self, path: Path) -> None:
-        """Queue a file; it is lost to the store where too many wait."""
+        """Queue a file; if too many wait, it is not uploaded."""
         try:
             self._queue.put_nowait(path)
         except queue.Full:
             self._lose(path, "the store is slower than the run")
 
     def close(self, timeout_s: float) -> None:
-        """Upload what waits, for a bounded time; the rest is reported."""
+        """Upload the waiting files, for a bounded time; the rest is reported."""
         deadline = time.monotonic() + timeout_s
         with suppress(queue.Full):
             self._queue.put(None, timeout=timeout_s)
@@ -79,7 +79,7 @@ class DumpUploads:
             )
         except RemoteStoreError as error:
             self._tries = 1
-            # A file that was pruned in the meantime is no loss.
+            # A file that was pruned in the meantime is not a loss.
             if path.exists():
                 self._lose(path, str(error))
         else:

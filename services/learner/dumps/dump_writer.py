@@ -1,4 +1,4 @@
-"""Writes the files of finished steps and evaluations. Blocks: runs in a process of its own."""
+"""Writer of the files of finished steps and evaluations. Blocks: runs in its own process."""
 
 import sqlite3
 from collections import defaultdict
@@ -47,9 +47,9 @@ _FAILURES = (
 
 
 class DumpWriter:
-    """Writer of one run's dumps.
+    """Writes one run's dumps.
 
-    `written` is called with each file that is there."""
+    Calls `written` with each finished file."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class DumpWriter:
         self._written = written
 
     def do_job(self, job: DumpJob) -> DumpReport:
-        """Write the files of a job; those that cannot be written are in the report."""
+        """Write the files of a job; the report lists those that could not be written."""
         lost: Losses = {}
         if isinstance(job, StepJob):
             count = self._dump_step(job, lost)
@@ -84,7 +84,7 @@ class DumpWriter:
         return count
 
     def _keep_stats(self, job: StepJob, lost: Losses) -> tuple[StepStats | None, int]:
-        """Write what the ranks handed out; return it, and the bytes."""
+        """Write the ranks' token values; return them, and the bytes written."""
         path = stats_path(self._run_dir, job.step)
         if job.token_file is None:
             lost[path.name] = "the ranks had no room for it in shared memory"
@@ -130,7 +130,7 @@ class DumpWriter:
         return dump_files.json_line(attempt_row(attempt, stats or {}, self._decode))
 
     def _write(self, path: Path, lost: Losses, parts: Callable[[], Iterable[bytes]]) -> int:
-        """Write a file; return its bytes, 0 where it is lost."""
+        """Write a file; return its bytes, 0 if it is lost."""
         try:
             count = dump_files.write_whole(path, parts())
         except _FAILURES as error:

@@ -12,18 +12,18 @@ from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
 from services.learner.dumps.episode_text import Decode, EpisodeText, read_episode
 from services.learner.dumps.token_stats import SequenceKey, SequenceStats
 
-# The one class of environments of the reference: episodes that the gateway plays.
+# The reference's only class of environments: episodes that the gateway plays.
 ENV_CLASS = "fleet_task"
-# Of numbers in text; the journal and the token statistics have all of them.
+# Decimals in text; the journal and the token statistics keep full precision.
 _DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAttempt:
-    """An attempt as the journal has it, with the fate of its group.
+    """An attempt from the journal, with the fate of its group.
 
-    `step` is the step that counted it, or the version that was evaluated. `why_not` says why it
-    was not trained on, "" where it was, or was evaluated."""
+    `step` is the step that counted it, or the evaluated version. `why_not` is the reason why it was
+    not trained on, "" if it was, or was evaluated."""
 
     trajectory: Trajectory
     env_key: str
@@ -38,7 +38,7 @@ class StoredAttempt:
 def attempt_row(
     attempt: StoredAttempt, stats: Mapping[SequenceKey, SequenceStats], decode: Decode
 ) -> dict[str, Any]:
-    """Return the row of an attempt; numbers of the trainer are null where `stats` has none."""
+    """Return the row of an attempt; the trainer's values are null if `stats` lacks them."""
     trajectory = attempt.trajectory
     episode = read_episode(trajectory, decode)
     return {
@@ -54,7 +54,7 @@ def attempt_row(
 
 
 def key_of_row(row: Mapping[str, Any]) -> AttemptKey:
-    """Return the key of an attempt that was dumped."""
+    """Return the key of a dumped attempt."""
     return AttemptKey(row["group_id"], row["attempt_index"], row["attempt_try"])
 
 
@@ -111,7 +111,7 @@ def _outcome(attempt: StoredAttempt) -> dict[str, Any]:
 
 def _token_scores(trajectory: Trajectory) -> list[float] | None:
     """Return 0 for each token of the response and the reward for its last one, as the reference
-    does; None where there is no grade."""
+    does; None without a grade."""
     if trajectory.reward is None:
         return None
     count = sum(span.length for span in trajectory.spans if span.author is not Author.PROMPT)
@@ -137,7 +137,7 @@ def _span_row(span: Span) -> list[Any]:
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
-    """Return rounded numbers; JSON has none for what is not finite."""
+    """Return rounded numbers, None for non-finite ones, which JSON lacks."""
     rounded = np.round(values.astype(np.float64), _DECIMALS)
     numbers: list[float | None] = rounded.tolist()
     if np.isfinite(rounded).all():

@@ -1,12 +1,12 @@
-"""A trajectory as people read it: runs of tokens by author, messages with their tool calls, turns.
+"""A trajectory in readable form: runs of tokens by author, messages with their tool calls, turns.
 
     episode = read_episode(trajectory, decode)
     for message in episode.messages:
         print(message.role, message.content, [call.name for call in message.calls])
 
-Texts are what the policy's own tokenizer makes of the tokens, special tokens included, and kept raw
-in `runs`; messages are read from them as well as can be (see `assistant_text`, `chat_markup`).
-Nothing in here trusts a text: it is an episode's, and may be hostile."""
+The policy's own tokenizer decodes the texts, special tokens included, and they stay raw in `runs`;
+messages are parsed from them on a best-effort basis (see `assistant_text`, `chat_markup`). Texts
+come from an episode and may be hostile: no code here trusts them."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
@@ -24,7 +24,7 @@ from services.learner.dumps.chat_markup import (
     strip_turn,
 )
 
-# From token ids to text, special tokens included.
+# Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]
 # Authors of the tokens of one turn.
 _TURN_AUTHORS = (Author.POLICY, Author.FORCED)
@@ -32,8 +32,8 @@ _TURN_AUTHORS = (Author.POLICY, Author.FORCED)
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """Tokens [start, end) of a sequence: the prompt, a turn of the policy with what was put into
-    it, or what the environment gave after one; `text` is raw."""
+    """Tokens [start, end) of a sequence: the prompt, a turn of the policy including forced tokens,
+    or the environment's output after one; `text` is raw."""
 
     author: Author
     start: int
@@ -45,8 +45,8 @@ class TextRun:
 class EpisodeMessage:
     """A message of the conversation.
 
-    `run` is the run that holds it. A tool's message has `name` and `call_id` of the call that it
-    answers, where that is known. `media` are indices into the sequence's media."""
+    `run` is the run that holds it. A tool's message has the `name` and `call_id` of the call that
+    it answers, if known. `media` are indices into the sequence's media."""
 
     role: Role
     content: str
@@ -58,7 +58,7 @@ class EpisodeMessage:
     media: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in the form of chat templates and of OpenAI's API."""
+        """Return it in the format of chat templates and of OpenAI's API."""
         row: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.thinking:
             row["reasoning_content"] = self.thinking
@@ -72,7 +72,7 @@ class EpisodeMessage:
 @dataclass(frozen=True, slots=True)
 class EpisodeTurn:
     """A turn of the policy: its number from 1 in the attempt, its run and message in the sequence,
-    and its times, where they are known."""
+    and its times, if known."""
 
     number: int
     run: int
@@ -91,14 +91,14 @@ class SequenceText:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeText:
-    """All sequences of an attempt. There are several where the conversation was rendered again: the
-    later one then begins with what came before."""
+    """All sequences of an attempt. There are several if the conversation was rendered again: each
+    later one repeats the earlier content."""
 
     sequences: tuple[SequenceText, ...]
 
     @property
     def messages(self) -> tuple[EpisodeMessage, ...]:
-        """The conversation as it was at its end; empty where no tokens are kept."""
+        """The final conversation; empty if no tokens are kept."""
         return self.sequences[-1].messages if self.sequences else ()
 
     @property
@@ -109,13 +109,13 @@ class EpisodeText:
 
     @property
     def response(self) -> str:
-        """Raw text of everything after the first prompt; of further sequences, after theirs."""
+        """Raw text of everything after the first prompt; for later sequences, after theirs."""
         runs = [run for each in self.sequences for run in each.runs]
         return "".join(run.text for run in runs if run.author is not Author.PROMPT)
 
 
 def read_episode(trajectory: Trajectory, decode: Decode) -> EpisodeText:
-    """Read an attempt. Total: whatever was sampled has a text."""
+    """Read an attempt. Total: any sampled text can be read."""
     found = list[SequenceText]()
     played = 0
     for sequence in trajectory.sequences:
@@ -137,7 +137,7 @@ class _SequenceReader:
         self._timings = timings
         self._messages: list[EpisodeMessage] = []
         self._turns: list[EpisodeTurn] = []
-        # The calls that have no answer yet.
+        # Calls without an answer yet.
         self._waiting: list[EpisodeCall] = []
         self._role: Role | None = None
         self._thinking_open = False
@@ -151,15 +151,15 @@ class _SequenceReader:
         return SequenceText(self._runs, tuple(self._messages), tuple(self._turns))
 
     def _read_turn(self, number: int, run: TextRun) -> None:
-        said = read_assistant(strip_turn(run.text), thinking_open=self._thinking_open)
+        turn = read_assistant(strip_turn(run.text), thinking_open=self._thinking_open)
         self._role, self._thinking_open = open_role(run.text), False
-        self._add_assistant(number, said)
+        self._add_assistant(number, turn)
         played = self._played + len(self._turns)
         timing = self._timings[played] if played < len(self._timings) else None
         self._turns.append(EpisodeTurn(played + 1, number, len(self._messages) - 1, timing))
 
     def _read_markup(self, number: int, run: TextRun) -> None:
-        """Read a prompt or what an environment gave; its end may open the next turn."""
+        """Read a prompt or an environment's output; its end may open the next turn."""
         pieces = split_marked(run.text, self._role)
         self._role = None
         media = self._media_of(run)
@@ -194,15 +194,15 @@ class _SequenceReader:
         name, call_id = (call.name, call.call_id) if call else ("", "")
         self._messages.append(EpisodeMessage("tool", text, number, name=name, call_id=call_id))
 
-    def _add_assistant(self, number: int, said: AssistantText) -> None:
+    def _add_assistant(self, number: int, turn: AssistantText) -> None:
         place = len(self._messages)
         calls = tuple(
             replace(call, call_id=call.call_id or f"call_{place}_{index}")
-            for index, call in enumerate(said.calls)
+            for index, call in enumerate(turn.calls)
         )
         self._waiting = list(calls)
         self._messages.append(
-            EpisodeMessage("assistant", said.content, number, said.thinking, calls)
+            EpisodeMessage("assistant", turn.content, number, turn.thinking, calls)
         )
 
     def _media_of(self, run: TextRun) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Write the episodes of a run as Parquet, or as a folder for Hugging Face's `datasets`.
 
-While it works, it prints {"done": N, "of": N} now and then; the last line is {"rows": N, "pruned":
-N}, of which `pruned` are attempts that were left out: their tokens are kept nowhere."""
+Prints {"done": N, "of": N} from time to time; the last line is {"rows": N, "pruned": N}, where
+`pruned` counts attempts that were left out because their tokens are no longer kept."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ _REPORT_S = 0.2
 
 
 class TrajectoryExportError(Exception):
-    """Nothing can be exported; the message gives the reason and what to do."""
+    """Nothing can be exported; the message gives the reason and the remedy."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,8 +65,8 @@ def _export(run_dir: Path, out: Path, form: str, wanted: EpisodeFilter) -> dict[
     decode = load_decoder(policy.model, policy.revision)
     journal = run_dir / JOURNAL_FILE
     if not journal.exists():
-        raise TrajectoryExportError(f"{journal} is not there, so no episode is known")
-    # A folder beside: what is cut off must not look like all of it.
+        raise TrajectoryExportError(f"{journal} does not exist, so no episode is known")
+    # Written beside it: a partial export must not look complete.
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -80,7 +80,7 @@ def _export(run_dir: Path, out: Path, form: str, wanted: EpisodeFilter) -> dict[
             count = _write(form, rows, temporary, run_dir.name)
         if not count:
             raise TrajectoryExportError(
-                f"the tokens of all {total} attempts like that were pruned with checkpoints, and no"
+                f"the tokens of all {total} matching attempts were pruned with checkpoints, and no"
                 " dump has them: raise learner.dumps.keep for the next run"
             )
         if out.exists():
@@ -104,7 +104,7 @@ def _write(form: str, rows: Iterator[Row], out: Path, run_id: str) -> int:
 
 
 def _report_progress(rows: Iterator[Row | None], total: int) -> Iterator[Row]:
-    """Pass on what is kept, and print how far it is."""
+    """Pass on kept rows, and print the progress."""
     reported = time.monotonic()
     for done, row in enumerate(rows, 1):
         if row is not None:
@@ -116,9 +116,7 @@ def _report_progress(rows: Iterator[Row | None], total: int) -> Iterator[Row]:
 
 def _check_out(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise TrajectoryExportError(
-            f"{out} is there already: choose a folder that is not, or remove it"
-        )
+        raise TrajectoryExportError(f"{out} already exists: choose another folder, or remove it")
 
 
 def _policy_of(run_dir: Path) -> PolicyConfig:
@@ -127,7 +125,7 @@ def _policy_of(run_dir: Path) -> PolicyConfig:
         spec: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TrajectoryExportError(
-            f"{path} cannot be read, so the run's tokenizer is not known: {error}"
+            f"{path} cannot be read, so the run's tokenizer is unknown: {error}"
         ) from error
     return parse_shared(spec, where=str(path)).policy
 
@@ -144,7 +142,7 @@ def _explain_no_match(db: sqlite3.Connection, run_dir: Path, wanted: EpisodeFilt
     if wanted.step is not None and not (first is not None and first <= wanted.step <= last):
         steps = "none yet" if first is None else f"{first} to {last}"
         return f"no attempts of step {wanted.step}; run {run_dir.name} has steps: {steps}"
-    return f"none of the {received} attempts of run {run_dir.name} is like that"
+    return f"none of the {received} attempts of run {run_dir.name} matches"
 
 
 if __name__ == "__main__":

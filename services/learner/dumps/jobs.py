@@ -1,7 +1,7 @@
 """Lines between the learner and the process that writes dumps.
 
 The process reads a `DumpSetup`, then a job per line, from its stdin. It answers each job with one
-line, in order, and reports files that did not reach the store with further ones, at any time."""
+line, in order, and reports failed uploads with additional lines, at any time."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ class DumpSetup:
     """Configuration of the process."""
 
     run_dir: str
-    # The policy's model and revision, for its tokenizer.
+    # Model and revision of the policy, for its tokenizer.
     model: str
     revision: str | None
     every: int
     keep: int
-    # URL of the run's folder in a store, and options of its file system; None uploads nothing.
+    # URL of the run's folder in a store, and options of its file system; None disables uploads.
     remote: str | None = None
     remote_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -34,8 +34,8 @@ class DumpSetup:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """A finished step, which began with policy `base_version`; `token_file` is removed once it was
-    read."""
+    """A finished step, which began with policy `base_version`; `token_file` is removed after
+    reading."""
 
     step: int
     base_version: int
@@ -49,14 +49,14 @@ class StepJob:
         return json.dumps({"kind": "step", **asdict(self)}).encode() + b"\n"
 
     def discard(self) -> None:
-        """Remove what nobody will read."""
+        """Remove its token file."""
         if self.token_file is not None:
             Path(self.token_file).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalJob:
-    """A finished evaluation of policy `version`, and the metrics that were logged of it."""
+    """A finished evaluation of policy `version`, with its logged metrics."""
 
     eval_id: str
     moment: str
@@ -71,14 +71,14 @@ class EvalJob:
         return json.dumps({"kind": "eval", **asdict(self)}).encode() + b"\n"
 
     def discard(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: no resources are held."""
 
 
 DumpJob = StepJob | EvalJob
 
 
 def job_of_line(line: bytes) -> DumpJob:
-    """Decode what `to_line` of a job encoded."""
+    """Decode a job encoded by its `to_line`."""
     values: dict[str, Any] = json.loads(line)
     kind = values.pop("kind")
     return StepJob(**values) if kind == "step" else EvalJob(**values)
@@ -89,7 +89,7 @@ class DumpReport:
     """An answer of the process.
 
     `lost` are files that were not written, or not uploaded, with the reason. `done` is the name of
-    the job that it answers; it is empty when the report is of uploads alone."""
+    the job that it answers; empty in a report of uploads alone."""
 
     done: str
     size_bytes: int = 0
@@ -100,7 +100,7 @@ class DumpReport:
 
     @staticmethod
     def from_line(line: bytes) -> "DumpReport":
-        """Decode a line. Raises ValueError when it is none of ours."""
+        """Decode a line. Raises ValueError if it is malformed."""
         try:
             values: dict[str, Any] = json.loads(line)
             return DumpReport(str(values["done"]), int(values["bytes"]), dict(values["lost"]))

@@ -1,4 +1,4 @@
-"""Episodes of a run for export: from its journal, and from dumps where the journal pruned them."""
+"""Episodes of a run for export: from its journal, or from dumps if the journal pruned them."""
 
 import json
 import sqlite3
@@ -27,11 +27,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Filter of attempts; None takes all."""
+    """Filter of attempts; None matches all."""
 
     env_key: str | None = None
     step: int | None = None
-    # Only rewards that are a pass.
+    # Only passing rewards.
     passed: bool = False
 
     def to_sql(self) -> tuple[str, tuple[Any, ...]]:
@@ -48,24 +48,24 @@ class EpisodeFilter:
 
 
 class KeptEpisodes:
-    """Episodes of one run. `pruned` counts those whose tokens are kept nowhere."""
+    """Episodes of one run. `pruned` counts those whose tokens are no longer kept."""
 
     def __init__(self, db: sqlite3.Connection, run_dir: Path, decode: Decode) -> None:
         self._db = db
         self._run_dir = run_dir
         self._decode = decode
         self.pruned = 0
-        # Attempts of one step or evaluation stand together.
+        # Attempts of one step or evaluation are adjacent.
         self._stats_of = lru_cache(1)(self._read_stats)
         self._rows_of = lru_cache(1)(_read_rows)
 
     def count(self, wanted: EpisodeFilter) -> int:
-        """Count the attempts, those whose tokens were pruned as well."""
+        """Count the attempts, including those whose tokens were pruned."""
         return count_attempts(self._db, *wanted.to_sql())
 
     def find_rows(self, wanted: EpisodeFilter) -> Iterator[Row | None]:
-        """Yield the row of each attempt (see `episode_rows`); None where its tokens are kept
-        nowhere."""
+        """Yield the row of each attempt (see `episode_rows`); None if its tokens are no longer
+        kept."""
         for attempt in find_attempts(self._db, *wanted.to_sql()):
             row = self._row_of(attempt)
             self.pruned += row is None
@@ -93,7 +93,7 @@ class KeptEpisodes:
         try:
             return read_token_stats(stats_path(self._run_dir, step)).sequences
         except TokenStatsError:
-            # The trainer's numbers of this step are not kept.
+            # The trainer's values for this step are not kept.
             return {}
 
 

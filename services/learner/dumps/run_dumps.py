@@ -1,7 +1,7 @@
-"""Dumps as the run sees them: steps and evaluations are offered, and never wait.
+"""Dumps as seen by the run: it offers steps and evaluations, and never waits.
 
-A process of its own writes the files. What it cannot take or write is a counted loss, logged once:
-nothing of a dump ever fails a step or holds it up."""
+A separate process writes the files. A job that it cannot accept or write is a counted loss, logged
+once: dumps never fail or delay a step."""
 
 import asyncio
 from collections import deque
@@ -20,17 +20,17 @@ from services.learner.journal.holds import JournalHolds
 from services.learner.types import StepResult
 
 _MODULE = "services.learner.dumps"
-# Jobs that may wait; the numbers of a step lie in shared memory meanwhile.
+# Most waiting jobs; a step's token values stay in shared memory meanwhile.
 MOST_WAITING = 8
-# A job without an answer for so long is lost, and its process replaced.
+# A job without an answer for this long is lost, and its process replaced.
 _ANSWER_S = 600.0
-# How long the end of a run waits for the jobs that wait, and then for their uploads.
+# Time at the end of a run for waiting jobs, and then for their uploads.
 FINISH_S = 30.0
 _CLOSE_S = 25.0
-# From the end of a process that failed to the next one.
+# Pause between the end of a failed process and the start of the next.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# Credentials of stores, which the process opens itself.
+# Credentials for stores, which the process opens itself.
 _STORE_VARIABLES = ("AWS_*", "GOOGLE_*", "AZURE_*", "FSSPEC_*", "FLOTILLA_REMOTE_OPTIONS")
 _losses = metrics.event_counter(
     "flotilla_dump_losses", "Files of dumps that were not written or not uploaded"
@@ -39,7 +39,7 @@ _log = get_logger(__name__)
 
 
 def dump_setup_of(runtime: Runtime[LearnerConfig]) -> DumpSetup | None:
-    """Configure the dumps of a run; None where it keeps none."""
+    """Configure the dumps of a run; return None if it keeps none."""
     config, policy = runtime.config.dumps, runtime.shared.policy
     if not config.enabled:
         return None
@@ -57,11 +57,11 @@ class Dumps(Protocol):
     """Files that keep the episodes of steps and evaluations."""
 
     def offer_step(self, step: int, result: StepResult) -> None:
-        """Take a finished step, and the file of its tokens' numbers."""
+        """Take a finished step, and the file of its token values."""
         ...
 
     def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
-        """Take a finished evaluation of policy `version`, with the metrics that were logged."""
+        """Take a finished evaluation of policy `version`, with its logged metrics."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -69,11 +69,11 @@ class Dumps(Protocol):
         ...
 
     def hold_in(self, holds: JournalHolds) -> None:
-        """Keep in a journal what dumps have yet to read, and what kept dumps refer to."""
+        """Make a journal keep data that dumps have yet to read, or that kept dumps refer to."""
         ...
 
     async def finish(self) -> None:
-        """Wait for the dumps that were offered, for a bounded time."""
+        """Wait for the offered dumps, for a bounded time."""
         ...
 
 
@@ -81,7 +81,7 @@ class NoDumps:
     """Dumps of a run that keeps none. Implements `Dumps`."""
 
     def offer_step(self, step: int, result: StepResult) -> None:
-        """Remove the file of the tokens' numbers, if there is one: nobody reads it."""
+        """Remove the file of token values, if there is one."""
         if result.token_file is not None:
             result.token_file.unlink(missing_ok=True)
 
@@ -100,15 +100,15 @@ class NoDumps:
 
 
 class RunDumps:
-    """Hands jobs to the process that writes dumps, one at a time. Implements `Dumps`.
+    """Passes jobs to the process that writes dumps, one at a time. Implements `Dumps`.
 
-    The process is started by the first job, and again after it ended."""
+    The first job starts the process; a job after its end starts it again."""
 
     def __init__(self, setup: DumpSetup, log_path: Path) -> None:
         self._setup = setup
         self._log_path = log_path
         self._waiting: deque[DumpJob] = deque()
-        # The job that the process has.
+        # Job that the process is doing.
         self._current: DumpJob | None = None
         self._process: LoggedChild | None = None
         self._holds: JournalHolds | None = None
@@ -135,7 +135,7 @@ class RunDumps:
 
     @property
     def waiting(self) -> int:
-        """Number of jobs that the process does not have yet."""
+        """Number of jobs that the process has not received yet."""
         return len(self._waiting)
 
     @property
@@ -153,15 +153,15 @@ class RunDumps:
         holds.kept_steps = self._setup.keep
 
     async def finish(self) -> None:
-        """See `Dumps`; what is left then is lost."""
+        """See `Dumps`; whatever is left then is lost."""
         try:
             async with asyncio.timeout(FINISH_S):
                 await self._idle.wait()
         except TimeoutError:
-            _log.warning("dumps are given up: the run ends", jobs=len(self.unwritten))
+            _log.warning("the run ends before its dumps are written", jobs=len(self.unwritten))
 
     async def close(self) -> None:
-        """End the process; what it has not written is lost. May be called again."""
+        """End the process; jobs that it has not finished are lost. May be called again."""
         if self._task is not None:
             task, self._task = self._task, None
             await cancel_tasks([task])
@@ -174,7 +174,9 @@ class RunDumps:
 
     def _offer(self, job: DumpJob) -> None:
         if len(self._waiting) >= MOST_WAITING:
-            self._lose_job(job, f"{MOST_WAITING} wait already: the disk is slower than the run")
+            self._lose_job(
+                job, f"{MOST_WAITING} jobs already wait: the disk is slower than the run"
+            )
             return
         self._waiting.append(job)
         self._hold_unwritten()
@@ -251,12 +253,12 @@ class RunDumps:
                 while True:
                     self._take_report(await self._read_report(process))
         except _ChildError:
-            # Its stdout ended, as it should.
+            # Its stdout ended, as expected.
             pass
         except ValueError as error:
             self._note_lost("uploads", str(error))
         except TimeoutError:
-            _log.warning("uploads of dumps are given up: the run ends")
+            _log.warning("the run ends before its dumps are uploaded")
         await self._kill_process()
 
     async def _kill_process(self) -> None:
@@ -279,7 +281,7 @@ class RunDumps:
         _losses()()
         first, self._failing = not self._failing, True
         if first:
-            _log.warning("dumps are lost; the run goes on without them", dump=name, why=why)
+            _log.warning("dumps are lost; the run continues without them", dump=name, why=why)
 
     def _note_recovered(self) -> None:
         if self._failing:
@@ -288,4 +290,4 @@ class RunDumps:
 
 
 class _ChildError(Exception):
-    """The process ended or does not answer; the message says which."""
+    """The process ended or does not answer; the message gives the details."""

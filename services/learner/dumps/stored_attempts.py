@@ -1,4 +1,4 @@
-"""Attempts of a step or of an evaluation, read from a journal that another process writes."""
+"""Attempts of a step or an evaluation, read from a journal that another process writes."""
 
 import json
 import sqlite3
@@ -21,7 +21,7 @@ _ORDER = "ORDER BY g.step, g.eval_id, t.group_id, t.attempt_index, t.try"
 
 
 class NotInJournalError(Exception):
-    """The journal does not hold what is to be dumped; the message says what."""
+    """The journal lacks data for a dump; the message names it."""
 
 
 def planned_attempts(db: sqlite3.Connection, step: int) -> list[Trajectory]:
@@ -39,7 +39,7 @@ def planned_attempts(db: sqlite3.Connection, step: int) -> list[Trajectory]:
 
 
 def attempts_of_step(db: sqlite3.Connection, step: int) -> Iterator[StoredAttempt]:
-    """Yield all attempts at the groups that a step counted, those that it left out as well."""
+    """Yield all attempts at the groups that a step counted, including those it left out."""
     yield from find_attempts(db, "g.step = ?", (step,))
 
 
@@ -49,7 +49,7 @@ def attempts_of_eval(db: sqlite3.Connection, eval_id: str) -> Iterator[StoredAtt
 
 
 def count_attempts(db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]) -> int:
-    """Count the attempts that `find_attempts` would yield, damaged ones as well."""
+    """Count the attempts that `find_attempts` would yield, including damaged ones."""
     sql = f"SELECT count(*) FROM trajectories t JOIN groups g USING (group_id) WHERE {where}"
     (count,) = db.execute(sql, arguments).fetchone()
     return int(count)
@@ -59,13 +59,13 @@ def find_attempts(
     db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]
 ) -> Iterator[StoredAttempt]:
     """Yield the intact attempts that an SQL condition on `t` (trajectories) and `g` (groups)
-    chooses, by group."""
+    selects, by group."""
     for row in db.execute(f"{_SELECT} WHERE {where} {_ORDER}", arguments).fetchall():
         group_id, index, attempt_try, dropped, received, reason, spec, purpose, *place = row
         try:
             trajectory = trajectory_of(db, AttemptKey(group_id, index, attempt_try))
         except DamagedRecordError:
-            # An incident of the journal already.
+            # Already reported as an incident of the journal.
             continue
         eval_id, step, version = place
         task_key, env_key, _ = json.loads(spec)["task"]

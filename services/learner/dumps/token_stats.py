@@ -1,8 +1,8 @@
-"""What the trainer computed of each policy token of a step, in a compressed file per step.
+"""The trainer's values for each policy token of a step, in a compressed file per step.
 
 `token_stats/step_000012.npz` holds `index`, the bytes of a JSON object, and one array per kind of
-number, [policy tokens of all sequences], in the batch's order: an attempt after the other as the
-plan has them, sequence after sequence. Numbers that were not computed are NaN. No pickle."""
+value, [policy tokens of all sequences], in batch order: attempts in the plan's order, then their
+sequences. Values that were not computed are NaN. No pickle."""
 
 import io
 import json
@@ -22,21 +22,21 @@ from services.learner.types import Standing, StepTokens
 
 FORMAT = 1
 FOLDER = "token_stats"
-# By attempt and the number of its sequence.
+# Attempt, and the number of its sequence.
 SequenceKey = tuple[AttemptKey, int]
 
 
 class TokenStatsError(Exception):
-    """The numbers of a step cannot be read, or are not those of its attempts; the message says
-    why."""
+    """The values of a step cannot be read, or belong to other attempts; the message gives the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
-    """Numbers of one sequence; arrays are [policy tokens].
+    """Values of one sequence; arrays are [policy tokens].
 
-    `why_not` is empty for a sequence that was trained. `logprobs` are of the policy as the step
-    began and `entropy` is in nats; both are NaN where the step did not compute them."""
+    `why_not` is empty for a trained sequence. `logprobs` are those of the policy at the start of
+    the step and `entropy` is in nats; both are NaN if the step did not compute them."""
 
     trained: bool
     why_not: str
@@ -47,7 +47,7 @@ class SequenceStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Numbers of one step. `base_version` is the policy that the step began with."""
+    """Values of one step. `base_version` is the policy at its start."""
 
     step: int
     base_version: int
@@ -75,9 +75,9 @@ def stats_path(run_dir: Path, step: int) -> Path:
 def join_stats(
     step: int, base_version: int, attempts: Sequence[Trajectory], tokens: StepTokens
 ) -> StepStats:
-    """Say whose numbers the ranks handed out: those of `attempts`, in the plan's order.
+    """Assign the ranks' values to `attempts`, which are in the plan's order.
 
-    Raises TokenStatsError when they are not of these attempts."""
+    Raises TokenStatsError if they do not fit these attempts."""
     places = [
         (attempt.key, index, len(sequence.logprobs))
         for attempt in attempts
@@ -86,8 +86,8 @@ def join_stats(
     lengths = [len(values) for values in tokens.advantages]
     if lengths != [count for _, _, count in places]:
         raise TokenStatsError(
-            f"the ranks handed out numbers of {len(lengths)} sequences with {sum(lengths)} tokens,"
-            f" and the plan of step {step} has {len(places)} with"
+            f"the ranks returned values for {len(lengths)} sequences with {sum(lengths)} tokens,"
+            f" but the plan of step {step} has {len(places)} with"
             f" {sum(count for _, _, count in places)}"
         )
     columns = (tokens.standings, tokens.advantages, tokens.logprobs, tokens.entropy)
@@ -135,9 +135,9 @@ def encode_stats(stats: StepStats) -> bytes:
 
 
 def read_token_stats(path: Path) -> StepStats:
-    """Read a file. Raises TokenStatsError when it is missing or damaged."""
+    """Read a file. Raises TokenStatsError if it is missing or damaged."""
     try:
-        # Opened here: numpy leaves a file open that is no archive.
+        # Opened here, because numpy leaves a file open that is not an archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             index: dict[str, Any] = json.loads(arrays["index"].tobytes())
             columns = [arrays[name] for name in ("advantages", "logprobs", "entropy")]
@@ -154,7 +154,7 @@ def read_token_stats(path: Path) -> StepStats:
             },
         )
     except FileNotFoundError:
-        raise TokenStatsError(f"{path} is not there: it was pruned, or never written") from None
+        raise TokenStatsError(f"{path} does not exist: it was pruned, or never written") from None
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise TokenStatsError(f"{path} is damaged: {error}") from error
 

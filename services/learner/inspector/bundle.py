@@ -1,7 +1,7 @@
 """Pages of a run as files: a zip that opens in any browser, without a server.
 
-It holds the run's page, the curves, the chosen steps and every attempt of theirs, with the tokens'
-data in the pages themselves: a browser lets no file read another."""
+It holds the run's page, the curves, the chosen steps and all their attempts, with the tokens' data
+in the pages themselves, because browsers let no file read another."""
 
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from services.learner.inspector.queries.run_folders import read_journal
 from services.learner.inspector.queries.run_library import RunLibrary
 from services.learner.inspector.queries.step_pages import StepPage, read_step
 
-# Browsers take 'self' on a file for nothing, or for every file.
+# For files, browsers treat 'self' as nothing, or as every file.
 BUNDLE_POLICY = (
     "default-src 'none'; style-src 'self' file:; script-src 'self' file:; img-src 'self' file:"
     " data:; base-uri 'none'; form-action 'none'"
@@ -42,7 +42,7 @@ class Renderer(Protocol):
 
 @dataclass(slots=True)
 class _Contents:
-    """What a bundle holds: paths, and where each comes from."""
+    """Content of a bundle: paths, and the source of each."""
 
     steps: list[StepPage] = field(default_factory=list[StepPage])
     tries: list[TryRow] = field(default_factory=list[TryRow])
@@ -52,15 +52,15 @@ class BundleMaker:
     """Writes bundles of the runs in a library."""
 
     def __init__(self, library: RunLibrary, renderer: Renderer, static: Path) -> None:
-        """`static` is the folder of styles and scripts."""
+        """Create it; `static` is the folder of styles and scripts."""
         self._library = library
         self._renderer = renderer
         self._static = static
 
     def write(self, path: Path, run: str, steps: Sequence[int] | None) -> dict[str, Any]:
-        """Write a bundle of some steps of a run, by default of the last; return what it holds.
+        """Write a bundle of some steps of a run, by default the last; return its content.
 
-        Raises NotFoundError, and OSError when it cannot be written."""
+        Raises NotFoundError, and OSError if it cannot be written."""
         contents = self._collect(run, steps)
         paths = set(_paths_of(run, contents))
         partial = path.with_name(f"{path.name}.partial")
@@ -144,7 +144,7 @@ def _paths_of(run: str, contents: _Contents) -> Iterator[str]:
 
 
 def _extra_files(run: str, row: TryRow, episode: Episode) -> Iterator[tuple[str, bytes]]:
-    """Yield long texts, and screenshots, of the last sequence, which is the one that is shown."""
+    """Yield long texts and screenshots of the last sequence, the one that is shown."""
     number = len(episode.sequences) - 1
     if number < 0:
         return

@@ -2,8 +2,8 @@
 
     python -m services.learner.inspector.transcript_command --run runs/RUN --step 12 --to x.eval
 
-A process of its own, with low priority: Inspect AI takes seconds to import and to write, and pages
-do not wait. Prints the log's line of the viewer's listing as JSON."""
+A separate low-priority process: Inspect AI takes seconds to import and to write, and pages must not
+wait. Prints the log's line in the viewer's listing as JSON."""
 
 import argparse
 import os

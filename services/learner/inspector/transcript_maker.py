@@ -1,5 +1,5 @@
-"""Makes transcripts one after the other, each by a child process of low priority, and keeps the
-newest few in a folder that ends with this process."""
+"""Makes transcripts one at a time, each in a low-priority child process, and keeps the newest few
+in a folder that ends with this process."""
 
 import json
 import signal
@@ -27,10 +27,10 @@ _BRIEF_S = 30.0
 
 @dataclass(slots=True, eq=False)
 class Transcript:
-    """A transcript that was wanted: in the making, made, or failed.
+    """A requested transcript: waiting, made, or failed.
 
-    `listed` is its line of the viewer's listing once it is made, and `problem` says why it could
-    not be."""
+    `listed` is its line in the viewer's listing once it is made; `problem` is the reason if it
+    could not be."""
 
     run_dir: Path
     subject: TranscriptSubject
@@ -38,7 +38,7 @@ class Transcript:
     path: Path
     listed: dict[str, Any] | None = None
     problem: str = ""
-    # By the monotonic clock.
+    # Monotonic time.
     made_at: float = 0.0
 
     @property
@@ -46,14 +46,14 @@ class Transcript:
         return self.listed is None and not self.problem
 
     def serves(self, fingerprint: str) -> bool:
-        """Tell whether it need not be made again. One of a moment ago need not: what the newest
-        step of a running run did without changes all the time."""
+        """Return True if it need not be made again. A very recent one need not, because the newest
+        step of a running run changes all the time."""
         recent = bool(self.listed) and time.monotonic() - self.made_at < _BRIEF_S
         return self.is_waiting or recent or self.fingerprint == fingerprint
 
 
 class TranscriptMaker:
-    """The transcripts of all runs of an inspector. Usable from several threads."""
+    """Transcripts of all runs of an inspector. Usable from several threads."""
 
     def __init__(self, policy: Path | None = None) -> None:
         """`policy` is the model folder with the tokenizer, if not the run's."""
@@ -64,7 +64,7 @@ class TranscriptMaker:
         self._wanted: SimpleQueue[Transcript | None] = SimpleQueue()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
-        # All children are of this thread: Linux ends a tied child with the thread that began it.
+        # Starts all children: Linux ends a tied child with the thread that started it.
         self._thread = Thread(target=self._work, name="transcripts", daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class TranscriptMaker:
         self.close()
 
     def close(self) -> None:
-        """End what is being made, and remove what was."""
+        """End the current child, and remove all transcripts."""
         with self._lock:
             self._closed = True
             if self._child is not None:
@@ -90,8 +90,8 @@ class TranscriptMaker:
         self._folder.cleanup()
 
     def want(self, run_dir: Path, subject: TranscriptSubject, fingerprint: str) -> Transcript:
-        """Return a transcript; have it made if there is none of this state of the run. One that
-        failed is tried again the next time."""
+        """Return a transcript; have it made if there is none of this state of the run. A failed one
+        is retried the next time."""
         key = (run_dir, log_name(subject))
         with self._lock:
             known = self._kept.get(key)
@@ -109,7 +109,7 @@ class TranscriptMaker:
         return wanted
 
     def made(self, run_dir: Path) -> dict[str, Transcript]:
-        """Return the transcripts of a run that are there, by the names of their logs."""
+        """Return the finished transcripts of a run, by the names of their logs."""
         with self._lock:
             kept = list(self._kept.items())
         return {name: each for (run, name), each in kept if run == run_dir and each.listed}
@@ -136,8 +136,8 @@ class TranscriptMaker:
             "-m", _PROGRAM, "--run", str(wanted.run_dir), *which, *self._options
         )
         try:
-            said = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
-            listed = json.loads(said)
+            output = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
+            listed = json.loads(output)
             partial.replace(wanted.path)
         except (OSError, ValueError) as error:
             partial.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ class TranscriptMaker:
         wanted.listed = listed
 
     def _run(self, command: tuple[str, ...]) -> str:
-        """Return what a child prints. Raises OSError, with its last words, when it fails."""
+        """Return a child's output. Raises OSError, with its last line of stderr, if it fails."""
         with self._lock:
             if self._closed:
                 raise OSError("the inspector ends")
@@ -160,7 +160,7 @@ class TranscriptMaker:
                 env=child_environment(ours=True),
             )
         try:
-            said, complaints = child.communicate(timeout=_LONGEST_S)
+            output, stderr = child.communicate(timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
@@ -169,9 +169,9 @@ class TranscriptMaker:
             with self._lock:
                 self._child = None
         if child.returncode != 0:
-            last = complaints.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+            last = stderr.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
             raise OSError(last[0].removeprefix("error: "))
-        return said
+        return output
 
 
 def log_name(subject: TranscriptSubject) -> str:

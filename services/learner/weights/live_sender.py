@@ -1,4 +1,4 @@
-"""The sender of weights into live engines, as the learner keeps it: without it engines fetch."""
+"""The learner's handle on the sender of weights into live engines; without it engines fetch."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from services.learner.types import Publication
 from services.learner.weights.publication_child import PublicationChild, PublicationChildError
 from services.learner.weights.sender_config import WeightSenderConfig
 
-# Its own main module: what it imports does not belong in this process.
+# The sender's own main module: its imports do not belong in this process.
 _MODULE = "services.learner.weights.adapters.weight_sender"
 _PING_SECONDS = 5.0
 
@@ -22,26 +22,26 @@ _log = get_logger(__name__)
 
 
 class LiveSender:
-    """The sender's process, from the first engine on that weights are sent to.
+    """The sender's process, started for the first engine that it can serve.
 
-    Its loss costs a run nothing but speed: engines fetch until it is back. Implements
+    Losing it only costs speed: engines fetch until it is back. Implements
     `ports.SnapshotServer`."""
 
     def __init__(self, start: WeightSenderConfig, log_path: Path) -> None:
-        """Make it; what the process logs goes to `log_path`."""
+        """Create it; the process logs to `log_path`."""
         self._start = start
         self._child = PublicationChild(_MODULE, log_path)
-        # Starts the process, and then looks after it.
+        # Starts the process, then monitors it.
         self._keeping: asyncio.Task[None] | None = None
-        # Where engines meet it; None while it is not there.
+        # Address at which engines meet it; None while it is not running.
         self.address: str | None = None
-        # The devices of engines that it does not reach over `ipc`.
+        # Devices of engines that it cannot reach over `ipc`.
         self._apart: set[frozenset[str]] = set()
         self._served: PolicyId | None = None
 
     def can_send(self, policy: PolicyId, devices: frozenset[str] = frozenset()) -> bool:
-        """Return True if engines that ask for `policy` are sent it, through memory of `devices`
-        where some are given."""
+        """Return True if it can send `policy` to engines, through memory of `devices` if any are
+        given."""
         if self.address is None or self._served != policy:
             return False
         if not devices <= self._child.devices:
@@ -50,7 +50,7 @@ class LiveSender:
         return True
 
     def start_soon(self) -> None:
-        """Have it started, beside all else, unless it is there or being started."""
+        """Start it in the background, unless it is running or starting."""
         if self.address is None and (self._keeping is None or self._keeping.done()):
             self._keeping = asyncio.create_task(self._keep_child())
 
@@ -66,7 +66,7 @@ class LiveSender:
             self._served = policy_id
         except (PublicationChildError, OSError) as error:
             if not self._is_there():
-                # Its keeper has noticed first, and is ending it: cancelled, it would leave it.
+                # Its keeper noticed first and is ending it; cancelling it would leave the process.
                 return
             await cancel_tasks([self._keeping])
             self._note_loss(error)
@@ -80,8 +80,8 @@ class LiveSender:
         await self._child.close()
 
     async def _keep_child(self) -> None:
-        """Start the process and ask it every few seconds whether it runs; kill it when it does not
-        answer. An engine that joins a sender which stands still waits for as long as that lives."""
+        """Start the process and ping it every few seconds; kill it if it does not answer, because
+        an engine that joins a stalled sender waits for as long as that lives."""
         await self._child.close()
         try:
             self.address = await self._child.start_process(self._start.to_line())

@@ -1,4 +1,4 @@
-"""Child processes beside the learner that hand publications out: WeightService, and the sender of
+"""Child processes beside the learner that distribute publications: WeightService, and the sender of
 transfers into live engines."""
 
 import asyncio
@@ -37,7 +37,7 @@ def server_config_of(runtime: Runtime[LearnerConfig]) -> WeightServerConfig:
 
 
 def sender_config_of(runtime: Runtime[LearnerConfig]) -> WeightSenderConfig | None:
-    """Configure a sender beside the learner; None where weights are sent into no engine."""
+    """Configure a sender beside the learner; None if no engine is sent weights."""
     config, (host, outer) = runtime.config.weights, _hosts_of(runtime)
     if config.transfer == "off" or config.network == "public":
         return None
@@ -49,7 +49,7 @@ def sender_config_of(runtime: Runtime[LearnerConfig]) -> WeightSenderConfig | No
 
 
 def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
-    """Return the host that the learner listens on, and the one that others reach, if not that."""
+    """Return the host that the learner listens on, and the one that others reach, if different."""
     host, _ = split_host_port(runtime.listen, "listen")
     outer = runtime.advertise
     # Without its port, which is the learner's own.
@@ -59,21 +59,21 @@ def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
 
 
 class PublicationChildError(Exception):
-    """The process ended or does not answer; its log says why."""
+    """The process ended or does not answer; its log has the reason."""
 
 
 class PublicationChild:
-    """A process that is told of publications, and serves them from the shared memory they lie in.
+    """A process that receives announcements of publications, and serves them from shared memory.
 
-    `module` is its main module, which answers with one JSON line to each of its stdin; what it logs
-    goes to `log_path`."""
+    `module` is its main module, which answers each line of its stdin with one JSON line; it logs to
+    `log_path`."""
 
     def __init__(self, module: str, log_path: Path) -> None:
         self._module = module
         self._log_path = log_path
         self._turn = asyncio.Lock()
         self._child: LoggedChild | None = None
-        # The identities of devices whose memory it shares with engines.
+        # Identities of devices whose memory it shares with engines.
         self.devices: frozenset[str] = frozenset()
 
     async def start_process(self, start: bytes) -> str:
@@ -82,7 +82,7 @@ class PublicationChild:
         Raises PublicationChildError."""
         command = python_command("-m", self._module)
         self._child = await LoggedChild.start_child(command, self._log_path)
-        # Not by its environment: that is for other processes to read.
+        # Not by its environment, which other processes can read.
         self._child.stdin.write(start)
         answer = await self._read_answer(self._child, _START_SECONDS)
         self.devices = frozenset(answer.get("devices", ()))

@@ -1,4 +1,4 @@
-"""Configuration of the sender of weights, which its parent knows without the sender's tensors."""
+"""Configuration of the sender of weights, importable without the sender's tensors."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -6,26 +6,26 @@ from typing import Any
 
 from services.common.weight_transfer import TransferSettings
 
-# A line of stdin that is no publication: the sender answers it, if it runs.
+# A line of stdin without a publication: a running sender answers it.
 PING = b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSenderConfig:
-    """Configuration of the sender: where engines meet it, and when it gives one up."""
+    """Configuration of the sender: its meeting point for engines, and its timeouts."""
 
     run_id: str
     host: str = "127.0.0.1"
     port: int = 0
-    # Where others reach it, if not there.
+    # Address for others, if different.
     advertise: str | None = None
-    # Weights go to engines on the sender's own devices there, over `ipc`.
+    # Weights go over `ipc` to engines on the sender's own devices.
     shares_devices: bool = False
     settings: TransferSettings = field(default_factory=TransferSettings)
 
     @property
     def reached_at(self) -> str:
-        """The host at which engines reach the sender."""
+        """Host at which engines reach the sender."""
         return self.advertise or self.host
 
     def to_line(self) -> bytes:
@@ -34,7 +34,7 @@ class WeightSenderConfig:
 
     @staticmethod
     def from_line(line: bytes) -> "WeightSenderConfig":
-        """Decode what `to_line` encoded."""
+        """Decode the result of `to_line`."""
         values: dict[str, Any] = json.loads(line)
         values["settings"] = TransferSettings(**values["settings"])
         return WeightSenderConfig(**values)

@@ -1,4 +1,4 @@
-"""The backend over which weights are sent into a worker's engine."""
+"""Choice of the backend over which weights are sent into a worker's engine."""
 
 from collections.abc import Container
 
@@ -13,11 +13,11 @@ def choose_transfer(
     has_device_ids: bool,
     sends_from_gpu: bool,
 ) -> str | None:
-    """Choose one of the backends that a worker offers; None where its engine is sent no weights.
+    """Choose one of the backends that a worker offers; None if its engine is sent no weights.
 
-    Over `ipc` they are sent where the sender turns out to have the engine's devices, and only by
-    choice: who can map its buffers can read the published file itself, check all of it while the
-    engine serves on, and leave the sender's buffers and context off a device that is shared."""
+    `ipc` is used only if configured, and only if the sender has the engine's devices: an engine
+    that can map its buffers can also read the published file itself, check all of it while serving,
+    and keep the sender's buffers and context off a shared device."""
     wanted = config.transfer
     if wanted == "ipc":
         if shares_memory and has_device_ids and "ipc" in offered:

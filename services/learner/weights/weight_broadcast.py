@@ -1,7 +1,7 @@
 """Broadcast of policies: the weights that every attached engine should serve, and those that it
-says it serves. No protobuf.
+reports to serve. No protobuf.
 
-One stream per worker. A stream that is cut ends the membership after a grace period, unless the
+One stream per worker. A broken stream ends the membership after a grace period, unless the
 worker attaches again first; a newer stream of a worker ends the older one."""
 
 import asyncio
@@ -15,8 +15,8 @@ from services.common.domain.policy import PolicyId
 from services.learner.guard.probes import Probe
 from services.learner.types import Publication
 
-# Publications whose canary is kept, for reports that come late: a worker that is slow to load
-# must not be told that its weights are wrong.
+# Publications whose canary is kept, for late reports: a worker that is slow to load must not be
+# refused as wrong.
 _REMEMBERED = 1024
 # A worker that failed to load gets the newest policy again after this.
 _RETRY_S = 1.0
@@ -29,12 +29,12 @@ class UnknownWorkerError(KeyError):
 
 
 class NoCommonTransportError(ValueError):
-    """The worker can load by none of the learner's transports."""
+    """The worker supports none of the learner's transports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A publication under its name, and what engines are to sample once they serve it."""
+    """A publication under its name, and the probes for engines that serve it."""
 
     policy: PolicyId
     publication: Publication
@@ -48,9 +48,9 @@ class WeightUpdate:
 
     announcement: Announcement
     transport: str
-    # Also what the engine serves already.
+    # Load it even if the engine already serves it.
     reload: bool = False
-    # The worker keeps the bytes, for the next may come as a difference.
+    # Keep its bytes, because the next may come as a difference.
     keep: bool = False
 
 
@@ -63,17 +63,17 @@ class AttachedWorker:
     devices: int
     shares_memory: bool
     can_fetch: bool
-    # The backend over which weights are sent into its engine; None where they are not.
+    # Backend over which weights are sent into its engine; None if they are not.
     transfer: str | None = None
-    # Devices of its engine that must be the sender's, too: over `ipc` all of them.
+    # Devices of its engine that the sender must share, all of them, for `ipc`.
     shared_devices: frozenset[str] = frozenset()
-    # It fetches all publications, and may be sent what has changed.
+    # It fetches all publications, and may receive differences.
     fetches_changes: bool = False
     holding: PolicyId | None = None
     sent: PolicyId | None = None
     # The next update goes through WeightService: a late joiner, or shared memory failed.
     fetch_next: bool = True
-    # Whatever the engine holds is not to be trusted.
+    # True if the engine's current weights must not be trusted.
     reload_next: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
@@ -89,13 +89,13 @@ class WeightBroadcast:
         attach_grace_s: float,
         can_send: Callable[[PolicyId, frozenset[str]], bool] | None = None,
     ) -> None:
-        """Make a broadcast without workers; `can_send` tells of a policy if it can be sent, through
-        memory of these devices."""
+        """Create a broadcast without workers; `can_send` returns True if a policy can be sent,
+        through memory of these devices."""
         self._can_send = can_send
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.
         self.on_left: Callable[[str], None] = _ignore_departure
-        # From the last announcement until every member served it; None while some do not.
+        # From the last announcement until every member served it; None until then.
         self.sync_seconds: float | None = None
         self._tolerance = canary_tolerance
         self._grace_s = attach_grace_s
@@ -115,18 +115,18 @@ class WeightBroadcast:
         self._members[member.worker_id] = member
 
     def note_stream_cut(self, member: AttachedWorker) -> None:
-        """Note that a stream was cut; its worker has `attach_grace_s` to come back."""
+        """Record a broken stream; its worker has `attach_grace_s` to come back."""
         member.ended = True
         asyncio.get_running_loop().call_later(self._grace_s, self._end_membership, member)
 
     def close(self) -> None:
-        """End every stream, for a server that stops."""
+        """End every stream, when the server stops."""
         for member in self._members.values():
             member.ended = True
             member.wake.set()
 
     async def next_update(self, member: AttachedWorker, timeout_s: float) -> WeightUpdate | None:
-        """Wait for something to load; None when the stream should end."""
+        """Wait for something to load; return None if the stream should end."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not member.ended:
@@ -139,7 +139,7 @@ class WeightBroadcast:
         return None
 
     def announce_policy(self, announcement: Announcement) -> None:
-        """Tell every member to load a publication."""
+        """Order every member to load a publication."""
         self.newest = announcement
         self._announced_at = asyncio.get_running_loop().time()
         self.sync_seconds = None
@@ -150,7 +150,7 @@ class WeightBroadcast:
             member.wake.set()
 
     def verify_canary(self, worker_id: str, policy: PolicyId, canary: NDArray[np.float32]) -> bool:
-        """Note that a member serves a policy.
+        """Record that a member serves a policy.
 
         Return False if its canary disagrees with the trainer's."""
         member = self._find_worker(worker_id)
@@ -167,7 +167,7 @@ class WeightBroadcast:
         self._find_worker(worker_id)
 
     def note_refused(self, worker_id: str) -> None:
-        """Note that a member serves wrong weights: it gets the newest policy again, whole."""
+        """Record that a member serves wrong weights: it gets the newest policy again, whole."""
         self._retry_later(self._find_worker(worker_id))
 
     def resync_all(self) -> None:
@@ -176,7 +176,7 @@ class WeightBroadcast:
             _forget_holding(member)
 
     def note_failed(self, worker_id: str) -> None:
-        """Note that a member could not load: it gets the newest policy again, whole."""
+        """Record that a member could not load: it gets the newest policy again, whole."""
         self._retry_later(self._find_worker(worker_id))
 
     def list_absent(self, policy: PolicyId) -> list[str]:
@@ -203,7 +203,7 @@ class WeightBroadcast:
         return update
 
     def _choose_transport(self, member: AttachedWorker, policy: PolicyId) -> str:
-        """Choose how a member gets a policy: not into its engine where that has to begin anew."""
+        """Choose a member's transport: never into its engine while `fetch_next` is set."""
         if member.fetch_next and member.can_fetch:
             return "grpc"
         if member.transfer is not None and not member.fetch_next and self._is_sent(policy, member):
@@ -240,4 +240,4 @@ def _forget_holding(member: AttachedWorker) -> None:
 
 
 def _ignore_departure(worker_id: str) -> None:
-    """Ignore that a member has left: nobody counts them."""
+    """Ignore the departure of a member."""

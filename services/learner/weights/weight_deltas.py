@@ -1,5 +1,5 @@
-"""Differences between publications, for workers that hold an older one; what is sent of them is in
-`weight_server.py`."""
+"""Differences between publications, for workers that hold an older one; `weight_server.py` sends
+them."""
 
 import asyncio
 import os
@@ -19,19 +19,19 @@ from services.common.weight_delta import (
 )
 from services.learner.weights.weight_snapshots import SnapshotCache, WeightSnapshot
 
-# So many steps behind, a worker fetches all; and so many publications after the last worker that
-# asked, none are made ahead.
+# A worker further behind than this fetches everything; this many publications after the last
+# request, differences are no longer made ahead.
 _KEPT = 4
-# Of a publication's bytes: what all differences together may take, the newest aside.
+# Share of a publication's bytes that all differences together may take, except the newest.
 _MEMORY_SHARE = 0.5
 _BEHIND_OTHERS = 10
 
 
 class WeightDelta:
-    """Difference of two publications that followed each other, in blocks that are encoded in turn.
+    """Difference of two successive publications, in blocks that are encoded in order.
 
-    Both are read while they are held. What comes too late for that has none, nor has a block of
-    which too much has changed."""
+    Both publications are read while they are held. A block read too late is unavailable, as is one
+    in which too much has changed."""
 
     def __init__(self, older: WeightSnapshot, newer: WeightSnapshot) -> None:
         self.older, self.newer = older, newer
@@ -41,12 +41,12 @@ class WeightDelta:
         self._grown = asyncio.Condition()
 
     async def encode_blocks(self, shelf: SnapshotCache, thread: ThreadPoolExecutor) -> None:
-        """Encode all blocks, one after another, until one of the publications is superseded."""
+        """Encode all blocks in order, until one of the publications is superseded."""
         loop, paths = asyncio.get_running_loop(), (self.older.path, self.newer.path)
         try:
             for start in range(0, self.newer.total_bytes, BLOCK_BYTES):
                 block = await loop.run_in_executor(thread, _encode_block, *paths, start)
-                # After the read: what is superseded is rewritten.
+                # Checked after the read, because a superseded file is rewritten.
                 if not shelf.holds(self.older):
                     break
                 self._blocks.append(block)
@@ -57,7 +57,7 @@ class WeightDelta:
             await self._wake_readers()
 
     async def read_block(self, index: int) -> Change | None:
-        """Return a block as soon as it is encoded; None for one that is to be sent as it is."""
+        """Return a block as soon as it is encoded; None if it must be sent whole."""
         async with self._grown:
             await self._grown.wait_for(lambda: self._ended or index < len(self._blocks))
         return self._blocks[index] if index < len(self._blocks) else None
@@ -68,25 +68,25 @@ class WeightDelta:
 
 
 class DeltaShelf:
-    """Differences of the newest publications, each made once, in one thread behind all others."""
+    """Differences of the newest publications, each made once, in one low-priority thread."""
 
     def __init__(self, snapshots: SnapshotCache) -> None:
         self._snapshots = snapshots
         self._deltas: list[WeightDelta] = []
         self._making: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, initializer=_stand_behind)
-        # Publications until none are made ahead any more.
+        # Publications until differences are no longer made ahead.
         self._awaited = 0
 
     def note_announced(self) -> None:
-        """Make the newest difference if workers have asked for such."""
+        """Make the newest difference if workers have requested differences."""
         if self._awaited:
             self._awaited -= 1
             self._make_newest()
 
     def find_deltas(self, held: bytes, wanted: WeightSnapshot) -> "tuple[WeightDelta, ...] | None":
-        """Return what leads from the publication of fingerprint `held` to `wanted`, in turn; None
-        where that is not known."""
+        """Return the differences from the publication of fingerprint `held` to `wanted`, in order;
+        None if they are not known."""
         self._awaited = _KEPT
         self._make_newest()
         found: list[WeightDelta] = []
@@ -122,8 +122,8 @@ class DeltaShelf:
 
 
 async def read_change(deltas: Sequence[WeightDelta], path: str, index: int) -> bytes | None:
-    """Return block `index` of differences in turn as one, which lead to the publication at `path`;
-    None where one of them has none."""
+    """Return block `index` of successive differences, which lead to the publication at `path`, as
+    one; None if any of them lacks it."""
     blocks = [await delta.read_block(index) for delta in deltas]
     present = [block for block in blocks if block is not None]
     if len(present) < len(blocks):
@@ -150,7 +150,7 @@ def _encode_block(older: str, newer: str, start: int) -> Change | None:
         old = np.fromfile(older, np.uint8, BLOCK_BYTES, offset=start)
         new = np.fromfile(newer, np.uint8, BLOCK_BYTES, offset=start)
     except OSError:
-        # Removed, by a learner that ends or has begun anew.
+        # Removed by a learner that ends or has restarted.
         return None
     if old.size != new.size:
         return None
@@ -158,6 +158,6 @@ def _encode_block(older: str, newer: str, start: int) -> Change | None:
 
 
 def _stand_behind() -> None:
-    """Leave the processors to whoever wants them: the next step, and other streams."""
+    """Yield the processors to all other work: the next step, and other streams."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_OTHERS)

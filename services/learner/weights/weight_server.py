@@ -1,9 +1,9 @@
 """WeightService in a process of its own: `python -m services.learner.weights.weight_server`.
 
 A child of the learner service, so that a slow download never delays a lease. The first line of
-its stdin is a `WeightServerConfig`, secrets and all; it answers with one JSON line `{"address":
+its stdin is a `WeightServerConfig`, including secrets; it answers with one JSON line `{"address":
 "HOST:PORT"}`, then reads a publication per line and answers each with `{"announced":
-[run_epoch, version]}`. It ends when its stdin does, so never outlives its parent."""
+[run_epoch, version]}`. It ends when its stdin does, so it never outlives its parent."""
 
 import asyncio
 import json
@@ -33,22 +33,22 @@ from services.learner.weights.weight_snapshots import (
 
 DOMAIN = "learner.flotilla"
 CHUNK_BYTES = BLOCK_BYTES
-# A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
+# An unread fetch holds a chunk or two, and a file; callers beyond the limit must retry.
 MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightServerConfig:
-    """Configuration of the server: its address, and who may call it."""
+    """Configuration of the server: its address, and its authorised callers."""
 
     run_id: str
     token: str = field(repr=False)
-    # As `Tls.to_text` writes it; None serves without.
+    # As encoded by `Tls.to_text`; None serves without TLS.
     tls: str | None = field(default=None, repr=False)
     listen: str = "127.0.0.1:0"
-    # Where others reach it, if not there.
+    # Address for others, if different.
     advertise: str | None = None
-    # Differences are sent to those who hold an older publication.
+    # Send differences to workers that hold an older publication.
     delta: bool = True
 
     def to_line(self) -> bytes:
@@ -57,7 +57,7 @@ class WeightServerConfig:
 
     @staticmethod
     def from_line(line: bytes) -> "WeightServerConfig":
-        """Decode what `to_line` encoded."""
+        """Decode the result of `to_line`."""
         return WeightServerConfig(**json.loads(line))
 
 
@@ -92,7 +92,7 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 if deltas is not None and offset % BLOCK_BYTES == 0:
                     delta = await read_change(deltas, snapshot.path, offset // BLOCK_BYTES)
                 chunk = delta or os.pread(file.fileno(), size, offset)
-                # After the read: bytes read before it was overtaken are whole.
+                # Checked after the read: bytes read before it was overtaken are valid.
                 self._find_snapshot(*wanted)
                 yield pb.FetchWeightsResponse(
                     chunk=chunk, offset_bytes=offset, delta_bytes=size if delta else 0
@@ -155,8 +155,8 @@ async def _open_stdin() -> asyncio.StreamReader:
 
 
 def main() -> None:
-    """The process's entry point."""
-    # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
+    """Run the process."""
+    # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve_weights())
 

@@ -1,20 +1,20 @@
-"""Publications as a process beside the learner knows them: the file that holds each."""
+"""Publications as known to a process beside the learner: the file that holds each."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-# The slot of the one before these is being rewritten.
+# Newest publications held; the slot of the one before them is being rewritten.
 KEPT = 2
 
 
 class SupersededError(Exception):
-    """A publication is not held, or not any longer."""
+    """A publication is not held, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSnapshot:
-    """One publication: whose it is and the file that holds it."""
+    """One publication: its name and the file that holds it."""
 
     run_epoch: int
     version: int
@@ -29,20 +29,20 @@ class WeightSnapshot:
 
     @staticmethod
     def from_line(line: bytes) -> "WeightSnapshot":
-        """Decode what `to_line` encoded."""
+        """Decode the result of `to_line`."""
         values: dict[str, Any] = json.loads(line)
         values["fingerprint"] = bytes.fromhex(values["fingerprint"])
         return WeightSnapshot(**values)
 
 
 class SnapshotCache:
-    """The newest two publications, in the order in which they were announced."""
+    """The newest two publications, in order of announcement."""
 
     def __init__(self) -> None:
         self._snapshots: dict[tuple[int, int, bytes], WeightSnapshot] = {}
 
     def add_snapshot(self, snapshot: WeightSnapshot) -> None:
-        """Add the newest publication; the oldest over two is superseded."""
+        """Add the newest publication; the oldest of more than two is superseded."""
         key = (snapshot.run_epoch, snapshot.version, snapshot.fingerprint)
         self._snapshots.pop(key, None)
         self._snapshots[key] = snapshot
@@ -50,16 +50,16 @@ class SnapshotCache:
             del self._snapshots[next(iter(self._snapshots))]
 
     def holds(self, snapshot: WeightSnapshot) -> bool:
-        """Return True while a publication is held: what was read of it until now is whole."""
+        """Return True while a publication is held: everything read of it so far is valid."""
         return snapshot in self._snapshots.values()
 
     def newest_pair(self) -> tuple[WeightSnapshot, WeightSnapshot] | None:
-        """Return the publication before the newest, and the newest; None where there is one."""
+        """Return the second newest publication and the newest; None without two."""
         newest = tuple(self._snapshots.values())[-2:]
         return newest if len(newest) == 2 else None
 
     def find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
-        """Find a publication. Raises SupersededError for one that is not, or no longer, held."""
+        """Find a publication. Raises SupersededError if it is not held, or no longer."""
         snapshot = self._snapshots.get((run_epoch, version, fingerprint))
         if snapshot is None:
             raise SupersededError(f"version {version} of epoch {run_epoch} is not served")

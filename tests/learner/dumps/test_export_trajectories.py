@@ -85,7 +85,7 @@ def test_pruned_attempts_come_from_their_dumps_or_are_counted(run: Path, tmp_pat
     assert "6 more are omitted: their tokens were pruned" in done.stdout
     done = export(tmp_path, "--out", str(tmp_path / "none"), "--step", "1")
     assert done.returncode == 2
-    assert "the tokens of all 6 attempts like that were pruned" in done.stderr
+    assert "the tokens of all 6 matching attempts were pruned" in done.stderr
     assert not (tmp_path / "none").exists()
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None
     out.mkdir()
     (out / "mine").write_text("kept")
     done = export(tmp_path, "--out", str(out))
-    assert done.returncode == 2 and "is there already" in done.stderr
+    assert done.returncode == 2 and "already exists" in done.stderr
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 

@@ -13,7 +13,7 @@ from services.common.domain.attempts import Purpose
 from services.learner.types import PASS_REWARD
 
 Row = Mapping[str, Any]
-# Rows that are in memory at once, and the size of a group of rows in a file.
+# Rows in memory at once, and the size of a row group in a file.
 _ROWS = 64
 _TEXT = pa.string()
 _CALL = pa.struct(
@@ -93,7 +93,7 @@ configs:
 # Episodes of run {run_id}
 
 Conversations of tool-use agents, one attempt a row: `messages` with `tool_calls` (arguments as JSON
-text) and what tools answered, and what became of the attempt (`reward`, `passed`, `stop_reason`,
+text) and tool results, and the outcome of the attempt (`reward`, `passed`, `stop_reason`,
 checks). `train` holds attempts at tasks that the run trained on, `test` those of its evaluations.
 
 ```python
@@ -106,7 +106,7 @@ passed = episodes.filter(lambda row: row["passed"])
 
 
 def write_parquet(rows: Iterator[Row], out: Path) -> int:
-    """Write `episodes.parquet`, all that is known of each attempt; return the number of rows."""
+    """Write `episodes.parquet`, with all known facts of each attempt; return the number of rows."""
     return sum(_write_files(rows, _EVERYTHING, lambda row: out / "episodes.parquet").values())
 
 
@@ -129,7 +129,7 @@ def _split_file(row: Row) -> str:
 def _write_files(
     rows: Iterator[Row], schema: pa.Schema, place: Callable[[Row], Path]
 ) -> dict[Path, int]:
-    """Write each row to its file; return how many went to which."""
+    """Write each row to its file; return the number of rows by file."""
     writers: dict[Path, pq.ParquetWriter] = {}
     waiting: dict[Path, list[Row]] = {}
     counts: dict[Path, int] = {}
@@ -166,7 +166,7 @@ def _to_columns(row: Row, schema: pa.Schema) -> Row:
 
 
 def _to_message(message: Row) -> Row:
-    """Write arguments as text: their keys differ from tool to tool, and a column has one type."""
+    """Encode arguments as text: their keys differ from tool to tool, but a column has one type."""
     return {**message, "tool_calls": [_to_call(call) for call in message.get("tool_calls", ())]}
 
 

@@ -1,5 +1,5 @@
-"""Episodes as a log of Inspect AI, which its viewer shows: a sample for each attempt, with its
-messages, an event for each turn, call and score, and what the trainer made of it.
+"""Episodes as a log of Inspect AI for its viewer: a sample for each attempt, with its messages, an
+event for each turn, call and score, and the trainer's values.
 
 A log is bounded: long texts, attempts with very many turns and logs with very much text are cut,
 with a note at the place."""
@@ -58,16 +58,16 @@ from services.learner.inspector.queries.episodes import Episode
 from services.learner.inspector.queries.token_tracks import TRAINED, TokenTrack
 from services.learner.inspector.queries.transcript_attempts import sample_place
 
-# Of one attempt: turns that have events, tokens that have logprobs, images and bytes of one.
+# Per attempt: most turns with events, tokens with logprobs, images, and bytes of one image.
 _MOST_TURNS, _MOST_LOGPROBS, _MOST_IMAGES, _MOST_IMAGE = 200, 4_096, 20, 1 << 20
-# Of one log: characters, counted where they first appear, and tokens that have logprobs.
+# Per log: most characters, counted where they first appear, and most tokens with logprobs.
 _MOST_TEXT, _MOST_LOG_LOGPROBS = 32 << 20, 200_000
 TextsOf = Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """Facts of a whole log. `title` is that of the step or evaluation; `note` what it lacks."""
+    """Facts about a whole log. `title` names the step or evaluation; `note` lists omissions."""
 
     run: str
     title: str
@@ -77,13 +77,13 @@ class LogHead:
 
 @dataclass(slots=True)
 class _Budget:
-    """What a log may still hold."""
+    """Remaining space of a log."""
 
     characters: int = _MOST_TEXT
     logprobs: int = _MOST_LOG_LOGPROBS
 
     def text(self, text: str) -> str:
-        """Return a text that a log may hold: cut, and with nothing that acts on its reader."""
+        """Return a text as a log may hold it: cut, and with control characters made visible."""
         kept, left_out = cut(text)
         if len(kept) > self.characters:
             kept, left_out = kept[: self.characters], len(text) - self.characters
@@ -95,7 +95,7 @@ class _Budget:
 def write_log(
     path: Path, head: LogHead, episodes: Iterable[Episode], texts_of: TextsOf
 ) -> dict[str, Any]:
-    """Write a log at `path`, which ends in .eval; return its line of the viewer's listing."""
+    """Write a log at `path`, which ends in .eval; return its line in the viewer's listing."""
     budget = _Budget()
     samples = [_SampleMaker(each, head.model, texts_of, budget).make() for each in episodes]
     log = _log_of(head, samples)
@@ -178,7 +178,7 @@ class _SampleMaker:
         for number in range(len(episode.sequences)):
             messages = self._add_sequence(number)
         if episode.pruned:
-            self._notes.append("The journal no longer keeps what was said in this attempt.")
+            self._notes.append("The journal no longer keeps the messages of this attempt.")
         scores = self._scores()
         self._add_scores(scores)
         sample_id, epoch = sample_place(AttemptKey(row.group_id, row.index, row.attempt_try))
@@ -223,13 +223,13 @@ class _SampleMaker:
         messages: list[ChatMessage],
         pieces: list[str],
     ) -> None:
-        said, track, run = messages[turn.message], self.episode.tracks[number], text.runs[turn.run]
-        assert isinstance(said, ChatMessageAssistant)
+        reply, track, run = messages[turn.message], self.episode.tracks[number], text.runs[turn.run]
+        assert isinstance(reply, ChatMessageAssistant)
         timing = turn.timing
         generate_s, tools_s = (timing.generate_s, timing.tools_s) if timing else (0.0, 0.0)
         choice = ChatCompletionChoice(
-            message=said,
-            stop_reason="tool_calls" if said.tool_calls else "stop",
+            message=reply,
+            stop_reason="tool_calls" if reply.tool_calls else "stop",
             logprobs=self._logprobs_of(track, pieces, run.start, run.end),
         )
         length = run.end - run.start
@@ -250,7 +250,7 @@ class _SampleMaker:
         self._events.append(event)
         facts = _turn_facts(turn.number, track, run.start, run.end)
         self._events.append(InfoEvent(**self._when(), source="trainer", data=facts))
-        self._add_calls(said.tool_calls or [], messages[turn.message + 1 :], tools_s)
+        self._add_calls(reply.tool_calls or [], messages[turn.message + 1 :], tools_s)
 
     def _add_calls(
         self, calls: Sequence[ToolCall], after: Sequence[ChatMessage], tools_s: float
@@ -272,7 +272,7 @@ class _SampleMaker:
             self._events.append(event)
 
     def _message(self, number: int, index: int, message: EpisodeMessage) -> ChatMessage:
-        # Ids of our own: those of Inspect AI are random, and take their time.
+        # Our own ids, because those of Inspect AI are random and slow to make.
         name = f"{number}-{index}"
         content: str | list[Content] = self.budget.text(message.content)
         images = [image for place in message.media if (image := self._image(number, place))]
@@ -309,7 +309,7 @@ class _SampleMaker:
         )
 
     def _value(self, value: Any) -> Any:
-        """Return a value of a call's arguments with its texts cut and visible."""
+        """Return a value of a call's arguments with its texts cut and made visible."""
         if isinstance(value, str):
             return self.budget.text(value)
         if isinstance(value, dict):
@@ -322,11 +322,11 @@ class _SampleMaker:
         item = self.episode.trajectory.sequences[number].media[place]
         mime = image_type(item.content)
         if not mime or not self._images or len(item.content) > _MOST_IMAGE:
-            self._notes.append(f"Screenshot or answer {place} is on the attempt's page alone.")
+            self._notes.append(f"Screenshot or answer {place} is only on the attempt's page.")
             return None
         data = base64.b64encode(item.content).decode()
         if len(data) > self.budget.characters:
-            self._notes.append(f"Screenshot {place} is on the attempt's page alone.")
+            self._notes.append(f"Screenshot {place} is only on the attempt's page.")
             return None
         self._images -= 1
         self.budget.characters -= len(data)
@@ -355,7 +355,7 @@ class _SampleMaker:
         )
 
     def _scores(self) -> dict[str, Score]:
-        """Return what is known: an unknown reward is absent."""
+        """Return the known scores: an unknown reward is absent."""
         trajectory, scores = self.episode.trajectory, dict[str, Score]()
         checks = [f"failed: {check}" for check in trajectory.checks_failed]
         checks += [f"passed: {check}" for check in trajectory.checks_passed]
@@ -426,7 +426,7 @@ class _SampleMaker:
 
 
 def _turn_facts(number: int, track: TokenTrack, start: int, end: int) -> dict[str, Any]:
-    """Return what the engine and the trainer made of a turn's tokens; JSON's types alone."""
+    """Return the engine's and the trainer's values for a turn's tokens, as JSON types."""
     ours = slice(start, end)
     versions = dict.fromkeys(
         f"{epoch}:{version}"

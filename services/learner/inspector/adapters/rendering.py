@@ -35,13 +35,13 @@ class PageRenderer:
         self._jinja.filters.update(_FILTERS)
 
     def render(self, page: Page, links: Links, *, policy: str = "") -> str:
-        """Render a page; `policy` is a content security policy for one that no server sends."""
+        """Render a page; `policy` is a content security policy for a page without a server."""
         template = self._jinja.get_template(page.template)
         return template.render(title=page.title, link=links, policy=policy, **page.values)
 
 
 def _visible(text: object) -> Markup:
-    """Escape a text, and show what would act on its reader as its code."""
+    """Escape a text, and show control characters as their codes."""
     return Markup("").join(
         Markup('<span class="acting">{}</span>').format(piece) if acting else escape(piece)
         for piece, acting in split_visible(str(text))
@@ -57,7 +57,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def _exact(value: float) -> str:
-    """Format a float32 so that it reads back as what it was."""
+    """Format a float32 so that it can be read back exactly."""
     return _NONE if math.isnan(value) else f"{value:.9g}"
 
 

@@ -12,9 +12,9 @@ from services.learner.inspector.queries.run_folders import read_object
 
 
 def load_run_tokenizer(run_dir: Path, policy: Path | None = None) -> RunTokenizer:
-    """Load the tokenizer of a run's policy; without it tokens read as their numbers.
+    """Load the tokenizer of a run's policy; without it, tokens are shown as numbers.
 
-    It is in `policy`, if that is given; else where `spec.json` says, or in the run's own model."""
+    It is read from `policy` if given, else from the model in `spec.json`, or the run's own."""
     problem = ""
     for model, revision in [(str(policy), None)] if policy else _places(run_dir):
         try:
@@ -31,7 +31,7 @@ def _places(run_dir: Path) -> Iterator[tuple[str, str | None]]:
     if isinstance(policy, dict) and isinstance(model, str):
         revision = policy.get("revision")
         yield model, revision if isinstance(revision, str) else None
-    # What a complete run has exported, and a copy of it elsewhere has of that.
+    # Exported by a complete run, and included in its copies.
     if (run_dir / "model" / TOKENIZER_FILE).exists():
         yield str(run_dir / "model"), None
 
@@ -44,7 +44,7 @@ def _with_texts(library: HubTokenizer) -> RunTokenizer:
 
 
 class _StreamedTexts:
-    """What each token adds to the text before it. Implements `TokenTexts`."""
+    """Text that each token adds to the previous ones. Implements `TokenTexts`."""
 
     def __init__(self, library: HubTokenizer) -> None:
         self._library = library
@@ -56,7 +56,7 @@ class _StreamedTexts:
         size = self._library.get_vocab_size()
         stream = DecodeStream(skip_special_tokens=False)
         for token_id in token_ids:
-            # An id of the model's padding has no text.
+            # Ids in the model's padding have no text.
             known = 0 <= token_id < size
             yield (stream.step(self._library, token_id) or "") if known else f"[{token_id}]"
 

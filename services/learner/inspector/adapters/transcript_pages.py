@@ -1,9 +1,9 @@
-"""Transcripts in the viewer of Inspect AI: its own static files, and logs that it reads by ranges
-of bytes, as it reads those of a bundle. None of Inspect AI's Python runs in this process.
+"""Transcripts in the viewer of Inspect AI: its own static files, and logs that it reads by byte
+ranges, as it reads those of a bundle. None of Inspect AI's Python runs in this process.
 
-The viewer brings a content security policy of its own, looser than ours by styles in attributes
-and by WebAssembly, which unpacks logs; it holds below `viewer/` alone, and lets nothing be loaded
-from elsewhere. What an episode says is shown as plain text: `trust_content` is false."""
+The viewer has its own content security policy, looser than ours: it allows style attributes, and
+WebAssembly, which unpacks logs. It applies only below `viewer/`, and lets nothing be loaded from
+elsewhere. Text of episodes is shown as plain text: `trust_content` is false."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -44,7 +44,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Inspect AI's viewer: its folder of files, its page, and the policy that it lives with."""
+    """Inspect AI's viewer: its folder of files, its page, and its security policy."""
 
     folder: Path
     page: str
@@ -55,7 +55,7 @@ class Viewer:
 def transcript_mounts(
     library: RunLibrary, policy: Path | None = None
 ) -> Generator[Mapping[str, ASGIApp]]:
-    """Make what the inspector serves of transcripts, by path: nothing without Inspect AI.
+    """Make the applications that serve transcripts, by path; none without Inspect AI.
 
     `policy` is the model folder with the tokenizer, if not the run's."""
     viewer = find_viewer()
@@ -67,7 +67,7 @@ def transcript_mounts(
 
 
 def find_viewer() -> Viewer | None:
-    """Find the viewer, without importing Inspect AI; None where it is not installed."""
+    """Find the viewer, without importing Inspect AI; return None if it is not installed."""
     package = util.find_spec(_PACKAGE)
     if package is None or package.origin is None:
         return None
@@ -82,7 +82,7 @@ def find_viewer() -> Viewer | None:
 
 
 def _with_context(page: str) -> str:
-    """Tell the viewer's page where logs are, and not to act on what they say."""
+    """Configure the viewer's page: where logs are, and not to act on their content."""
     version = metadata.version("inspect-ai")
     context = {"log_dir": "logs", "inspect_version": version, "trust_content": False}
     block = f'<script id="log_dir_context" type="application/json">{json.dumps(context)}</script>'
@@ -95,7 +95,7 @@ def _with_context(page: str) -> str:
 def _join_policy(directives: Mapping[str, list[str]]) -> str:
     joined = "; ".join(" ".join([name, *sources]) for name, sources in directives.items())
     if "http:" in joined or "https:" in joined or "*" in joined:
-        raise ValueError(f"its policy allows what comes from elsewhere: {joined}")
+        raise ValueError(f"its policy allows content from elsewhere: {joined}")
     return f"{joined}; frame-ancestors 'self'"
 
 
@@ -113,7 +113,7 @@ class _ViewerFiles(StaticFiles):
 
 
 class TranscriptPages:
-    """Answers below the transcripts of a run."""
+    """Serves the pages below the transcripts of a run."""
 
     def __init__(self, library: RunLibrary, maker: TranscriptMaker, viewer: Viewer) -> None:
         self._library = library
@@ -121,11 +121,11 @@ class TranscriptPages:
         self._viewer = viewer
         self._links = ServerLinks(transcripts=True)
         self._renderer = PageRenderer()
-        # Of 11 MB nothing is sent again that a browser has.
+        # Lets browsers revalidate the 11 MB instead of loading them again.
         self._headers = {"Content-Security-Policy": viewer.policy, "Cache-Control": "no-cache"}
 
     def app(self) -> ASGIApp:
-        """Return the application. A bare router: errors are answered by that around it."""
+        """Return the application. A bare router: the surrounding application handles errors."""
         return Router(
             [
                 Route("/steps/{step}", self.step),
@@ -156,11 +156,11 @@ class TranscriptPages:
     def log(self, request: Request) -> Response:
         found = self._maker.made(self._folder_of(request)).get(request.path_params["name"])
         if found is None:
-            raise NotFoundError("This transcript is not there any more; open its step again.")
+            raise NotFoundError("This transcript no longer exists; open its step again.")
         return FileResponse(found.path, media_type="application/octet-stream")
 
     def _show(self, request: Request, subject: TranscriptSubject) -> Response:
-        """Lead to a transcript that is made; else have it made, and look again in a moment."""
+        """Redirect to a finished transcript; else have it made, and reload in a moment."""
         folder = self._folder_of(request)
         with read_journal(folder) as db:
             attempts = read_attempts(db, subject)

@@ -1,2 +1,2 @@
-"""Pages of the inspector: what each shows, where each lies, and the templates, styles and scripts
-that it is made of. Start reading at `book.py`."""
+"""Pages of the inspector: their content, their addresses, and their templates, styles and scripts.
+Start reading at `book.py`."""

@@ -1,14 +1,14 @@
-"""Hostile text, made visible: what acts on a reader unseen is written out as `U+202E`."""
+"""Hostile text, made visible: invisible control characters are shown as codes like `U+202E`."""
 
 from services.common.printable_text import make_visible
 
-# Text of a message that a page shows before it links to the rest.
+# Most characters of a message that a page shows before it links to the rest.
 MOST_CHARACTERS = 20_000
 
 
 def split_visible(text: str) -> list[tuple[str, bool]]:
-    """Split a text into pieces (text, acting); an acting one is the code of a character that would
-    act on its reader, such as U+202E, or U+001B which begins what terminals obey."""
+    """Split a text into pieces (text, acting); an acting piece is the code of a control character,
+    such as U+202E, or U+001B, which starts terminal commands."""
     if text.isascii() and text.isprintable():
         return [(text, False)] if text else []
     pieces: list[tuple[str, bool]] = []
@@ -25,12 +25,12 @@ def split_visible(text: str) -> list[tuple[str, bool]]:
 
 
 def visible(text: str) -> str:
-    """Return a text with each acting character as its code in angle brackets."""
+    """Return a text with each control character as its code in angle brackets."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(f"⟨{piece}⟩" if acting else piece for piece, acting in split_visible(text))
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> tuple[str, int]:
-    """Return the beginning of a text, and how many characters that leaves out."""
+    """Return the start of a text, and the number of characters left out."""
     return (text, 0) if len(text) <= most else (text[:most], len(text) - most)

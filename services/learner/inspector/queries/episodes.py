@@ -25,13 +25,13 @@ from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.trajectory_tables import trajectory_of
 
 _CACHED_STEPS, _CACHED_EPISODES = 2, 4
-# Tokens that a character of four bytes may be spread over, and a few to be sure.
+# Most tokens that a character of four bytes may be spread over, and a few to be sure.
 _LEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RunTokenizer:
-    """How the tokens of a run read. `problem` says why they are shown as numbers, if they are."""
+    """Decoder of a run's tokens. `problem` is the reason if they are shown as numbers."""
 
     decode: Decode
     tokens: TokenTexts
@@ -40,9 +40,9 @@ class RunTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One try: its row, its group, what was said by sequence, and its token tracks.
+    """One try: its row, its group, its messages by sequence, and its token tracks.
 
-    Without tokens, where the journal no longer keeps them, `sequences` is empty and `pruned`."""
+    If the journal no longer keeps its tokens, `sequences` is empty and `pruned` is set."""
 
     row: TryRow
     group: GroupRow
@@ -54,7 +54,7 @@ class Episode:
 
     def texts_of(self, sequence: int, start: int, end: int) -> list[str]:
         """Return the texts of tokens [start, end) of a sequence."""
-        # Some before them: a character may have begun there.
+        # Includes some tokens before them, because a character may have begun there.
         lead = min(start, _LEAD)
         ids = self.trajectory.sequences[sequence].token_ids[start - lead : end].tolist()
         return self.tokenizer.tokens.texts_of(ids)[lead:]
@@ -100,7 +100,7 @@ class EpisodeShelf:
         return episode
 
     def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
-        """Find an episode that was read, unless its group or its tokens have changed since."""
+        """Find a cached episode, unless its group or its tokens have changed since."""
         with self._lock:
             known = self._episodes.get(key)
         return known if known and (known.group, known.pruned) == (group, pruned) else None
@@ -120,7 +120,7 @@ class EpisodeShelf:
         )
 
     def _stats_of(self, group: GroupRow) -> tuple[Mapping[SequenceKey, SequenceStats], str]:
-        """Return the trainer's numbers for a group's step, or why there are none."""
+        """Return the trainer's values for a group's step, or why there are none."""
         if group.purpose != "train":
             return {}, "evaluations are not trained on"
         if group.step is None:

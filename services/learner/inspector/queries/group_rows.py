@@ -16,7 +16,7 @@ _GROUP = "group_id, purpose, eval_id, spec, state, reason, step"
 
 @dataclass(frozen=True, slots=True)
 class TryRow:
-    """One try at one attempt. `received` is in unix seconds; `unused` says why it is not used."""
+    """One try at one attempt. `received` is in unix seconds; `unused` is why it is not used."""
 
     group_id: str
     index: int
@@ -40,7 +40,7 @@ class TryRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group; `rewards` are those of its graded tries that are used, in order of attempt."""
+    """One group; `rewards` are those of its used, graded tries, in order of attempt."""
 
     group_id: str
     purpose: str
@@ -58,7 +58,7 @@ class GroupRow:
 
     @property
     def signal(self) -> float:
-        """Population variance of the rewards: what the policy learns from."""
+        """Population variance of the rewards, from which the policy learns."""
         return statistics.pvariance(self.rewards) if self.rewards else 0.0
 
     @property
@@ -82,7 +82,7 @@ def group_rows(db: sqlite3.Connection, group_ids: Sequence[str]) -> list[GroupRo
 
 
 def with_tries(db: sqlite3.Connection, group: GroupRow) -> GroupRow:
-    """Add a group's tries, the worst first: by reward, then by failed checks; those without a
+    """Add a group's tries, worst first: by reward, then by failed checks; those without a
     reward come last."""
     rows = db.execute(
         "SELECT group_id, attempt_index, try, reward, failure, summary, received, dropped"

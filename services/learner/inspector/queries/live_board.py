@@ -1,4 +1,4 @@
-"""The live board: what is in flight, what came last, and the newest alarms."""
+"""The live board: groups in flight, the newest tries, and the newest alarms."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _TAIL_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class GroupInFlight:
-    """A group in flight: attempts that came, of those wanted, and the worker that has its lease."""
+    """A group in flight: its received attempts, its size, and the worker with its lease."""
 
     group_id: str
     purpose: str
@@ -48,7 +48,7 @@ class AlarmLine:
 
 @dataclass(frozen=True, slots=True)
 class LiveBoard:
-    """What a run does now. `received` counts the tries in the journal."""
+    """Current state of a run. `received` counts the tries in the journal."""
 
     groups: tuple[GroupInFlight, ...]
     open_groups: int
@@ -60,7 +60,7 @@ class LiveBoard:
 
 
 def read_live_board(folder: Path) -> LiveBoard:
-    """Read what is in flight. Raises NotFoundError."""
+    """Read the live board. Raises NotFoundError."""
     with read_journal(folder) as db:
         ids = [
             row[0]
@@ -100,9 +100,9 @@ def read_alarms(folder: Path) -> list[AlarmLine]:
 
 
 def _count(db: sqlite3.Connection) -> tuple[dict[int, int], int]:
-    """Count open groups by whether they were leased, and the tries in the journal."""
+    """Count open groups, leased and not, and the tries in the journal."""
     sql = "SELECT leased, count(*) FROM groups WHERE state = 'open' GROUP BY leased"
-    # No row of trajectories is ever removed: the last number is their count.
+    # No row of trajectories is ever removed: the last row number is their count.
     (received,) = db.execute("SELECT coalesce(max(rowid), 0) FROM trajectories").fetchone()
     return dict(db.execute(sql).fetchall()), received
 
@@ -147,6 +147,6 @@ def _parse_alarm(line: bytes) -> AlarmLine | None:
             cause=str(data["cause"]),
             fix=str(data["fix"]),
         )
-    # Half a line of a kill, or one of another version.
+    # A line cut off by a kill, or one of another version.
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -1,4 +1,4 @@
-"""Series of metrics from `metrics.jsonl`, read on from where the last look ended."""
+"""Series of metrics from `metrics.jsonl`, read incrementally."""
 
 import math
 from array import array
@@ -11,20 +11,20 @@ from typing import Any
 from services.learner.run_files.metric_lines import parse_points
 
 METRICS_FILE = "metrics.jsonl"
-# Older points of a larger file are left out.
+# Larger files are read only from this far before their end.
 _MOST_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
 class Series:
-    """Values of one metric by step, in the order in which they were logged."""
+    """Values of one metric by step, in logging order."""
 
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     values: "array[float]" = field(default_factory=lambda: array("d"))
 
 
 class MetricSeries:
-    """The metrics of one run. Usable from several threads."""
+    """Metrics of one run. Usable from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,14 +39,14 @@ class MetricSeries:
             return sorted(self._series)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return steps and values of a metric; empty when it was never logged."""
+        """Return steps and values of a metric; empty if it was never logged."""
         with self._lock:
             self._read_on()
             found = self._series.get(name) or Series()
             return list(found.steps), list(found.values)
 
     def at_step(self, names: Sequence[str], steps: Sequence[int]) -> dict[int, dict[str, float]]:
-        """Return the values of some metrics at some steps; those that were logged."""
+        """Return the values of some metrics at some steps, where logged."""
         wanted = set(steps)
         rows: dict[int, dict[str, float]] = {step: {} for step in steps}
         with self._lock:

@@ -1,4 +1,4 @@
-"""Holds on the groups that open pages show: the journal must not prune their tokens meanwhile."""
+"""Holds on the groups that open pages show, so that the journal does not prune their tokens."""
 
 import os
 import time
@@ -8,13 +8,13 @@ from threading import Lock
 from services.common.log import get_logger
 from services.learner.journal.holds import MOST_GROUPS, Hold, release_hold, write_hold
 
-# A page that is open asks again three times within it.
+# An open page renews its hold three times within this time.
 HOLD_S = 60.0
 _log = get_logger(__name__)
 
 
 class PageHolds:
-    """The holds of one inspector on groups of one run. Usable from several threads."""
+    """Holds of one inspector on groups of one run. Usable from several threads."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -24,7 +24,7 @@ class PageHolds:
         self._failed = False
 
     def hold(self, group_id: str) -> None:
-        """Hold a group for a minute from now. In a folder that is not writable nothing is held."""
+        """Hold a group for a minute from now. In a read-only folder nothing is held."""
         now = time.time()
         with self._lock:
             self._until.pop(group_id, None)
@@ -37,7 +37,7 @@ class PageHolds:
                 self._report_once(error)
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Release all holds."""
         with self._lock:
             if self._until:
                 release_hold(self._run_dir, self._name)

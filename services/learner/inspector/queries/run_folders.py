@@ -14,7 +14,7 @@ from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import JOURNAL_FILE
 from services.learner.journal.store import LOCK, open_read_only
 
-# As the launcher names runs; nothing else leads out of the folder of runs.
+# The launcher's names of runs; this keeps paths inside the folder of runs.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Written by the command that fetches a run from a launcher elsewhere.
 MIRROR_FILE = "mirror.json"
@@ -23,7 +23,7 @@ _BRIEF_S = 120.0
 
 
 class NotFoundError(Exception):
-    """A page's subject is not there; the message says what is missing, and why."""
+    """A page's subject does not exist; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunCard:
     total_steps: int | None
     model: str
     changed: float
-    # pass@1 on the held-out tasks, before and after; None where they were not evaluated.
+    # pass@1 on the held-out tasks, before and after; None if not evaluated.
     before: float | None
     after: float | None
     newest_step: int | None
@@ -94,7 +94,7 @@ def describe_run(folder: Path) -> RunCard:
 
 
 def read_mirror(folder: Path) -> Mirror | None:
-    """Read whose copy a folder is; None for the folder of a run itself."""
+    """Return the source of a copied run; None if the folder is the run's own."""
     found = read_object(folder / MIRROR_FILE)
     try:
         return Mirror(str(found["launcher"]), bool(found["running"]), float(found["refreshed"]))
@@ -112,7 +112,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
 
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:
-    """Tell whether a learner works on a run: "running", "finished" or "stopped"."""
+    """Return the state of a run's learner: "running", "finished" or "stopped"."""
     mirror = read_mirror(folder)
     if mirror.running if mirror else _is_locked(folder / LOCK):
         return "running"
@@ -131,7 +131,7 @@ def read_journal(folder: Path) -> Generator[sqlite3.Connection]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} when it is missing or malformed."""
+    """Read a JSON object; return {} if it is missing or malformed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -140,12 +140,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether a process holds the lock. To try it would keep a starting learner from it."""
+    """Return True if a process holds the lock, without trying it, which could block a learner."""
     try:
         inode = path.stat().st_ino
         locks = Path("/proc/locks").read_text()
     except OSError:
-        # Not Linux, or no learner has begun: what was written a moment ago is being written.
+        # Not Linux, or no lock yet: recent changes mean that a learner is writing.
         return time.time() - _changed(path.parent) < _BRIEF_S
     return any(line.split()[-3].endswith(f":{inode}") for line in locks.splitlines() if line)
 

@@ -1,4 +1,4 @@
-"""Everything that pages read of the runs in a folder, with what is kept between requests."""
+"""Everything that pages read of the runs in a folder, cached between requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LoadTokenizer = Callable[[Path], RunTokenizer]
 
 @dataclass(slots=True)
 class OpenRun:
-    """One run that pages were read of."""
+    """One run that pages have been read from."""
 
     folder: Path
     metrics: MetricSeries
@@ -27,7 +27,7 @@ class OpenRun:
 
     @property
     def shelf(self) -> EpisodeShelf:
-        """Its episodes; the first use loads its tokenizer."""
+        """Episodes of the run; the first use loads its tokenizer."""
         with self._lock:
             if self._shelf is None:
                 self._shelf = EpisodeShelf(self.folder, self.load_tokenizer(self.folder))
@@ -66,7 +66,7 @@ class RunLibrary:
             return self._open[run_id]
 
     def close(self) -> None:
-        """Release what the journal holds for open pages."""
+        """Release the holds of open pages."""
         with self._lock:
             for run in self._open.values():
                 run.holds.release()

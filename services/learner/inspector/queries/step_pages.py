@@ -1,4 +1,4 @@
-"""Steps and evaluations: their groups, and what was dropped."""
+"""Steps and evaluations: their groups, and the dropped ones."""
 
 import json
 import sqlite3
@@ -11,7 +11,7 @@ from services.learner.inspector.queries.run_folders import NotFoundError
 
 GROUPS_PER_PAGE = 25
 STEPS_PER_PAGE = 50
-# Groups that were drawn this much before or after those of a step may have been filtered by it.
+# Groups drawn up to this much before or after those of a step may have been filtered by it.
 _AROUND = 2048
 _MOST_DROPPED = 200
 _NO_END = (1 << 62) - 1
@@ -27,7 +27,7 @@ class StepCard:
 
 @dataclass(frozen=True, slots=True)
 class GroupsPage:
-    """One page of the groups of a step or an evaluation, and where it lies among them."""
+    """One page of the groups of a step or an evaluation, and its place among the pages."""
 
     groups: tuple[GroupRow, ...]
     total: int
@@ -38,13 +38,13 @@ class GroupsPage:
 
 @dataclass(frozen=True, slots=True)
 class StepPage:
-    """One step: the groups it trained on, and groups that it did without, with the reason."""
+    """One step: the groups it trained on, and those it left out, with the reason."""
 
     step: int
     run_epoch: int
     attempts: int
     trained: GroupsPage
-    # Without signal; and dropped, of those drawn since the last group of the step before.
+    # Groups without signal; and dropped ones, drawn since the last group of the previous step.
     filtered: tuple[GroupRow, ...]
     dropped: tuple[GroupRow, ...]
     earlier: int | None
@@ -63,14 +63,14 @@ class EvalCard:
 
 @dataclass(frozen=True, slots=True)
 class EvalPage:
-    """One evaluation and a page of its groups, those with the lowest mean reward first."""
+    """One evaluation and a page of its groups, lowest mean reward first."""
 
     card: EvalCard
     groups: GroupsPage
 
 
 def list_steps(db: sqlite3.Connection, *, before: int | None = None) -> list[StepCard]:
-    """List a page of steps, the newest first; those below `before` where it is given."""
+    """List a page of steps, newest first; only those below `before` if given."""
     sql = "SELECT step, run_epoch FROM plans WHERE step < ? ORDER BY step DESC LIMIT ?"
     top = (1 << 62) if before is None else before
     return [StepCard(*row) for row in db.execute(sql, (top, STEPS_PER_PAGE))]
@@ -101,7 +101,7 @@ def read_step(db: sqlite3.Connection, step: int, page: int = 1) -> StepPage:
 
 
 def list_evals(db: sqlite3.Connection) -> list[EvalCard]:
-    """List the newest evaluations that have finished."""
+    """List the newest finished evaluations."""
     sql = "SELECT eval_id, moment, version, results FROM evals ORDER BY rowid DESC LIMIT 200"
     return [_to_eval(row) for row in db.execute(sql)]
 
@@ -120,7 +120,7 @@ def read_eval(db: sqlite3.Connection, eval_id: str, page: int = 1) -> EvalPage:
 
 
 def _eval_groups(db: sqlite3.Connection, eval_id: str) -> list[str]:
-    # Its groups are called EVAL_ID-SET-NUMBER, and "." comes after "-": no index has its id.
+    # Its groups are named EVAL_ID-SET-NUMBER, and "." sorts after "-": no index has its id.
     sql = "SELECT group_id FROM groups WHERE group_id > ? AND group_id < ? AND eval_id = ?"
     return [row[0] for row in db.execute(sql, (f"{eval_id}-", f"{eval_id}.", eval_id))]
 
@@ -134,7 +134,7 @@ def _page_of(db: sqlite3.Connection, groups: Sequence[GroupRow], page: int) -> G
 
 
 def _worst_try(db: sqlite3.Connection, groups: Sequence[GroupRow]) -> TryRow | None:
-    """Return the worst of all tries, of the group with the most signal among equals."""
+    """Return the worst of all tries; among equals, that of the group with the most signal."""
     graded = [group for group in groups if group.rewards]
     if not graded:
         return None
@@ -143,7 +143,7 @@ def _worst_try(db: sqlite3.Connection, groups: Sequence[GroupRow]) -> TryRow | N
 
 
 def _rows_around(db: sqlite3.Connection, group_ids: Sequence[str]) -> tuple[int, int]:
-    """Return the first and last row that a step's groups, kept or not, may lie in."""
+    """Return the first and last row that a step's groups, kept or not, may occupy."""
     rows = _row_numbers(db, group_ids)
     return (min(rows) - _AROUND, max(rows) + _AROUND) if rows else (0, -1)
 
@@ -161,7 +161,7 @@ def _row_numbers(db: sqlite3.Connection, group_ids: Iterable[str]) -> list[int]:
 def _find_groups(
     db: sqlite3.Connection, state: str, around: tuple[int, int], step: int | None
 ) -> list[GroupRow]:
-    # `+step` keeps to the index by state, whose entries hold the number of the row.
+    # `+step` makes SQLite use the index by state, whose entries hold the row number.
     sql = (
         "SELECT group_id FROM groups WHERE state = ? AND purpose = 'train'"
         " AND rowid BETWEEN ? AND ? AND (? IS NULL OR +step = ?) LIMIT ?"

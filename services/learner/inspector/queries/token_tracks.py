@@ -1,4 +1,4 @@
-"""Token tracks: every token of a sequence with all that is known of it, as parallel arrays."""
+"""Token tracks: every token of a sequence with all its known values, as parallel arrays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class TokenTexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackPart:
-    """A run of tokens of one turn: tokens [start, start + length). Turns count from 1; 0 is what
-    comes before the first."""
+    """A run of tokens of one turn: tokens [start, start + length). Turns count from 1; 0 is the
+    part before the first."""
 
     start: int
     length: int
@@ -36,7 +36,7 @@ class TrackPart:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrack:
-    """One sequence. Arrays are [tokens]; NaN where there is no number, and versions -1."""
+    """One sequence. Arrays are [tokens]; missing values are NaN, and versions -1."""
 
     token_ids: NDArray[np.int32]
     authors: NDArray[np.uint8]
@@ -44,13 +44,13 @@ class TokenTrack:
     trainer_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     entropy: NDArray[np.float32]
-    # MASKED_OUT, TRAINED, NOT_OURS, or UNKNOWN where no statistics are kept.
+    # MASKED_OUT, TRAINED, NOT_OURS, or UNKNOWN if no statistics are kept.
     mask: NDArray[np.uint8]
     versions: NDArray[np.int32]
     epochs: NDArray[np.int32]
     temperatures: NDArray[np.float32]
     parts: tuple[TrackPart, ...]
-    # Why the trainer's numbers are missing, or why it did not train on this; else "".
+    # Reason why the trainer's values are missing, or why it did not train on this; else "".
     note: str
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class TokenTrack:
 
 
 def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) -> TokenTrack:
-    """Lay the numbers of the engine and, where they are kept, of the trainer beside the tokens."""
+    """Align the engine's values and, if kept, the trainer's with the tokens."""
     mask = sequence.policy_mask
     spans, lengths = sequence.spans, [span.length for span in sequence.spans]
     count = len(sequence.token_ids)
@@ -95,7 +95,7 @@ def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) 
 
 
 def split_parts(spans: Sequence[Span]) -> tuple[TrackPart, ...]:
-    """Join spans of one author in a row; a turn begins where the policy begins to write."""
+    """Join adjacent spans of one author; a turn begins where the policy begins to write."""
     parts: list[TrackPart] = []
     start, turn, in_turn = 0, 0, False
     for span in spans:

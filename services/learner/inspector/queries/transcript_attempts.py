@@ -1,4 +1,4 @@
-"""Attempts that a transcript tells: those of a step, with those it did without, or of an
+"""Attempts in a transcript: those of a step, including the ones it left out, or of an
 evaluation."""
 
 import hashlib
@@ -29,7 +29,7 @@ class TranscriptSubject:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptAttempts:
-    """Attempts in the order of pages, the first ones of many; `note` says what was left out."""
+    """Attempts in page order, at most the first ones; `note` states what was left out."""
 
     tries: tuple[tuple[GroupRow, TryRow], ...]
     note: str
@@ -42,9 +42,9 @@ def read_attempts(
     tries: list[tuple[GroupRow, TryRow]] = []
     for group in _groups_of(db, subject):
         tries += ((group, row) for row in group.tries)
-        # One more shows that there are more.
+        # One extra row shows whether there are more.
         if len(tries) > most:
-            note = f"Only the first {most} attempts of {subject.title} are told here."
+            note = f"Only the first {most} attempts of {subject.title} are shown here."
             return TranscriptAttempts(tuple(tries[:most]), note)
     return TranscriptAttempts(tuple(tries), "")
 
@@ -52,7 +52,7 @@ def read_attempts(
 def fingerprint(
     db: sqlite3.Connection, folder: Path, subject: TranscriptSubject, found: TranscriptAttempts
 ) -> str:
-    """Digest all that a transcript of these attempts, of the run in `folder`, depends on."""
+    """Digest everything that a transcript of these attempts, of the run in `folder`, depends on."""
     digest = hashlib.sha256(repr(found).encode(errors="replace"))
     for group_id in dict.fromkeys(group.group_id for group, _ in found.tries):
         sql = "SELECT count(*) FROM trajectories WHERE group_id = ? AND payload IS NULL"
@@ -67,7 +67,7 @@ def fingerprint(
 
 
 def sample_place(key: AttemptKey) -> tuple[str, int]:
-    """Return where an attempt lies in its log: the id and the epoch of its sample."""
+    """Return the place of an attempt in its log: the id and the epoch of its sample."""
     suffix = f"-try-{key.attempt_try}" if key.attempt_try else ""
     return f"{key.group_id}{suffix}", key.attempt_index + 1
 

@@ -1,8 +1,8 @@
-"""Sender of publications into live engines, a program of its own.
+"""Sender of publications into live engines, a separate program.
 
-A child of the learner service, beside WeightService and spoken to in the same lines. Engines meet
-it at a store (`services/common/weight_transfer.py`), each in a group of its own: one that dies or
-stands still costs the others nothing. It ends when its stdin does, so never outlives its parent."""
+A child of the learner service, beside WeightService and with the same line protocol. Engines meet
+it at a store (`services/common/weight_transfer.py`), each in its own group: one that dies or stalls
+costs the others nothing. It ends when its stdin does, so it never outlives its parent."""
 
 import os
 import queue
@@ -41,15 +41,15 @@ from services.learner.weights.weight_snapshots import (
     WeightSnapshot,
 )
 
-# An engine that has asked for nothing for so long opens a group anew when it does.
+# An engine without requests for this long opens a new group with its next one.
 _IDLE_S = 3600.0
-# Pieces that are under way to an engine.
+# Pieces in transit to an engine.
 _AT_ONCE = 2
 _log = log.get_logger(__name__)
 
 
 class MappedFiles:
-    """The files of publications, mapped once each: they are few, and written again and again."""
+    """Files of publications, mapped once each: they are few, and rewritten repeatedly."""
 
     def __init__(self) -> None:
         self._maps: dict[str, tuple[int, Tensor]] = {}
@@ -69,7 +69,7 @@ class MappedFiles:
 
 
 class EngineGroup:
-    """The workers of one engine, served by a thread until one of them is gone."""
+    """Workers of one engine, served by a thread until one of them is gone."""
 
     def __init__(
         self,
@@ -86,33 +86,33 @@ class EngineGroup:
         self._shelf = shelf
         self._files = files
         self._pool = pool
-        self._asked: queue.Queue[SendWeights] = queue.Queue()
+        self._requests: queue.Queue[SendWeights] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
         self._thread.start()
 
     @property
     def is_served(self) -> bool:
-        """True while somebody answers the group's requests."""
+        """True while the group's thread answers requests."""
         return self._thread.is_alive()
 
-    def ask(self, request: SendWeights) -> None:
-        """Have a publication sent, after those that were asked for before."""
-        self._asked.put(request)
+    def add_request(self, request: SendWeights) -> None:
+        """Have a publication sent, after those requested before."""
+        self._requests.put(request)
 
     def _serve(self) -> None:
         name = self._opening.group
         try:
             group = self._join_group()
         except RuntimeError as error:
-            _log.warning("no engine has come", group=name, reason=str(error))
+            _log.warning("no engine has joined", group=name, reason=str(error))
             return
         _log.info("an engine has joined", group=name, workers=self._opening.workers)
         try:
             while True:
-                self._send_publication(group, self._asked.get(timeout=_IDLE_S))
+                self._send_publication(group, self._requests.get(timeout=_IDLE_S))
         except queue.Empty:
-            _log.info("an engine has asked for nothing", group=name)
-        # Whatever a transfer fails by ends the group: its engine opens another.
+            _log.info("an engine has sent no requests", group=name)
+        # Any failure of a transfer ends the group: its engine opens another.
         except (RuntimeError, OSError) as error:
             _log.warning("an engine is lost", group=name, reason=str(error))
         group.abort()
@@ -141,17 +141,17 @@ class EngineGroup:
         under_way: deque[Callable[[], object]] = deque()
         for start, end in request.pieces:
             under_way.append(group.begin_broadcast(data[start:end].to(device)))
-            # Each is brought to its device while the one before it is sent.
+            # Each is brought to its device while the previous one is sent.
             if len(under_way) == _AT_ONCE:
                 under_way.popleft()()
         for wait in under_way:
             wait()
-        # All have read it: they have what came after.
+        # All workers have read the answer: they have received what followed it.
         self._store.delete_key(request.answer)
 
 
 class WeightSender:
-    """Groups of engines by name, and the requests that come for them."""
+    """Groups of engines by name, and their incoming requests."""
 
     def __init__(self, store: Any, config: WeightSenderConfig) -> None:
         self.shelf = SnapshotCache()
@@ -159,19 +159,19 @@ class WeightSender:
         self._host = config.reached_at
         self._stall = timedelta(seconds=config.settings.stall_s)
         self._files = MappedFiles()
-        # To ask for GPUs takes some of their memory.
+        # Querying GPUs takes some of their memory.
         self.devices = find_devices() if config.shares_devices else {}
         self._pool = BufferPool(self.devices, config.settings.piece_bytes)
         self._groups: dict[str, EngineGroup] = {}
 
     def answer_for_ever(self) -> None:
-        """Hand each request to the group that it is of."""
+        """Pass each request to its group."""
         while True:
             text = self._store.queue_pop(REQUESTS)
             try:
                 request = decode_request(text)
             except ValueError as error:
-                _log.warning("a request was not understood", reason=str(error))
+                _log.warning("a request is malformed", reason=str(error))
                 continue
             if isinstance(request, OpenGroup):
                 self._open_group(request)
@@ -190,18 +190,18 @@ class WeightSender:
     def _pass_on(self, request: SendWeights) -> None:
         group = self._groups.get(request.group)
         if group is not None and group.is_served:
-            group.ask(request)
+            group.add_request(request)
         else:
             self._store.set(request.answer, f"there is no group {request.group}")
 
 
 def serve_engines(line: bytes) -> None:
-    """Serve until stdin ends; `line` is its first, the configuration."""
+    """Serve until stdin ends; `line` is its first one, the configuration."""
     config = WeightSenderConfig.from_line(line)
     log.setup("weight_sender", config.run_id)
     torch.set_num_threads(1)
     choose_interface(config.reached_at)
-    # Nobody may ask for days.
+    # There may be no requests for days.
     store = host_tcp_store(config.host, config.port, timedelta(days=365))
     store.set(SETTINGS, config.settings.to_text())
     sender = WeightSender(store, config)
@@ -215,13 +215,13 @@ def serve_engines(line: bytes) -> None:
         snapshot = WeightSnapshot.from_line(line)
         sender.shelf.add_snapshot(snapshot)
         print_json({"announced": [snapshot.run_epoch, snapshot.version]})
-    # Threads that wait for engines hold up an orderly exit, and have nothing to lose.
+    # Threads that wait for engines would block an orderly exit, and have nothing to lose.
     os._exit(0)
 
 
 def main() -> None:
-    """The process's entry point."""
-    # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
+    """Run the process."""
+    # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve_engines(sys.stdin.buffer.readline())
 
