@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FAILING = "tests.support.failing_sender"
 # At the others the sender waits for nothing of the receiver's.
 NOTICED = {"open", "answer", "piece", "late_piece", "load"}
-GIVEN_UP = ("an engine is lost", "no engine has come")
+GIVEN_UP = ("an engine is lost", "no engine has joined")
 
 
 @dataclass(frozen=True, slots=True)
