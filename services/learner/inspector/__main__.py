@@ -4,8 +4,8 @@
     python -m services.learner.inspector --runs runs --run demo-20260101-120000 --bundle demo.zip
 
 Serves on loopback, and prints {"url": ...} once it does: open that. Works on running and finished
-runs, and changes nothing of them but to hold back pruning of what is shown. With `--bundle` it
-writes the same pages of some steps to a zip file that needs no server."""
+runs; its only effect on them is to delay pruning of what it shows. With `--bundle` it writes the
+same pages of some steps to a zip file that needs no server."""
 
 import argparse
 import sys
@@ -55,7 +55,7 @@ def _listen_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
     if host not in ("127.0.0.1", "localhost", "::1") or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no loopback address such as 127.0.0.1:0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a loopback address such as 127.0.0.1:0")
     return host, int(port)
 
 
@@ -66,7 +66,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (runs)")
-    parser.add_argument("--run", help="the run whose page the URL leads to, or that is bundled")
+    parser.add_argument("--run", help="the run to open, or to bundle")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--listen",
@@ -75,9 +75,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="HOST:PORT",
         help="a loopback address; port 0 picks a free one (127.0.0.1:0)",
     )
-    where.add_argument(
-        "--unix", type=Path, metavar="PATH", help="listen at a socket's file instead"
-    )
+    where.add_argument("--unix", type=Path, metavar="PATH", help="listen at a socket file instead")
     parser.add_argument("--policy", type=Path, help="model folder with the tokenizer (the run's)")
     parser.add_argument("--token-file", type=Path, help="file with the token (a new one)")
     parser.add_argument(

@@ -148,7 +148,7 @@ def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "said"),
     [
         (("--run", "none"), "There is no run 'none'"),
-        (("--listen", "0.0.0.0:80"), "'0.0.0.0:80' is no loopback address"),
+        (("--listen", "0.0.0.0:80"), "'0.0.0.0:80' is not a loopback address"),
         (("--bundle", "x.zip"), "--bundle needs --run"),
         (("--step", "1"), "--step requires --bundle"),
         (("--token-file", "nowhere"), "No such file"),

@@ -1,7 +1,7 @@
 """The inspector over HTTP: one Starlette application for a browser on this machine.
 
-Whoever shows the token gets a cookie, and pages with it. Trajectories are hostile text: pages run
-no script but our own, load nothing from elsewhere and are framed by nobody."""
+A request with the token gets a cookie, which grants access to pages. Trajectories are hostile text:
+pages run only our own scripts, load nothing from elsewhere and cannot be framed."""
 
 import hmac
 import os
@@ -63,15 +63,15 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may look: the token, and the names that a browser may know this server by; None for a
-    socket that no browser can reach by itself."""
+    """Access rules: the token, and the host names that a browser may use for this server; None for
+    a socket that no browser can reach directly."""
 
     token: str
     hosts: frozenset[str] | None
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie. Ports share cookies: each server has one of its own."""
+        """Name of the cookie. Ports share cookies, so each server has its own."""
         return f"flotilla_inspector_{hmac.new(self.token.encode(), b'', 'sha256').hexdigest()[:12]}"
 
     def is_known(self, shown: str | None) -> bool:
@@ -79,7 +79,7 @@ class Access:
 
 
 class Guard:
-    """Lets requests through that come by a known name, change nothing and show the token."""
+    """Admits requests that use a known name, change nothing and carry the token."""
 
     def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[int], Response]) -> None:
         self._app = app
@@ -94,7 +94,7 @@ class Guard:
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _judge(self, scope: Scope) -> Response | None:
-        """Return an answer for a request that gets no page yet."""
+        """Return the response to a request that must not reach a page yet."""
         if scope["type"] == "websocket":
             return Response(status_code=403)
         request, access = Request(scope), self._access
@@ -113,8 +113,8 @@ class Guard:
 
 
 class InspectorPages:
-    """Answers of the application. Handlers are plain functions: they run in threads, for they read
-    files."""
+    """Handlers of the application. They are plain functions, which run in threads, because they
+    read files."""
 
     def __init__(self, library: RunLibrary, links: ServerLinks) -> None:
         self._links = links
@@ -179,12 +179,12 @@ class InspectorPages:
         run, key = _attempt_of(request)
         sequence = read_number(request.query_params, "sequence", 0)
         data = self._book.token_data(self._book.episode(run, key), sequence)
-        # Not compressed: on loopback that takes longer than to send numbers as they are.
+        # Not compressed: on loopback, compression takes longer than sending raw numbers.
         headers = {"Content-Encoding": "identity"}
         return Response(data, headers=headers, media_type="application/octet-stream")
 
     def hold(self, request: Request) -> Response:
-        """Keep what an open page shows from being pruned for another minute."""
+        """Protect the content of an open page from pruning for another minute."""
         self._book.episode(*_attempt_of(request))
         return Response(status_code=204)
 
@@ -203,7 +203,7 @@ class InspectorPages:
         item = self._book.episode(run, key).media_of(sequence, number)
         kind = image_type(item.content)
         if not kind:
-            raise NotFoundError("This is no image that browsers show.")
+            raise NotFoundError("Browsers cannot show this as an image.")
         return Response(item.content, media_type=kind)
 
     def curves(self, request: Request) -> Response:
@@ -217,7 +217,7 @@ class InspectorPages:
         return JSONResponse(curves_to_json(curves))
 
     def refuse(self, status: int) -> Response:
-        """Answer a request that gets no page."""
+        """Refuse a request."""
         values = {"status": status, "message": _REFUSALS[status], "crumbs": ()}
         return self._page(Page("refused.html", f"{status}", values), status)
 
@@ -228,15 +228,15 @@ class InspectorPages:
 
     def _page(self, page: Page, status: int = 200) -> Response:
         text = self._renderer.render(page, self._links)
-        # Half a surrogate pair cannot be sent.
+        # Half a surrogate pair cannot be encoded.
         data = text.encode(errors="replace")
         return Response(data, status, media_type="text/html; charset=utf-8")
 
 
 _REFUSALS = {
     401: "This page needs the token of the link that the inspector printed. Open that link; if it"
-    " is gone, start the inspector again: flotilla inspect",
-    421: "The inspector answers on this machine's own addresses alone. Open the link that it"
+    " is lost, restart the inspector: flotilla inspect",
+    421: "The inspector answers only on this machine's own addresses. Open the link that it"
     " printed.",
 }
 
@@ -244,7 +244,7 @@ _REFUSALS = {
 def create_app(
     library: RunLibrary, access: Access, mounts: Mapping[str, ASGIApp] | None = None
 ) -> Starlette:
-    """Make the application; `mounts` are further ones by path, such as
+    """Make the application; `mounts` are other applications by path, such as
     `/runs/{run}/transcripts`, behind the same guard."""
     mounts = mounts or {}
     pages = InspectorPages(library, ServerLinks(transcripts=TRANSCRIPTS in mounts))
@@ -260,7 +260,7 @@ def create_app(
 
 
 class _Server(uvicorn.Server):
-    """Announces its address, and treats a signal as the normal way to end."""
+    """Announces its address, and treats a signal as a normal end."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -271,14 +271,14 @@ class _Server(uvicorn.Server):
         self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not recorded as captured: uvicorn would raise it again, and the exit be a failure.
+        # Not recorded as captured: uvicorn would raise it again, and the process would fail.
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket, and how to reach it: a URL, or the path of a socket's file."""
+    """A listening socket, and its address: a URL, or the path of a socket file."""
 
     socket: socket.socket
     url: str
@@ -288,7 +288,7 @@ class Listener:
 def listen_on(host: str, port: int) -> Listener:
     """Listen on a loopback address. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, because asyncio turns Nagle's delays of 40 ms off only where it reads this number.
+    # The explicit protocol makes asyncio switch off Nagle's algorithm, which adds 40 ms.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -304,7 +304,7 @@ def listen_on(host: str, port: int) -> Listener:
 
 
 def listen_at(path: Path) -> Listener:
-    """Listen at a socket's file, for its user alone. Raises OSError."""
+    """Listen at a socket file that only its user can open. Raises OSError."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
@@ -327,7 +327,7 @@ def serve(
     mounts: Mapping[str, ASGIApp] | None = None,
 ) -> None:
     """Serve until a signal, or until standard input ends. Prints {"url": ...} once it serves;
-    `path` is the page that the URL leads to."""
+    `path` is the page of the URL."""
     app = create_app(library, Access(token, listener.hosts), mounts)
     config = uvicorn.Config(
         app,
@@ -359,10 +359,10 @@ def _end_with_stdin(server: uvicorn.Server) -> None:
 
 
 def _to_page(request: Request, access: Access, token: str) -> Response:
-    """Keep the token in a cookie, and lead to the same page without it."""
+    """Store the token in a cookie, and redirect to the same page without it."""
     others = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
     query = f"?{urlencode(others)}" if others else ""
-    # Only a path of ours: "//host" would lead elsewhere.
+    # A path of ours only: "//host" would lead elsewhere.
     where = "/" + request.url.path.lstrip("/") + query
     answer = RedirectResponse(where, 303)
     answer.set_cookie(access.cookie, token, httponly=True, samesite="strict")
@@ -393,7 +393,7 @@ def _attempt_of(request: Request) -> tuple[str, AttemptKey]:
 def read_number(
     values: Mapping[str, Any] | QueryParams, name: str, default: int | None = None
 ) -> int:
-    """Return a number of an address. Raises NotFoundError."""
+    """Return a number in an address. Raises NotFoundError."""
     text = values.get(name)
     if text is None and default is not None:
         return default

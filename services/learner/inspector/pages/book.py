@@ -1,4 +1,4 @@
-"""What each page shows: the values that its template gets."""
+"""Content of each page: the values for its template."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ from services.learner.inspector.queries.step_pages import (
 from services.learner.inspector.queries.token_tracks import TokenTrack
 
 DEFAULT_METRIC = "reward/avg_raw_reward"
-# Of a step, in the list of steps and on its page.
+# Metrics of a step, in the list of steps and on its page.
 STEP_METRICS = (
     ("reward/avg_raw_reward", "reward"),
     ("reward/avg_pass_at_1", "pass@1"),
@@ -71,23 +71,23 @@ class Crumb:
 
 @dataclass(frozen=True, slots=True)
 class ShownMessage:
-    """A message of the conversation; `content` is cut, by `left_out` characters."""
+    """A message of the conversation; `content` is cut by `left_out` characters."""
 
     message: EpisodeMessage
     content: str
     left_out: int
     raw: str
-    # Facts of the policy's turn, label and value.
+    # Facts about the policy's turn, as (label, value).
     facts: tuple[tuple[str, str], ...]
     turn: int | None
     images: tuple[str, ...]
-    # Answers that were cut for the policy: (bytes, address; "" when they are not kept).
+    # Answers that were cut for the policy: (bytes, address; "" if not kept).
     answers: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run's values of a metric, thinned to what a screen can show."""
+    """One run's values of a metric, thinned to the resolution of a screen."""
 
     run: str
     steps: tuple[int, ...]
@@ -98,7 +98,7 @@ class PageBook:
     """All pages of the runs in a library, linked by `links`."""
 
     def __init__(self, library: RunLibrary, links: Links, *, inline: bool = False) -> None:
-        """`inline` puts data into pages, for those that no server stands behind."""
+        """Create it; `inline` puts data into the pages, for use without a server."""
         self._library = library
         self._links = links
         self._inline = inline
@@ -108,7 +108,7 @@ class PageBook:
         return Page("runs.html", "Runs", {"runs": self._library.cards(), "crumbs": ()})
 
     def run(self, run_id: str) -> Page:
-        """Show a run: numbers, what is in flight, steps and evaluations."""
+        """Show a run: numbers, groups in flight, steps and evaluations."""
         run = self._library.open(run_id)
         with read_journal(run.folder) as db:
             steps, evals = list_steps(db)[:12], list_evals(db)
@@ -126,7 +126,7 @@ class PageBook:
         return Page("run.html", run_id, {"run": run_id, **values})
 
     def live(self, run_id: str) -> Page:
-        """Show what is in flight, as a part of the run's page."""
+        """Show the groups in flight, as a part of the run's page."""
         run = self._library.open(run_id)
         board, mirror = read_live_board(run.folder), read_mirror(run.folder)
         return Page("live.html", run_id, {"run": run_id, "board": board, "mirror": mirror})
@@ -164,14 +164,14 @@ class PageBook:
         return Page("eval.html", f"Evaluation {eval_id}", self._below(run_id, values))
 
     def episode(self, run_id: str, key: AttemptKey) -> Episode:
-        """Read an attempt, and have the journal keep it for as long as it is shown."""
+        """Read an attempt, and have the journal keep it while it is shown."""
         run = self._library.open(run_id)
         if not self._inline:
             run.holds.hold(key.group_id)
         return run.shelf.read(key)
 
     def conversation(self, run_id: str, episode: Episode) -> Page:
-        """Show what was said and done."""
+        """Show the conversation."""
         values = {"messages": self._messages(run_id, episode), "view": "conversation"}
         return self._attempt("attempt.html", run_id, episode, values)
 
@@ -190,7 +190,7 @@ class PageBook:
         return embed(base64.b64encode(self.token_data(episode, sequence)).decode())
 
     def token_data(self, episode: Episode, sequence: int) -> bytes:
-        """Return what the script of the coloured text reads. Raises NotFoundError."""
+        """Return the data for the script of the coloured text. Raises NotFoundError."""
         track = track_of(episode, sequence)
         texts = episode.texts_of(sequence, 0, min(len(track), MOST_TOKENS))
         return token_data(track, texts)
@@ -212,7 +212,7 @@ class PageBook:
         return self._attempt("table.html", run_id, episode, values)
 
     def curves(self, runs: Sequence[str], metric: str) -> Page:
-        """Show a metric of several runs over each other; of the newest run by default."""
+        """Plot a metric of several runs together; of the newest run by default."""
         known = [card.run_id for card in self._library.cards()]
         chosen = [run for run in dict.fromkeys(runs) if run in known][:MOST_RUNS] or known[:1]
         names = sorted({n for run in chosen for n in self._library.open(run).metrics.names()})
@@ -315,7 +315,7 @@ def track_of(episode: Episode, sequence: int) -> TokenTrack:
 
 
 def raw_text(episode: Episode, sequence: int, part: str) -> str:
-    """Return a whole text that a page cuts: `message-N` or `answer-N`. Raises NotFoundError."""
+    """Return the whole of a text cut in a page: `message-N` or `answer-N`. Raises NotFoundError."""
     kind, _, digits = part.partition("-")
     number = int(digits) if digits.isascii() and digits.isdigit() else -1
     if kind == "answer" and number >= 0:
@@ -332,7 +332,7 @@ def image_type(content: bytes) -> str:
 
 
 def embed(value: Any) -> str:
-    """Return JSON that can stand within a script element: nothing in it ends one."""
+    """Return JSON that is safe within a script element: nothing in it closes the element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -343,7 +343,7 @@ def curves_to_json(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def _thin(run: str, steps: list[int], values: list[float]) -> Curve:
-    """Keep the newest value of each step, and of many steps the last and every so-manieth."""
+    """Keep the newest value of each step; of many steps, the last and every n-th."""
     newest = dict(zip(steps, values, strict=True))
     ordered = sorted(newest)
     stride = -(-len(ordered) // _MOST_POINTS) or 1

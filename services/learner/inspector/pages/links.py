@@ -1,4 +1,4 @@
-"""Where pages lie: below a server's root, or as files of a bundle beside one another."""
+"""Addresses of pages: below a server's root, or as files of a bundle beside one another."""
 
 import hashlib
 import posixpath
@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 
 from services.learner.inspector.queries.group_rows import TryRow
 
-# Path of a run's transcripts, as routes have it.
+# Route of a run's transcripts.
 TRANSCRIPTS = "/runs/{run}/transcripts"
 
 
 class Links(Protocol):
-    """Addresses of pages; "" for one that is not there."""
+    """Addresses of pages; "" for a missing page."""
 
     def home(self) -> str: ...
     def run(self, run: str) -> str: ...
@@ -36,7 +36,7 @@ class Links(Protocol):
 
     @property
     def advice(self) -> str:
-        """What to do for transcripts, where there are none."""
+        """Return how to get transcripts, if there are none."""
         ...
 
 
@@ -44,7 +44,7 @@ class ServerLinks:
     """Addresses below a server's root."""
 
     def __init__(self, *, transcripts: bool = False) -> None:
-        """`transcripts` tells whether the server has them."""
+        """Create it; `transcripts` is True if the server has them."""
         self._transcripts = transcripts
 
     def home(self) -> str:
@@ -123,7 +123,7 @@ class ServerLinks:
 class BundleLinks:
     """Addresses of a bundle's files, relative to the one at `here`.
 
-    `paths` are those that the bundle holds; None while that is not known yet, as if it held all."""
+    `paths` are the bundle's paths; None while they are unknown, as if it held all."""
 
     def __init__(self, here: str, paths: Collection[str] | None = None) -> None:
         self._here = posixpath.dirname(here)
@@ -214,7 +214,7 @@ def media_file(run: str, row: TryRow, sequence: int, number: int) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a name of a file for a text of any characters; no two texts share one."""
+    """Return a unique file name for a text of any characters."""
     if text.replace("-", "").replace("_", "").isalnum() and text.isascii() and len(text) < 100:
         return text
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in text)[:60]

@@ -1,7 +1,7 @@
-"""A token track as a page's script reads it: a JSON object, and arrays of numbers behind it.
+"""Encoding of a token track for a page's script: a JSON object, then arrays of numbers.
 
 Bytes 0 to 3 are the length of the JSON as a little-endian integer, a multiple of 4. After it come
-the arrays that its `arrays` names, each little-endian with 4 bytes a token. A page of 60,000 tokens
+the arrays listed in its `arrays`, each little-endian with 4 bytes a token. A page of 60,000 tokens
 opens at once, because neither side turns numbers into text."""
 
 import json
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.learner.inspector.pages.visible_text import visible
 from services.learner.inspector.queries.token_tracks import AUTHORS, TokenTrack
 
-# Tokens that one page shows as text; the table has all of them.
+# Most tokens that one page shows as text; the table has all of them.
 MOST_TOKENS = 200_000
 _ARRAYS = {
     "logprobs": "logprobs",
@@ -25,10 +25,10 @@ _ARRAYS = {
 
 
 def token_data(track: TokenTrack, texts: Sequence[str]) -> bytes:
-    """Return the data of a token view: of as many tokens as there are `texts`.
+    """Return the data of a token view, for as many tokens as there are `texts`.
 
-    `words` are the different tokens, as id and text, and the first array is the word of each token.
-    An array of no numbers at all is left out."""
+    `words` are the distinct tokens, as id and text, and the first array is the word of each token.
+    Arrays without any numbers are left out."""
     count = len(texts)
     parts = [
         [part.start, min(part.length, count - part.start), AUTHORS.index(part.author), part.turn]
@@ -58,7 +58,7 @@ def _pack(head: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> bytes:
 
 
 def _runs(track: TokenTrack, count: int) -> list[list[Any]]:
-    """Return runs of tokens that share what rarely changes: [start, author, mask, run epoch,
+    """Return runs of tokens with equal rarely changing values: [start, author, mask, run epoch,
     version, temperature or null]."""
     columns = (track.authors, track.mask, track.epochs, track.versions, track.temperatures)
     if not count:

@@ -1,5 +1,5 @@
-// An attempt's page: what it shows is kept from pruning while it is open, and j and k lead through
-// the conversation.
+// An attempt's page: while it is open, its tokens are not pruned; j and k step through the
+// conversation.
 "use strict";
 (() => {
   const tabs = document.querySelector("[data-hold]");

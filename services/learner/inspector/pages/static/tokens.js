@@ -1,7 +1,7 @@
-// The token view: every token of a sequence as coloured text, its numbers where one points.
+// The token view: every token of a sequence as coloured text, with its numbers under the pointer.
 //
 // The numbers come as typed arrays; the text is made chunk by chunk as it comes into view, and all
-// events are heard by the whole track: an episode of 60,000 tokens opens at once.
+// event listeners are on the whole track, so an episode of 60,000 tokens opens at once.
 "use strict";
 (() => {
   const view = document.getElementById("token-view");
@@ -18,7 +18,7 @@
   const LINE_PX = 20, CHARACTER_PX = 7.9, HEAD_PX = 130;
   let data, chunks, colour, current = null;
 
-  // token_data.py says how they lie.
+  // token_data.py documents the layout.
   function unpack(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
@@ -36,7 +36,7 @@
   }
   const textOf = (i) => data.texts[data.words[i]];
 
-  // What rarely changes comes as runs of tokens that share it.
+  // Values that rarely change come as runs of tokens that share them.
   function spread(runs, count) {
     data.authors = new Uint8Array(count);
     data.mask = new Uint8Array(count);
@@ -54,7 +54,7 @@
     data.policies = [...new Set(runs.filter((run) => run[4] >= 0).map((run) => run[3] + ":" + run[4]))];
   }
 
-  // Bins: "" no colour, o another's, s1-s6 one-sided, n4-n1 and p1-p4 two-sided, k0-k7 kinds.
+  // Bins: "" no colour, o not applicable, s1-s6 one-sided, n4-n1 and p1-p4 two-sided, k0-k7 kinds.
   const above = (value, limits) => limits.filter((limit) => value > limit).length;
   const LOGPROB = [0.1, 0.5, 1, 2, 4, 8];
   const DIFFERENCE = [0.01, 0.05, 0.2, 0.5];
@@ -109,7 +109,7 @@
     return found;
   }
 
-  // About what it will take: else many more chunks seem to be in view at first than are.
+  // An estimate, without which far more chunks would at first seem to be in view.
   function heightOf(chunk, columns) {
     let lines = 1, column = 0;
     for (let i = chunk.begin; i < chunk.end; i++) {
@@ -169,7 +169,7 @@
     chunk.node.replaceChildren(fragment);
   }
 
-  // A token may end within a character: the text is with the one that completes it.
+  // A token may end within a character: its text belongs to the token that completes it.
   const shownText = (i) => textOf(i) === "" ? "·" : textOf(i).replaceAll("\n", "↵\n");
   const chunkOf = (i) => {
     let low = 0, high = chunks.length - 1;
@@ -206,7 +206,7 @@
     if (location.protocol.startsWith("http")) history.replaceState(null, "", address);
   }
 
-  // The shortest digits that read back as this float32.
+  // The shortest digits that parse to this float32.
   function exact(value) {
     for (let digits = 1; digits < 9; digits++) {
       const text = value.toPrecision(digits);
@@ -309,8 +309,8 @@
     chunks = makeChunks();
     view.hidden = false;
     addParts();
-    const asked = new URLSearchParams(location.search).get("colour");
-    paint(COLOURS.includes(asked) ? asked : "logprob");
+    const requested = new URLSearchParams(location.search).get("colour");
+    paint(COLOURS.includes(requested) ? requested : "logprob");
     const nodes = new Map(chunks.map((chunk) => [chunk.node, chunk]));
     const watcher = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) {
