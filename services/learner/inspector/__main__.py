@@ -89,7 +89,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if chosen.bundle and not chosen.run:
         parser.error("--bundle needs --run, the run to bundle")
     if chosen.step and not chosen.bundle:
-        parser.error("--step goes with --bundle")
+        parser.error("--step requires --bundle")
     return chosen
 
 

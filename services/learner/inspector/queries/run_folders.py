@@ -45,7 +45,7 @@ class RunCard:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Where a copy of a run comes from, and when it was refreshed, in unix seconds."""
+    """Source of a copied run, and the time of its last refresh, in unix seconds."""
 
     launcher: str
     running: bool
