@@ -42,7 +42,7 @@ async def test_a_run_with_a_mismatch_is_refused_by_the_launcher_with_the_reason(
     await run.gone(10.0)
 
 
-async def test_a_rollout_with_another_chat_template_gets_no_work_and_is_told_so(
+async def test_a_rollout_with_another_chat_template_gets_no_work_but_the_cause(
     new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = new_run()

@@ -18,7 +18,7 @@ from tests.support.remote_checkpoints import BUCKET, s3_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
+async def test_a_run_resumes_from_s3_when_its_machine_is_gone(
     new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-for-tests")

@@ -153,7 +153,7 @@ def _is_at(process: psutil.Process, folder: str) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_learner_is_in_the_store_before_its_machine_goes_and_goes_on_on_the_next(
+async def test_a_learner_is_in_the_store_before_its_machine_goes_and_resumes_on_the_next(
     rented: Rented,
 ) -> None:
     await rented.until(lambda: len(rented.steps("learner-1")) >= 2)

@@ -60,7 +60,7 @@ async def gone(folder: Folder, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_successor_goes_on_where_the_launcher_was_killed(
+async def test_a_successor_resumes_where_the_launcher_was_killed(
     tmp_path: Path, phase: Phase
 ) -> None:
     async with opened(tmp_path) as folder:

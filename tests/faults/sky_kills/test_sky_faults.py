@@ -90,7 +90,7 @@ async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
 
 
 @_MODES
-async def test_a_start_that_a_restart_of_the_server_interrupts_is_asked_for_again(
+async def test_a_start_that_a_restart_of_the_server_interrupts_is_repeated(
     tmp_path: Path, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:
@@ -106,7 +106,7 @@ async def test_a_start_that_a_restart_of_the_server_interrupts_is_asked_for_agai
 
 
 @_slow
-async def test_a_machine_that_nobody_can_log_in_to_is_given_back_and_not_asked_for_ever(
+async def test_a_machine_without_login_is_given_back_and_not_requested_for_ever(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path, "cluster") as folder:
@@ -205,7 +205,7 @@ async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know
 
 
 @_slow
-async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_asked_for_anew(
+async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_resubmitted(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as folder:

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Sequence[Trajectory], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_without_any_reward_for_three_steps_is_told_of_by_what_it_does(name: str) -> None:
+def test_a_policy_without_any_reward_for_three_steps_is_reported_by_its_acts(name: str) -> None:
     attempts, words = CASES[name]
     raiser, heard = alarms()
     for step in (1, 2):

@@ -43,7 +43,7 @@ def test_a_store_that_stands_still_is_left_and_every_file_is_reported(tmp_path: 
     release.set()
 
 
-def test_a_store_that_refuses_is_asked_once_and_a_file_that_was_pruned_is_no_loss(
+def test_a_store_that_refuses_is_tried_once_and_a_file_that_was_pruned_is_no_loss(
     tmp_path: Path,
 ) -> None:
     asked: list[str] = []

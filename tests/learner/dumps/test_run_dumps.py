@@ -275,7 +275,7 @@ def test_a_run_without_dumps_removes_what_ranks_hand_out(tmp_path: Path) -> None
     NoDumps().offer_step(2, result_with(None))
 
 
-def test_a_spec_says_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
+def test_a_spec_sets_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
     def setup(**dumps: object) -> DumpSetup | None:
         checkpoint = {
             "remote": "s3://bucket/prefix",

@@ -161,7 +161,7 @@ def test_comparing_leaves_the_model_as_it_was(trainer: Trainer) -> None:
         assert parameter.grad is None
 
 
-def test_what_nothing_explains_is_said_so(trainer: Trainer) -> None:
+def test_what_nothing_explains_stays_so(trainer: Trainer) -> None:
     batch = sampled(trainer.policy)
     rng = np.random.default_rng(0)
     for sequence in batch.sequences:

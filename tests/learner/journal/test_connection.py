@@ -48,7 +48,7 @@ async def test_a_learner_of_an_older_epoch_writes_nothing_any_more(tmp_path: Pat
     await second.close()
 
 
-async def test_a_learner_of_an_older_epoch_is_told_that_it_is_over(tmp_path: Path) -> None:
+async def test_a_learner_of_an_older_epoch_learns_that_it_is_over(tmp_path: Path) -> None:
     first, second = await taken_over(tmp_path)
     watching = asyncio.create_task(first.wait_until_broken())
     with pytest.raises(StaleEpochError):

@@ -115,7 +115,7 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
     await journal.close()
 
 
-def test_a_stopped_run_is_opened_and_nothing_is_said(run_dir: Path) -> None:
+def test_a_stopped_run_is_opened_and_nothing_is_logged(run_dir: Path) -> None:
     found = check_journal(run_dir)
     assert (found.damaged, found.bad_mark, found.cut_short) == ([], "", False)
     assert found.position is not None
@@ -160,7 +160,7 @@ async def test_a_loss_after_the_newest_checkpoint_costs_what_came_after_it_alone
 
 
 @pytest.mark.parametrize("kind", ["removed", "cut", "torn"])
-async def test_a_run_without_its_journal_goes_on_from_its_newest_checkpoint(
+async def test_a_run_without_its_journal_resumes_from_its_newest_checkpoint(
     run_dir: Path, tmp_path: Path, kind: str
 ) -> None:
     for name in (JOURNAL_FILE, WAL):
@@ -273,7 +273,7 @@ async def test_an_old_journal_with_its_old_mark_is_refused_for_what_came_after_i
 
 
 @pytest.mark.parametrize("kind", ["removed", "emptied", "old"])
-async def test_a_mark_that_is_damaged_alone_is_made_anew_and_told_of(
+async def test_a_mark_that_is_damaged_alone_is_rebuilt_and_reported(
     run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     mark = run_dir / MARK

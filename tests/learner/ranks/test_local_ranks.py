@@ -140,7 +140,7 @@ async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Sta
 
 
 @pytest.mark.slow
-async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
+async def test_two_ranks_train_and_one_resumes_from_their_checkpoint(
     make_ranks: Start, tmp_path: Path
 ) -> None:
     pair, alone = make_ranks("pair", 2), make_ranks("alone")

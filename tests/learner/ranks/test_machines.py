@@ -69,7 +69,7 @@ async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-async def test_machines_without_the_checkpoint_go_on_from_it(
+async def test_machines_without_the_checkpoint_resume_from_it(
     model_folder: Path, tmp_path: Path, processes: int
 ) -> None:
     config = config_of(2, processes, **EVERYTHING)
@@ -169,7 +169,7 @@ def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-async def test_a_group_goes_on_with_as_few_ranks_as_it_may(
+async def test_a_group_resumes_with_as_few_ranks_as_it_may(
     model_folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(3, rank={"min_ranks": 2, "join_s": 8.0})
@@ -182,7 +182,7 @@ async def test_a_group_goes_on_with_as_few_ranks_as_it_may(
 
 
 @pytest.mark.slow
-async def test_a_group_without_enough_machines_says_which_are_missing(
+async def test_a_group_without_enough_machines_lists_the_missing_ones(
     model_folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(3, rank={"min_ranks": 3, "join_s": 1.0})
@@ -254,7 +254,7 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
 
 
 @pytest.mark.slow
-async def test_a_machine_with_another_token_is_refused_and_says_why(
+async def test_a_machine_with_another_token_is_refused_with_cause(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(2, rank={"join_s": 25.0})

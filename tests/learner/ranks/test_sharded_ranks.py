@@ -188,7 +188,7 @@ async def test_they_make_the_same_steps_as_one(
         pytest.param("everything", (4, 1), marks=pytest.mark.slow),
     ],
 )
-async def test_a_checkpoint_of_two_goes_on_with_another_number(
+async def test_a_checkpoint_of_two_resumes_with_another_number(
     algorithm: str, counts: tuple[int, ...], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model")
@@ -469,7 +469,7 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_none_holds_a_whole_policy_or_critic_as_it_goes_on_from_a_checkpoint(
+def test_none_holds_a_whole_policy_or_critic_as_it_resumes_from_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     parameters = write_large_model(tmp_path / "model", layers=4, vocabulary=4096)

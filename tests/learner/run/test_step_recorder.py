@@ -100,7 +100,7 @@ async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> Non
     }
 
 
-async def test_a_step_tells_what_the_run_costs_and_all_that_it_has_received(
+async def test_a_step_shows_what_the_run_costs_and_all_that_it_has_received(
     tmp_path: Path,
 ) -> None:
     told = {"cost/accrued": 1.5, "cost/per_hour": 6.0, "cost/per_1000_trajectories": 20.0}

@@ -134,7 +134,7 @@ def test_an_environment_that_the_file_does_not_have_is_refused_with_the_one_that
         chosen(many(10), env_keys=["env11"])
 
 
-def test_an_empty_selection_says_how_many_tasks_each_filter_left_and_what_there_is() -> None:
+def test_an_empty_selection_lists_how_many_tasks_each_filter_left_and_what_there_is() -> None:
     tasks = [task("a", difficulty=1), task("b", difficulty=2), task("c"), task("d", "desk")]
     with pytest.raises(TaskFilterError) as caught:
         chosen(tasks, modality="tool_use", env_keys=["shop"], difficulty=[3])

@@ -66,7 +66,7 @@ def test_points_reach_a_tracker_in_order_and_all_of_them_before_the_end() -> Non
     assert sink.closed
 
 
-def test_a_tracker_that_fails_loses_its_points_and_says_so_once() -> None:
+def test_a_tracker_that_fails_loses_its_points_and_warns_once() -> None:
     sink = Sink()
     tracker = BackgroundTracker(sink, "sink")
     with capture_logs() as lines:

@@ -73,7 +73,7 @@ async def test_an_engine_on_other_devices_than_the_senders_reads_shared_memory()
         assert await transports_of(member, broadcast, range(3)) == ["grpc", then, then]
 
 
-async def test_a_worker_that_failed_to_load_fetches_everything_anew() -> None:
+async def test_a_worker_that_failed_to_load_fetches_everything_again() -> None:
     broadcast = WeightBroadcast(
         canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy, devices: True
     )
