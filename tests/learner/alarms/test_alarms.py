@@ -1,4 +1,4 @@
-"""What happens beside the steps; and where alarms go."""
+"""Alarms about events outside the steps, and the sinks that receive them."""
 
 import json
 from pathlib import Path

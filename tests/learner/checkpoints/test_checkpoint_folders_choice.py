@@ -1,4 +1,4 @@
-"""Which checkpoint a start takes, and what the journal keeps for it."""
+"""The choice of a checkpoint by a start, and the records that the journal keeps for it."""
 
 import json
 import shutil

@@ -110,7 +110,7 @@ async def test_losses_with_the_disk_are_reported_loudly_and_in_the_summary(
     assert f"lost with the disk: at least {lost} acknowledged tries" in out + err
     await train(tmp_path / "new", store, checkpoint=EVERY, steps=7)
     out, err = capfd.readouterr()
-    assert "lost with the disk" not in out + err, "said once"
+    assert "lost with the disk" not in out + err, "printed once"
 
 
 async def test_an_upload_that_a_kill_cut_off_is_made_by_the_next_start(

@@ -1,4 +1,4 @@
-"""A run that goes on from the store: in another folder, or not at all."""
+"""A run that resumes from the store: in another folder, or not at all."""
 
 import fcntl
 import json
@@ -123,9 +123,9 @@ async def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_taken(
 
 
 # A manifest, the size of a file, and the file itself.
-@pytest.mark.parametrize("asked", ["read manifests/", "size checkpoints/", "download checkpoints/"])
+@pytest.mark.parametrize("start", ["read manifests/", "size checkpoints/", "download checkpoints/"])
 async def test_a_checkpoint_that_is_replaced_while_it_is_read_makes_way_for_the_newer_one(
-    store: FsspecStore, tmp_path: Path, asked: str
+    store: FsspecStore, tmp_path: Path, start: str
 ) -> None:
     machine = UploadingMachine(tmp_path / "old", store)
     uploader = Uploader(store, machine.who, machine.run_dir, keep=1, wait=no_wait)
@@ -133,7 +133,7 @@ async def test_a_checkpoint_that_is_replaced_while_it_is_read_makes_way_for_the_
     coming = [machine.stage(await machine.make(step)) for step in (20, 30)]
 
     def go_on(call: str, what: str) -> None:
-        if coming and f"{call} {what}".startswith(asked):
+        if coming and f"{call} {what}".startswith(start):
             uploader.upload(coming.pop(0))
 
     assert restore(unreliable(store, go_on), tmp_path / "new", name="test").step == 30
@@ -188,7 +188,7 @@ async def test_two_do_not_restore_the_same_run_to_the_same_folder_at_once(
             restore(store, tmp_path / "new", name="test")
     finally:
         os.close(handle)
-    # The folder of one that was killed is in nobody's way.
+    # The folder of a killed restore does not hinder another.
     (folder / "left").write_text("over")
     assert restore(store, tmp_path / "new", name="test").step == 20
 

@@ -9,7 +9,7 @@ from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
 
 
 class Holder:
-    """A stream that takes its place and holds it until it is told to go."""
+    """A stream that takes its place and holds it until a test releases it."""
 
     def __init__(self, room: IntakeBudget, worker_id: str, size: int, header: int = 0) -> None:
         self.placed, self.go = asyncio.Event(), asyncio.Event()

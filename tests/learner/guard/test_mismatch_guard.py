@@ -1,4 +1,4 @@
-"""Whole runs under the guard, with ranks that say how far engines are off."""
+"""Whole runs under the guard, with ranks that report how far engines are off."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ ROPE = Hypothesis("rope", "without policy.rope_scaling", residual=1e-7, effect=O
 
 
 class Ranks(FakeRanks):
-    """Fake ranks that find engines `OFF` as a test says, by version."""
+    """Fake ranks that find engines `OFF` at the versions that a test chooses."""
 
     def __init__(self, folder: Path, off: Callable[[int], bool], **options: Any) -> None:
         super().__init__(folder, **options)
@@ -156,7 +156,7 @@ async def test_a_run_that_stays_over_the_bound_stops_with_report_and_checkpoint(
 
 
 async def test_a_stopped_run_resumes_once_its_engines_are_mended(tmp_path: Path) -> None:
-    """What they had sampled before is dropped, and says nothing of this start's."""
+    """Earlier samples are dropped, and do not count against this start's engines."""
     with pytest.raises(MismatchError):
         await run(tmp_path, lambda version: version >= 2)
     looks: list[int] = []

@@ -10,7 +10,7 @@ from services.learner.journal.store import Journal, open_journal
 
 
 async def taken_over(run_dir: Path) -> tuple[Journal, Journal]:
-    """A journal that somebody begins to write to, and then somebody else."""
+    """A journal that one writer opens, and then another."""
     first = open_journal(run_dir)
     await first.begin_epoch(at_least=1)
     # What a file system without locks, or a careless hand, comes down to.

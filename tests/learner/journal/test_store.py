@@ -1,4 +1,4 @@
-"""Which files a journal opens, and what it says of the others."""
+"""Files that a journal opens, and its errors for the others."""
 
 import sqlite3
 from contextlib import closing

@@ -119,7 +119,7 @@ async def test_a_start_that_is_given_up_ends_the_rank_at_once(make_ranks: Start)
         await starting
     began = time.monotonic()
     await ranks.close()
-    assert time.monotonic() - began < 5.0, "it was asked to close, and waited for"
+    assert time.monotonic() - began < 5.0, "it was to close, and was waited for"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -234,5 +234,5 @@ def _runs(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Nobody may be there to reap it."""
+    """Its parent may be gone, and none reaps it."""
     return ") Z" in Path(f"/proc/{pid}/stat").read_text()

@@ -228,7 +228,7 @@ async def test_a_machine_whose_learner_disappears_ends_by_itself(
                 assert gone.returncode is None
         gone.kill()
         assert await machine.ended(60) == 3
-        assert "no learner for 15 s" in machine.said
+        assert "no learner for 15 s" in machine.output
         assert left_of(folder) == []
     finally:
         if machine.process.returncode is None:
@@ -264,7 +264,7 @@ async def test_a_machine_with_another_token_is_refused_with_cause(
         machine = await learner.machine()
         # Ray tries for a while.
         assert await machine.ended(120.0) == 2
-        assert "refuses this machine" in machine.said
+        assert "refuses this machine" in machine.output
         with pytest.raises(RankError, match=r"machine 1 of 2 has not joined"):
             await starting
 
@@ -285,7 +285,7 @@ async def test_a_machine_that_the_learner_does_not_count_ends(
     folder = tmp_path / "machine"
     machine = await start_machine(folder, config_of(2), policy_config(model_folder), number=2)
     assert await machine.ended() == 2
-    assert "--replica 2: learner.rank.nodes is 2" in machine.said
+    assert "--replica 2: learner.rank.nodes is 2" in machine.output
 
 
 def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:

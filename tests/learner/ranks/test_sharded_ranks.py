@@ -289,7 +289,7 @@ async def test_one_that_is_killed_ends_them_all_within_seconds(tmp_path: Path) -
 
 
 def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that makes a step and says what it holds of parameters, gradients and moments."""
+    """A rank that makes a step and reports the parameters, gradients and moments it holds."""
     models = load_models(RankSetup.model_validate(setup))
     gradients: list[int] = []
     norm = models.optimizer.gradient_norm
@@ -306,8 +306,8 @@ def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def load_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that says how much its memory grew at the most while it read its part of a policy, and
-    then while it read that of a critic's body."""
+    """A rank that reports the peak growth of its memory while it reads its part of a policy, and
+    then of a critic's body."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
     layout = ShardLayout.over_ranks(given.place, device, torch.float32)
@@ -337,8 +337,8 @@ def save_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that says how much its memory grew at the most while it went on from a checkpoint, and
-    what it then holds of it."""
+    """A rank that reports the peak growth of its memory while it resumes from a checkpoint, and
+    its part of that checkpoint."""
     checkpoint = Path(setup["shm_dir"]) / "saved"
     before = psutil.Process().memory_info().rss
     models = load_models(RankSetup.model_validate({**setup, "checkpoint": checkpoint}))
@@ -347,8 +347,8 @@ def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that reads its part of a model, writes it as a checkpoint and reads that; it says what
-    its buffers then are."""
+    """A rank that reads its part of a model, writes it as a checkpoint and reads that; it reports
+    its buffers then."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
     layout = ShardLayout.over_ranks(given.place, device, torch.float32)
@@ -379,7 +379,7 @@ def start_alone(
     context: SpawnContext | ForkServerContext = SPAWNED,
     algorithm: str = "plain",
 ) -> list[Any]:
-    """Start as many processes that are ranks without a service; return what each says."""
+    """Start as many processes that are ranks without a service; return the report of each."""
     folder.mkdir(exist_ok=True)
     config = configured(processes, algorithm)
     meeting = f"file://{folder}/meeting-{rank.__name__}"

@@ -1,4 +1,4 @@
-"""What a learner says that goes on with a run under other tasks or from other weights."""
+"""Errors of a learner that resumes a run with other tasks or from other weights."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who is a witness, and what the gateway's refusals mean."""
+"""Witnesses against a task, and the meaning of the gateway's refusals."""
 
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.trajectory import Counts, Trajectory

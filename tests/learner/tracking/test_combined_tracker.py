@@ -31,7 +31,7 @@ SPREAD = {"reward/distribution": Histogram((0.0, 1.0, 2.0), (3, 1))}
 
 
 class Sink:
-    """Implements `Tracker`: fails or blocks as it is told."""
+    """Implements `Tracker`: fails or blocks as a test sets it."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

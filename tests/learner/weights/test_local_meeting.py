@@ -1,4 +1,4 @@
-"""Meetings of two processes: whoever waits for a side that is lost, or stands still, is told."""
+"""Meetings of two processes: a side learns that the other is lost, or stands still."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Buffers that are opened by what another process says of them, which is checked first."""
+"""Buffers that are opened by another process's description, after a check of it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""By which way each worker is told to load a publication."""
+"""The transport by which each worker is to load a publication."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def announced(version: int) -> Announcement:
 async def transports_of(
     member: AttachedWorker, broadcast: WeightBroadcast, versions: range
 ) -> list[str]:
-    """By what each of these publications goes to a member that loads them all."""
+    """Return the transport of each publication to a member that loads them all."""
     chosen: list[str] = []
     for version in versions:
         broadcast.announce_policy(announced(version))

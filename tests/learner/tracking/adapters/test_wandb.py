@@ -151,7 +151,7 @@ def test_a_key_without_a_network_goes_offline_and_warns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stdout + done.stderr
     assert [point["step"] for point in history(tmp_path)] == [1]
-    # Its process was given its own key, and nobody else's.
+    # Its process was given its own key and no other.
     [output] = [line for line in done.stdout.splitlines() if line.startswith("wandb's process has")]
     variables = set(output.split())
     assert {"WANDB_API_KEY", "WANDB_BASE_URL", "PATH", "HOME"} <= variables
