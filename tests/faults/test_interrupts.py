@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, and the death of the launcher: all ends, and can go on."""
+"""Ctrl-C at any moment, and the death of the launcher: all ends, and can resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ NewRun = Callable[..., FaultRun]
 GONE_S = 40.0
 INTERRUPTED = 130
 
-# How to tell that a run is at a moment.
+# Signs that a run is at a moment.
 MOMENTS: dict[str, Callable[[FaultRun], bool]] = {
     "starting": lambda run: bool(run.processes(RANK)),
     "evaluating": lambda run: "evaluating" in run.output or run.sampled() > 0,

@@ -1,4 +1,4 @@
-"""Real runs whose engine is set up otherwise than the trainer: none begins, and each says why."""
+"""Real runs whose engine is set up otherwise than the trainer: none begins, each with its cause."""
 
 import json
 import shutil

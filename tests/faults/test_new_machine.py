@@ -1,4 +1,4 @@
-"""A machine is lost with its disk: the run goes on elsewhere, from what was uploaded to S3."""
+"""A machine is lost with its disk: the run resumes elsewhere, from what was uploaded to S3."""
 
 import asyncio
 import shutil
@@ -61,7 +61,7 @@ async def first_manifest(store: RemoteStore, run: FaultRun) -> None:
 
 
 def load(folder: Path) -> None:
-    """As anybody would."""
+    """Load it as any user would."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("hello", return_tensors="pt")

@@ -139,7 +139,7 @@ async def clear(run: Rented) -> None:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those that run on a machine, or on any of several."""
+    """Processes that run on a machine, or on any of several."""
     return [process for process in psutil.process_iter() if _is_at(process, f"{folder}/")]
 
 
@@ -148,7 +148,7 @@ def _is_at(process: psutil.Process, folder: str) -> bool:
         words = [*process.cmdline(), process.environ().get("FLOTILLA_UNIT", "")]
         return runs(process) and any(word.startswith(folder) for word in words)
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or of another user.
         return False
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
+"""kill -9 of any process of a run: the run resumes, and nothing is trained twice or lost."""
 
 import shutil
 import signal

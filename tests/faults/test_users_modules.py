@@ -46,7 +46,7 @@ EXCEPTIONS = {
 
 
 def users_folder(folder: Path) -> Path:
-    """A project of somebody's, with packages and modules that nothing of ours may import."""
+    """A user's project, with packages and modules that nothing of ours may import."""
     folder.mkdir()
     for number, name in enumerate(NAMES):
         path = folder / name / "__init__.py" if number % 2 == 0 else folder / f"{name}.py"

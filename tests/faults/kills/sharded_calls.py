@@ -47,7 +47,7 @@ class TracedRun(ShardedRun):
     traces: dict[str, Strace] = field(default_factory=dict[str, Strace])
 
     async def watched_calls(self) -> list[SaveCall]:
-        """Live a run that nobody kills; return the calls by which its last checkpoint is saved."""
+        """Live a run without kills; return the calls by which its last checkpoint is saved."""
         folder = f"step-{self.steps:06d}.tmp-1"
         paths = [self._root, self._root / folder, *(self._root / folder / name for name in FILES)]
         watching = Injection(NAMES, paths, when=_NEVER)

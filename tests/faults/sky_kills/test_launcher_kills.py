@@ -41,12 +41,12 @@ async def test_a_successor_resumes_where_the_launcher_was_killed(
         await folder.launch()
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        assert before <= set(folder.machines()), "what ran goes on running"
+        assert before <= set(folder.machines()), "what ran keeps running"
         assert len(folder.machines()) == 3
         assert set(folder.state.most.values()) == {1}, "no replica ever has two machines"
         assert [r.failures for r in folder.stored().run.replicas.values()] == [(), (), ()]
         if phase is not phases.without_capacity:
-            assert [folder.asked(service) for service in SERVICES] == [1, 1, 1]
+            assert [folder.machine_requests(service) for service in SERVICES] == [1, 1, 1]
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 
