@@ -246,7 +246,7 @@ def test_media_of_half_a_megabyte_travel_and_more_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sha256": "00" * 32}, r"media\[1\] is not what its sha256 says"),
+        ({"sha256": "00" * 32}, r"media\[1\] does not match its sha256"),
         ({"size_bytes": 99}, r"media\[1\] is sent in part, 5 of 99 bytes"),
     ],
 )

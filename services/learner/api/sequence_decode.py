@@ -125,7 +125,7 @@ def _decode_media(
         kept = bytes(content[start : start + item.sent_bytes])
         start += item.sent_bytes
         if item.sent_bytes and hashlib.sha256(kept).digest() != item.sha256:
-            raise MalformedRequestError(f"{where}: media[{number}] is not what its sha256 says")
+            raise MalformedRequestError(f"{where}: media[{number}] does not match its sha256")
         yield decode_media(item, kept)
     if start != len(content):
         raise MalformedRequestError(f"{where}: {len(content)} bytes for {start} bytes of media")

@@ -80,7 +80,7 @@ class AssistantText:
 
 
 def read_assistant(text: str, *, thinking_open: bool = False) -> AssistantText:
-    """Read a turn without its end mark; `thinking_open` says that it starts inside a thinking."""
+    """Read a turn without its end mark; `thinking_open` means that it starts inside a thinking."""
     if "<|channel|>" in text or "<|message|>" in text:
         return _read_harmony(text)
     thinking, rest = _split_thinking(text, thinking_open)

@@ -22,8 +22,8 @@ _DECIMALS = 6
 class StoredAttempt:
     """An attempt as the journal has it, with the fate of its group.
 
-    `step` is the step that counted it, or the version that was evaluated. `why_not` says why it
-    was not trained on, "" where it was, or was evaluated."""
+    `step` is the step that counted it, or the version that was evaluated. `why_not` is the reason
+    why it was not trained on, "" where it was, or was evaluated."""
 
     trajectory: Trajectory
     env_key: str

@@ -151,9 +151,9 @@ class _SequenceReader:
         return SequenceText(self._runs, tuple(self._messages), tuple(self._turns))
 
     def _read_turn(self, number: int, run: TextRun) -> None:
-        said = read_assistant(strip_turn(run.text), thinking_open=self._thinking_open)
+        reply = read_assistant(strip_turn(run.text), thinking_open=self._thinking_open)
         self._role, self._thinking_open = open_role(run.text), False
-        self._add_assistant(number, said)
+        self._add_assistant(number, reply)
         played = self._played + len(self._turns)
         timing = self._timings[played] if played < len(self._timings) else None
         self._turns.append(EpisodeTurn(played + 1, number, len(self._messages) - 1, timing))
@@ -194,15 +194,15 @@ class _SequenceReader:
         name, call_id = (call.name, call.call_id) if call else ("", "")
         self._messages.append(EpisodeMessage("tool", text, number, name=name, call_id=call_id))
 
-    def _add_assistant(self, number: int, said: AssistantText) -> None:
+    def _add_assistant(self, number: int, reply: AssistantText) -> None:
         place = len(self._messages)
         calls = tuple(
             replace(call, call_id=call.call_id or f"call_{place}_{index}")
-            for index, call in enumerate(said.calls)
+            for index, call in enumerate(reply.calls)
         )
         self._waiting = list(calls)
         self._messages.append(
-            EpisodeMessage("assistant", said.content, number, said.thinking, calls)
+            EpisodeMessage("assistant", reply.content, number, reply.thinking, calls)
         )
 
     def _media_of(self, run: TextRun) -> tuple[int, ...]:

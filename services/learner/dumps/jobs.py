@@ -49,7 +49,7 @@ class StepJob:
         return json.dumps({"kind": "step", **asdict(self)}).encode() + b"\n"
 
     def discard(self) -> None:
-        """Remove what nobody will read."""
+        """Remove files that will not be read."""
         if self.token_file is not None:
             Path(self.token_file).unlink(missing_ok=True)
 

@@ -81,7 +81,7 @@ class NoDumps:
     """Dumps of a run that keeps none. Implements `Dumps`."""
 
     def offer_step(self, step: int, result: StepResult) -> None:
-        """Remove the file of the tokens' numbers, if there is one: nobody reads it."""
+        """Remove the unread file of the tokens' numbers, if there is one."""
         if result.token_file is not None:
             result.token_file.unlink(missing_ok=True)
 
@@ -279,7 +279,7 @@ class RunDumps:
         _losses()()
         first, self._failing = not self._failing, True
         if first:
-            _log.warning("dumps are lost; the run goes on without them", dump=name, why=why)
+            _log.warning("dumps are lost; the run continues without them", dump=name, why=why)
 
     def _note_recovered(self) -> None:
         if self._failing:
@@ -288,4 +288,4 @@ class RunDumps:
 
 
 class _ChildError(Exception):
-    """The process ended or does not answer; the message says which."""
+    """The process ended or does not answer; the message states which."""

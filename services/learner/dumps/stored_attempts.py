@@ -21,7 +21,7 @@ _ORDER = "ORDER BY g.step, g.eval_id, t.group_id, t.attempt_index, t.try"
 
 
 class NotInJournalError(Exception):
-    """The journal does not hold what is to be dumped; the message says what."""
+    """The journal lacks an attempt that is to be dumped; the message names it."""
 
 
 def planned_attempts(db: sqlite3.Connection, step: int) -> list[Trajectory]:

@@ -1,4 +1,4 @@
-"""What the trainer computed of each policy token of a step, in a compressed file per step.
+"""The trainer's numbers for each policy token of a step, in a compressed file per step.
 
 `token_stats/step_000012.npz` holds `index`, the bytes of a JSON object, and one array per kind of
 number, [policy tokens of all sequences], in the batch's order: an attempt after the other as the
@@ -27,8 +27,8 @@ SequenceKey = tuple[AttemptKey, int]
 
 
 class TokenStatsError(Exception):
-    """The numbers of a step cannot be read, or are not those of its attempts; the message says
-    why."""
+    """The numbers of a step cannot be read, or are not those of its attempts; the message has
+    the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def stats_path(run_dir: Path, step: int) -> Path:
 def join_stats(
     step: int, base_version: int, attempts: Sequence[Trajectory], tokens: StepTokens
 ) -> StepStats:
-    """Say whose numbers the ranks handed out: those of `attempts`, in the plan's order.
+    """Assign the numbers from the ranks to `attempts`, in the plan's order.
 
     Raises TokenStatsError when they are not of these attempts."""
     places = [

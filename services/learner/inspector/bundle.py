@@ -42,7 +42,7 @@ class Renderer(Protocol):
 
 @dataclass(slots=True)
 class _Contents:
-    """What a bundle holds: paths, and where each comes from."""
+    """Contents of a bundle: paths, and the source of each."""
 
     steps: list[StepPage] = field(default_factory=list[StepPage])
     tries: list[TryRow] = field(default_factory=list[TryRow])

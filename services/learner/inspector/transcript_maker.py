@@ -29,8 +29,8 @@ _BRIEF_S = 30.0
 class Transcript:
     """A transcript that was wanted: in the making, made, or failed.
 
-    `listed` is its line of the viewer's listing once it is made, and `problem` says why it could
-    not be."""
+    `listed` is its line of the viewer's listing once it is made, and `problem` is the reason
+    why it could not be."""
 
     run_dir: Path
     subject: TranscriptSubject
@@ -46,8 +46,8 @@ class Transcript:
         return self.listed is None and not self.problem
 
     def serves(self, fingerprint: str) -> bool:
-        """Tell whether it need not be made again. One of a moment ago need not: what the newest
-        step of a running run did without changes all the time."""
+        """Return whether it need not be made again. One of a moment ago need not: the attempts that
+        the newest step of a running run did without change all the time."""
         recent = bool(self.listed) and time.monotonic() - self.made_at < _BRIEF_S
         return self.is_waiting or recent or self.fingerprint == fingerprint
 
@@ -136,8 +136,8 @@ class TranscriptMaker:
             "-m", _PROGRAM, "--run", str(wanted.run_dir), *which, *self._options
         )
         try:
-            said = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
-            listed = json.loads(said)
+            output = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
+            listed = json.loads(output)
             partial.replace(wanted.path)
         except (OSError, ValueError) as error:
             partial.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class TranscriptMaker:
                 env=child_environment(ours=True),
             )
         try:
-            said, complaints = child.communicate(timeout=_LONGEST_S)
+            output, complaints = child.communicate(timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
@@ -171,7 +171,7 @@ class TranscriptMaker:
         if child.returncode != 0:
             last = complaints.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
             raise OSError(last[0].removeprefix("error: "))
-        return said
+        return output
 
 
 def log_name(subject: TranscriptSubject) -> str:

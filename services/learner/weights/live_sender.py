@@ -40,7 +40,7 @@ class LiveSender:
         self._served: PolicyId | None = None
 
     def can_send(self, policy: PolicyId, devices: frozenset[str] = frozenset()) -> bool:
-        """Return True if engines that ask for `policy` are sent it, through memory of `devices`
+        """Return True if engines that request `policy` are sent it, through memory of `devices`
         where some are given."""
         if self.address is None or self._served != policy:
             return False
@@ -80,8 +80,8 @@ class LiveSender:
         await self._child.close()
 
     async def _keep_child(self) -> None:
-        """Start the process and ask it every few seconds whether it runs; kill it when it does not
-        answer. An engine that joins a sender which stands still waits for as long as that lives."""
+        """Start the process and ping it every few seconds; kill it when it does not answer. An
+        engine that joins a sender that stands still waits for as long as that lives."""
         await self._child.close()
         try:
             self.address = await self._child.start_process(self._start.to_line())

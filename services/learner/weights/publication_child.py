@@ -59,11 +59,11 @@ def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
 
 
 class PublicationChildError(Exception):
-    """The process ended or does not answer; its log says why."""
+    """The process ended or does not answer; its log has the reason."""
 
 
 class PublicationChild:
-    """A process that is told of publications, and serves them from the shared memory they lie in.
+    """A process that is notified of publications, and serves them from their shared memory.
 
     `module` is its main module, which answers with one JSON line to each of its stdin; what it logs
     goes to `log_path`."""

@@ -1,5 +1,5 @@
 """Broadcast of policies: the weights that every attached engine should serve, and those that it
-says it serves. No protobuf.
+reports to serve. No protobuf.
 
 One stream per worker. A stream that is cut ends the membership after a grace period, unless the
 worker attaches again first; a newer stream of a worker ends the older one."""
@@ -16,7 +16,7 @@ from services.learner.guard.probes import Probe
 from services.learner.types import Publication
 
 # Publications whose canary is kept, for reports that come late: a worker that is slow to load
-# must not be told that its weights are wrong.
+# must not be notified that its weights are wrong.
 _REMEMBERED = 1024
 # A worker that failed to load gets the newest policy again after this.
 _RETRY_S = 1.0
@@ -89,7 +89,7 @@ class WeightBroadcast:
         attach_grace_s: float,
         can_send: Callable[[PolicyId, frozenset[str]], bool] | None = None,
     ) -> None:
-        """Make a broadcast without workers; `can_send` tells of a policy if it can be sent, through
+        """Make a broadcast without workers; `can_send` returns whether a policy can be sent through
         memory of these devices."""
         self._can_send = can_send
         self.newest: Announcement | None = None
@@ -139,7 +139,7 @@ class WeightBroadcast:
         return None
 
     def announce_policy(self, announcement: Announcement) -> None:
-        """Tell every member to load a publication."""
+        """Order every member to load a publication."""
         self.newest = announcement
         self._announced_at = asyncio.get_running_loop().time()
         self.sync_seconds = None
@@ -203,7 +203,7 @@ class WeightBroadcast:
         return update
 
     def _choose_transport(self, member: AttachedWorker, policy: PolicyId) -> str:
-        """Choose how a member gets a policy: not into its engine where that has to begin anew."""
+        """Choose how a member gets a policy: not into its engine if that has to start over."""
         if member.fetch_next and member.can_fetch:
             return "grpc"
         if member.transfer is not None and not member.fetch_next and self._is_sent(policy, member):
@@ -240,4 +240,4 @@ def _forget_holding(member: AttachedWorker) -> None:
 
 
 def _ignore_departure(worker_id: str) -> None:
-    """Ignore that a member has left: nobody counts them."""
+    """Ignore that a member has left."""

@@ -19,8 +19,8 @@ from services.common.weight_delta import (
 )
 from services.learner.weights.weight_snapshots import SnapshotCache, WeightSnapshot
 
-# So many steps behind, a worker fetches all; and so many publications after the last worker that
-# asked, none are made ahead.
+# So many steps behind, a worker fetches all; and so many publications after the last request of a
+# worker, none are made ahead.
 _KEPT = 4
 # Of a publication's bytes: what all differences together may take, the newest aside.
 _MEMORY_SHARE = 0.5
@@ -79,7 +79,7 @@ class DeltaShelf:
         self._awaited = 0
 
     def note_announced(self) -> None:
-        """Make the newest difference if workers have asked for such."""
+        """Make the newest difference if workers have requested such."""
         if self._awaited:
             self._awaited -= 1
             self._make_newest()
@@ -150,7 +150,7 @@ def _encode_block(older: str, newer: str, start: int) -> Change | None:
         old = np.fromfile(older, np.uint8, BLOCK_BYTES, offset=start)
         new = np.fromfile(newer, np.uint8, BLOCK_BYTES, offset=start)
     except OSError:
-        # Removed, by a learner that ends or has begun anew.
+        # Removed by a learner that ends or has restarted.
         return None
     if old.size != new.size:
         return None
@@ -158,6 +158,6 @@ def _encode_block(older: str, newer: str, start: int) -> Change | None:
 
 
 def _stand_behind() -> None:
-    """Leave the processors to whoever wants them: the next step, and other streams."""
+    """Yield the processors to other work: the next step, and other streams."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_OTHERS)

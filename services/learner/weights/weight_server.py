@@ -33,7 +33,7 @@ from services.learner.weights.weight_snapshots import (
 
 DOMAIN = "learner.flotilla"
 CHUNK_BYTES = BLOCK_BYTES
-# A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
+# An unread fetch holds a chunk or two, and a file; a client beyond these has to retry.
 MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
 

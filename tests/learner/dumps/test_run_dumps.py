@@ -104,7 +104,7 @@ async def test_a_full_disk_costs_counted_losses_and_nothing_else(
     assert not list(ranks.shm.iterdir())
     # By whatever has set up logging in this process.
     output = capsys.readouterr().out + caplog.text
-    assert output.count("dumps are lost; the run goes on without them") == 1
+    assert output.count("dumps are lost; the run continues without them") == 1
     assert "No space left on device" in output
     assert output.count("dumps are written again") == 1
     logged = [row for row in read_rows(run / "metrics.jsonl") if "dumps/lost" in row]

@@ -159,7 +159,7 @@ def test_of_very_many_attempts_the_first_are_included_and_the_rest_noted(made_ru
         part = read_attempts(db, TranscriptSubject(3), most=4)
     assert (len(whole.tries), whole.note) == (15, "")
     assert part.tries == whole.tries[:4]
-    assert part.note == "Only the first 4 attempts of step 3 are told here."
+    assert part.note == "Only the first 4 attempts of step 3 are included here."
 
 
 @pytest.mark.slow

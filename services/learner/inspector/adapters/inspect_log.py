@@ -77,7 +77,7 @@ class LogHead:
 
 @dataclass(slots=True)
 class _Budget:
-    """What a log may still hold."""
+    """Remaining capacity of a log."""
 
     characters: int = _MOST_TEXT
     logprobs: int = _MOST_LOG_LOGPROBS
@@ -178,7 +178,7 @@ class _SampleMaker:
         for number in range(len(episode.sequences)):
             messages = self._add_sequence(number)
         if episode.pruned:
-            self._notes.append("The journal no longer keeps what was said in this attempt.")
+            self._notes.append("The journal no longer keeps the text of this attempt.")
         scores = self._scores()
         self._add_scores(scores)
         sample_id, epoch = sample_place(AttemptKey(row.group_id, row.index, row.attempt_try))
@@ -223,13 +223,13 @@ class _SampleMaker:
         messages: list[ChatMessage],
         pieces: list[str],
     ) -> None:
-        said, track, run = messages[turn.message], self.episode.tracks[number], text.runs[turn.run]
-        assert isinstance(said, ChatMessageAssistant)
+        reply, track, run = messages[turn.message], self.episode.tracks[number], text.runs[turn.run]
+        assert isinstance(reply, ChatMessageAssistant)
         timing = turn.timing
         generate_s, tools_s = (timing.generate_s, timing.tools_s) if timing else (0.0, 0.0)
         choice = ChatCompletionChoice(
-            message=said,
-            stop_reason="tool_calls" if said.tool_calls else "stop",
+            message=reply,
+            stop_reason="tool_calls" if reply.tool_calls else "stop",
             logprobs=self._logprobs_of(track, pieces, run.start, run.end),
         )
         length = run.end - run.start
@@ -250,7 +250,7 @@ class _SampleMaker:
         self._events.append(event)
         facts = _turn_facts(turn.number, track, run.start, run.end)
         self._events.append(InfoEvent(**self._when(), source="trainer", data=facts))
-        self._add_calls(said.tool_calls or [], messages[turn.message + 1 :], tools_s)
+        self._add_calls(reply.tool_calls or [], messages[turn.message + 1 :], tools_s)
 
     def _add_calls(
         self, calls: Sequence[ToolCall], after: Sequence[ChatMessage], tools_s: float

@@ -14,7 +14,7 @@ from services.learner.inspector.queries.run_folders import read_object
 def load_run_tokenizer(run_dir: Path, policy: Path | None = None) -> RunTokenizer:
     """Load the tokenizer of a run's policy; without it tokens read as their numbers.
 
-    It is in `policy`, if that is given; else where `spec.json` says, or in the run's own model."""
+    It is in `policy`, if given; else at the path in `spec.json`, or in the run's own model."""
     problem = ""
     for model, revision in [(str(policy), None)] if policy else _places(run_dir):
         try:
@@ -44,7 +44,7 @@ def _with_texts(library: HubTokenizer) -> RunTokenizer:
 
 
 class _StreamedTexts:
-    """What each token adds to the text before it. Implements `TokenTexts`."""
+    """Text that each token adds to the text before it. Implements `TokenTexts`."""
 
     def __init__(self, library: HubTokenizer) -> None:
         self._library = library

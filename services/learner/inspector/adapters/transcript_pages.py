@@ -3,7 +3,7 @@ of bytes, as it reads those of a bundle. None of Inspect AI's Python runs in thi
 
 The viewer brings a content security policy of its own, looser than ours by styles in attributes
 and by WebAssembly, which unpacks logs; it holds below `viewer/` alone, and lets nothing be loaded
-from elsewhere. What an episode says is shown as plain text: `trust_content` is false."""
+from elsewhere. The text of an episode is shown as plain text: `trust_content` is false."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -82,7 +82,7 @@ def find_viewer() -> Viewer | None:
 
 
 def _with_context(page: str) -> str:
-    """Tell the viewer's page where logs are, and not to act on what they say."""
+    """Give the viewer's page the place of logs, and keep it from trusting their content."""
     version = metadata.version("inspect-ai")
     context = {"log_dir": "logs", "inspect_version": version, "trust_content": False}
     block = f'<script id="log_dir_context" type="application/json">{json.dumps(context)}</script>'

@@ -1,7 +1,7 @@
 """The inspector over HTTP: one Starlette application for a browser on this machine.
 
-Whoever shows the token gets a cookie, and pages with it. Trajectories are hostile text: pages run
-no script but our own, load nothing from elsewhere and are framed by nobody."""
+A browser that shows the token gets a cookie, and pages with it. Trajectories are hostile text:
+pages run no script but our own, load nothing from elsewhere and cannot be framed."""
 
 import hmac
 import os
@@ -63,8 +63,8 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may look: the token, and the names that a browser may know this server by; None for a
-    socket that no browser can reach by itself."""
+    """Permission to view: the token, and the names by which a browser may know this server; None
+    for a socket that no browser can reach by itself."""
 
     token: str
     hosts: frozenset[str] | None

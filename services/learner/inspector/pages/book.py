@@ -1,4 +1,4 @@
-"""What each page shows: the values that its template gets."""
+"""Content of each page: the values that its template gets."""
 
 import base64
 import json
@@ -171,7 +171,7 @@ class PageBook:
         return run.shelf.read(key)
 
     def conversation(self, run_id: str, episode: Episode) -> Page:
-        """Show what was said and done."""
+        """Show the messages and tool calls."""
         values = {"messages": self._messages(run_id, episode), "view": "conversation"}
         return self._attempt("attempt.html", run_id, episode, values)
 

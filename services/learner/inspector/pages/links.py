@@ -1,4 +1,4 @@
-"""Where pages lie: below a server's root, or as files of a bundle beside one another."""
+"""Places of pages: below a server's root, or as files of a bundle beside one another."""
 
 import hashlib
 import posixpath
@@ -36,7 +36,7 @@ class Links(Protocol):
 
     @property
     def advice(self) -> str:
-        """What to do for transcripts, where there are none."""
+        """Advice on getting transcripts, where there are none."""
         ...
 
 
@@ -44,7 +44,7 @@ class ServerLinks:
     """Addresses below a server's root."""
 
     def __init__(self, *, transcripts: bool = False) -> None:
-        """`transcripts` tells whether the server has them."""
+        """Make links; `transcripts` is true if the server has them."""
         self._transcripts = transcripts
 
     def home(self) -> str:

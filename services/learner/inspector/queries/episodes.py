@@ -31,7 +31,7 @@ _LEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class RunTokenizer:
-    """How the tokens of a run read. `problem` says why they are shown as numbers, if they are."""
+    """Decoder of a run's tokens. `problem` is the reason why they are shown as numbers, if any."""
 
     decode: Decode
     tokens: TokenTexts
@@ -40,7 +40,7 @@ class RunTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One try: its row, its group, what was said by sequence, and its token tracks.
+    """One try: its row, its group, its text by sequence, and its token tracks.
 
     Without tokens, where the journal no longer keeps them, `sequences` is empty and `pruned`."""
 

@@ -16,7 +16,7 @@ _GROUP = "group_id, purpose, eval_id, spec, state, reason, step"
 
 @dataclass(frozen=True, slots=True)
 class TryRow:
-    """One try at one attempt. `received` is in unix seconds; `unused` says why it is not used."""
+    """One try at one attempt. `received` is in unix seconds; `unused` is why it is not used."""
 
     group_id: str
     index: int

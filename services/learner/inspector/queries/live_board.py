@@ -48,7 +48,7 @@ class AlarmLine:
 
 @dataclass(frozen=True, slots=True)
 class LiveBoard:
-    """What a run does now. `received` counts the tries in the journal."""
+    """Current state of a run. `received` counts the tries in the journal."""
 
     groups: tuple[GroupInFlight, ...]
     open_groups: int

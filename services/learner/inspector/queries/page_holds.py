@@ -8,7 +8,7 @@ from threading import Lock
 from services.common.log import get_logger
 from services.learner.journal.holds import MOST_GROUPS, Hold, release_hold, write_hold
 
-# A page that is open asks again three times within it.
+# An open page renews its hold three times within it.
 HOLD_S = 60.0
 _log = get_logger(__name__)
 

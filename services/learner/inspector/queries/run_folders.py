@@ -23,7 +23,7 @@ _BRIEF_S = 120.0
 
 
 class NotFoundError(Exception):
-    """A page's subject is not there; the message says what is missing, and why."""
+    """A page's subject is not there; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RunCard:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Where a copy of a run comes from, and when it was refreshed, in unix seconds."""
+    """Source of a copy of a run, and the unix time of its last refresh."""
 
     launcher: str
     running: bool
@@ -112,7 +112,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
 
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:
-    """Tell whether a learner works on a run: "running", "finished" or "stopped"."""
+    """Return the state of a run by its learner: "running", "finished" or "stopped"."""
     mirror = read_mirror(folder)
     if mirror.running if mirror else _is_locked(folder / LOCK):
         return "running"
@@ -140,7 +140,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether a process holds the lock. To try it would keep a starting learner from it."""
+    """Return whether a process holds the lock. Trying it could keep a starting learner from it."""
     try:
         inode = path.stat().st_ino
         locks = Path("/proc/locks").read_text()

@@ -1,4 +1,4 @@
-"""Attempts that a transcript tells: those of a step, with those it did without, or of an
+"""Attempts in a transcript: those of a step, with those it did without, or of an
 evaluation."""
 
 import hashlib
@@ -29,7 +29,7 @@ class TranscriptSubject:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptAttempts:
-    """Attempts in the order of pages, the first ones of many; `note` says what was left out."""
+    """Attempts in the order of pages, the first ones of many; `note` is about those left out."""
 
     tries: tuple[tuple[GroupRow, TryRow], ...]
     note: str
@@ -44,7 +44,7 @@ def read_attempts(
         tries += ((group, row) for row in group.tries)
         # One more shows that there are more.
         if len(tries) > most:
-            note = f"Only the first {most} attempts of {subject.title} are told here."
+            note = f"Only the first {most} attempts of {subject.title} are included here."
             return TranscriptAttempts(tuple(tries[:most]), note)
     return TranscriptAttempts(tuple(tries), "")
 

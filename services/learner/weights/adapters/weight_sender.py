@@ -41,7 +41,7 @@ from services.learner.weights.weight_snapshots import (
     WeightSnapshot,
 )
 
-# An engine that has asked for nothing for so long opens a group anew when it does.
+# An engine without a request for so long opens a new group for the next one.
 _IDLE_S = 3600.0
 # Pieces that are under way to an engine.
 _AT_ONCE = 2
@@ -86,18 +86,18 @@ class EngineGroup:
         self._shelf = shelf
         self._files = files
         self._pool = pool
-        self._asked: queue.Queue[SendWeights] = queue.Queue()
+        self._requests: queue.Queue[SendWeights] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
         self._thread.start()
 
     @property
     def is_served(self) -> bool:
-        """True while somebody answers the group's requests."""
+        """True while a thread answers the group's requests."""
         return self._thread.is_alive()
 
-    def ask(self, request: SendWeights) -> None:
-        """Have a publication sent, after those that were asked for before."""
-        self._asked.put(request)
+    def enqueue(self, request: SendWeights) -> None:
+        """Have a publication sent, after those requested before."""
+        self._requests.put(request)
 
     def _serve(self) -> None:
         name = self._opening.group
@@ -109,9 +109,9 @@ class EngineGroup:
         _log.info("an engine has joined", group=name, workers=self._opening.workers)
         try:
             while True:
-                self._send_publication(group, self._asked.get(timeout=_IDLE_S))
+                self._send_publication(group, self._requests.get(timeout=_IDLE_S))
         except queue.Empty:
-            _log.info("an engine has asked for nothing", group=name)
+            _log.info("an engine has sent no request", group=name)
         # Whatever a transfer fails by ends the group: its engine opens another.
         except (RuntimeError, OSError) as error:
             _log.warning("an engine is lost", group=name, reason=str(error))
@@ -159,7 +159,7 @@ class WeightSender:
         self._host = config.reached_at
         self._stall = timedelta(seconds=config.settings.stall_s)
         self._files = MappedFiles()
-        # To ask for GPUs takes some of their memory.
+        # Querying GPUs takes some of their memory.
         self.devices = find_devices() if config.shares_devices else {}
         self._pool = BufferPool(self.devices, config.settings.piece_bytes)
         self._groups: dict[str, EngineGroup] = {}
@@ -190,7 +190,7 @@ class WeightSender:
     def _pass_on(self, request: SendWeights) -> None:
         group = self._groups.get(request.group)
         if group is not None and group.is_served:
-            group.ask(request)
+            group.enqueue(request)
         else:
             self._store.set(request.answer, f"there is no group {request.group}")
 
@@ -201,7 +201,7 @@ def serve_engines(line: bytes) -> None:
     log.setup("weight_sender", config.run_id)
     torch.set_num_threads(1)
     choose_interface(config.reached_at)
-    # Nobody may ask for days.
+    # There may be no request for days.
     store = host_tcp_store(config.host, config.port, timedelta(days=365))
     store.set(SETTINGS, config.settings.to_text())
     sender = WeightSender(store, config)

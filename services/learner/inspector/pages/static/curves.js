@@ -9,7 +9,7 @@
   const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000];
   const style = getComputedStyle(document.documentElement);
   const ink = (name) => style.getPropertyValue(name).trim();
-  // Told apart without red and green, and by dashes too.
+  // Distinguishable without red and green, and by dashes too.
   const LIGHT = ["#3249b3", "#c25b00", "#00796b", "#a0307a", "#6b5b00", "#0077a8", "#7a4a2a", "#5c5f66"];
   const DARK = ["#a3b4ff", "#ffb066", "#5fd0c0", "#f08cc8", "#e0c860", "#6cc6f0", "#d9a683", "#b4b8bf"];
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [4, 4], [12, 4], [1, 4], [6, 2, 2, 2]];

@@ -1,4 +1,4 @@
-// The live board, fetched again every two seconds while somebody can see it.
+// The live board, fetched again every two seconds while it is visible.
 "use strict";
 (() => {
   const board = document.getElementById("live");
@@ -16,7 +16,7 @@
     board.dataset.shown = text;
   }
 
-  // A server that has ended is asked again: it may come back.
+  // A server that has ended is polled further: it may come back.
   const again = () => refresh().catch(() => {}).finally(() => setTimeout(again, EVERY_MS));
   setTimeout(again, EVERY_MS);
 })();

@@ -18,7 +18,7 @@
   const LINE_PX = 20, CHARACTER_PX = 7.9, HEAD_PX = 130;
   let data, chunks, colour, current = null;
 
-  // token_data.py says how they lie.
+  // token_data.py defines their layout.
   function unpack(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
@@ -309,8 +309,8 @@
     chunks = makeChunks();
     view.hidden = false;
     addParts();
-    const asked = new URLSearchParams(location.search).get("colour");
-    paint(COLOURS.includes(asked) ? asked : "logprob");
+    const wanted = new URLSearchParams(location.search).get("colour");
+    paint(COLOURS.includes(wanted) ? wanted : "logprob");
     const nodes = new Map(chunks.map((chunk) => [chunk.node, chunk]));
     const watcher = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) {
