@@ -121,7 +121,7 @@ async def check_switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> Non
 
 
 async def check_damage_is_refused(engine: Engine, learner: AdaptedLearner, folder: Path) -> None:
-    """Adapters of which a bit has changed never reach the engine, which serves on."""
+    """Adapters with a flipped bit never reach the engine, which keeps serving."""
     served, expected = engine.policy, learner.canary
     update = damaged(learner.train_and_publish(), folder)
     with pytest.raises(FingerprintMismatch):

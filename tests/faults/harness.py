@@ -53,7 +53,7 @@ def write_tasks(folder: Path) -> Path:
 
 
 def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
-    """A run of a second a step that notices quickly what has become of its processes."""
+    """A run of one second a step that quickly notices the end of its processes."""
     return {
         "name": "faults",
         "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 512},

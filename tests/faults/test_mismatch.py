@@ -1,4 +1,4 @@
-"""Real runs whose engine is set up otherwise than the trainer: none begins, each with its cause."""
+"""Real runs with an engine configured differently from the trainer: none begins; each names why."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
     ("theta", "temperature", "setting", "sentence"),
     [
         ("1e6", 1.0, "rope", "with rope_theta = 1000000"),
-        # The engine knows nothing of temperatures: all that it reports is of 1.
+        # The engine ignores temperatures: all its reports are for 1.
         ("1e4", 0.7, "temperature", "those of 1, learner.temperature is 0.7"),
     ],
 )

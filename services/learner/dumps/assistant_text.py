@@ -104,7 +104,7 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
 
 
 def _read_calls(text: str) -> tuple[str, list[EpisodeCall]]:
-    """Return what is outside of calls, and the calls."""
+    """Return the text outside of calls, and the calls."""
     outside, calls, position = list[str](), list[EpisodeCall](), 0
     while len(calls) < _MOST_CALLS and (match := _OPENING.search(text, position)):
         outside.append(text[position : match.start()])
@@ -174,7 +174,7 @@ def _value_of(text: str) -> Any:
 
 
 def _read_harmony(text: str) -> AssistantText:
-    """Read channels: `analysis` is thinking, what is addressed to a function is a call."""
+    """Read channels: `analysis` is thinking, text addressed to a function is a call."""
     content, thinking, calls = list[str](), list[str](), list[EpisodeCall]()
     for match in _HARMONY.finditer(text):
         receiver = match["early"] or match["to"] or ""

@@ -137,7 +137,7 @@ def _span_row(span: Span) -> list[Any]:
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
-    """Return rounded numbers; JSON has none for what is not finite."""
+    """Return rounded numbers; JSON has none that are not finite."""
     rounded = np.round(values.astype(np.float64), _DECIMALS)
     numbers: list[float | None] = rounded.tolist()
     if np.isfinite(rounded).all():

@@ -66,7 +66,7 @@ def _export(run_dir: Path, out: Path, form: str, wanted: EpisodeFilter) -> dict[
     journal = run_dir / JOURNAL_FILE
     if not journal.exists():
         raise TrajectoryExportError(f"{journal} is not there, so no episode is known")
-    # A folder beside: what is cut off must not look like all of it.
+    # A folder beside: a partial export must not look complete.
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -104,7 +104,7 @@ def _write(form: str, rows: Iterator[Row], out: Path, run_id: str) -> int:
 
 
 def _report_progress(rows: Iterator[Row | None], total: int) -> Iterator[Row]:
-    """Pass on what is kept, and print how far it is."""
+    """Yield the kept rows, and print progress."""
     reported = time.monotonic()
     for done, row in enumerate(rows, 1):
         if row is not None:

@@ -153,7 +153,7 @@ class RunDumps:
         holds.kept_steps = self._setup.keep
 
     async def finish(self) -> None:
-        """See `Dumps`; what is left then is lost."""
+        """See `Dumps`; jobs left then are lost."""
         try:
             async with asyncio.timeout(FINISH_S):
                 await self._idle.wait()

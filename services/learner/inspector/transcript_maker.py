@@ -64,7 +64,7 @@ class TranscriptMaker:
         self._wanted: SimpleQueue[Transcript | None] = SimpleQueue()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
-        # All children are of this thread: Linux ends a tied child with the thread that began it.
+        # This thread starts all children: Linux ends a tied child with the thread that started it.
         self._thread = Thread(target=self._work, name="transcripts", daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class TranscriptMaker:
         self.close()
 
     def close(self) -> None:
-        """End what is being made, and remove what was."""
+        """End the transcript in the making, and remove the finished ones."""
         with self._lock:
             self._closed = True
             if self._child is not None:

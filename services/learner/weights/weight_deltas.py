@@ -1,5 +1,5 @@
-"""Differences between publications, for workers that hold an older one; what is sent of them is in
-`weight_server.py`."""
+"""Differences between publications, for workers that hold an older one; `weight_server.py`
+sends them."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ class WeightDelta:
         try:
             for start in range(0, self.newer.total_bytes, BLOCK_BYTES):
                 block = await loop.run_in_executor(thread, _encode_block, *paths, start)
-                # After the read: what is superseded is rewritten.
+                # Checked after the read: a superseded publication is rewritten.
                 if not shelf.holds(self.older):
                     break
                 self._blocks.append(block)

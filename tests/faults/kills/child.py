@@ -34,7 +34,7 @@ class Life:
     port: int
     steps: int
     checkpoint_every: int = 2
-    # It kills itself the `count`-th time that it comes to this moment of the ranks.
+    # It kills itself the `count`-th time that the ranks reach this moment.
     moment: str = ""
     count: int = 1
     # If true it first waits until a test opens this pipe.

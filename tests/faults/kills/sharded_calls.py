@@ -63,7 +63,7 @@ class TracedRun(ShardedRun):
         return [SaveCall(*key, n + 1) for key, count in times.items() for n in range(count)]
 
     async def live_until(self, call: SaveCall) -> None:
-        """Live until a process is killed as it comes to this call, for the second checkpoint."""
+        """Live until a process is killed at this call, for the second checkpoint."""
         place = self._root / call.path.replace(FOLDER, self._second_folder().name)
         number = 2 if call.path == PARENT else call.number
         injection = Injection((call.name,), [place], when=str(number))

@@ -1,4 +1,4 @@
-"""Dumps of whole runs: what is in the files, and that no dump costs a run anything."""
+"""Dumps of whole runs: the content of the files, and no cost to the run."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Engines that are set up otherwise than the trainer: each is refused, and its fault named."""
+"""Engines configured differently from the trainer: each is refused, and its fault named."""
 
 from collections.abc import Generator
 from dataclasses import replace

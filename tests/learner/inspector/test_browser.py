@@ -69,7 +69,7 @@ def test_three_clicks_lead_to_the_worst_attempt_of_the_last_step(
 
 
 def numbers_shown(page: Page, index: int) -> dict[str, str]:
-    """Point at a token, and read what is shown of it."""
+    """Point at a token, and read its tooltip."""
     page.locator(f".t[data-i='{index}']").hover()
     page.wait_for_function(
         "i => document.getElementById('token-card').dataset.i === String(i)", arg=index

@@ -111,7 +111,7 @@ async def test_they_make_the_same_steps_as_one(
 
 
 def load_from_the_first(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank on a machine of its own, of which the first alone sees the checkpoint."""
+    """A rank on its own machine; only the first machine has the checkpoint."""
     place, seen = setup["place"], str(Path(setup["shm_dir"]).with_name("checkpoint"))
     changes = {
         "place": {**place, "slots": 1, "slot": 0},

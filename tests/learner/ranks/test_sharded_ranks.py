@@ -463,7 +463,7 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
         found = start_alone(load_a_part, model, processes, tmp_path / str(processes))
         for models, (peak, held) in (each for rank in found for each in enumerate(rank, 1)):
             assert held == pytest.approx(models * 4 * parameters / processes, rel=0.01)
-            # As much as is needed to train it afterwards: what is mapped of the files counts.
+            # As much as training needs afterwards: mapped pages of the files count.
             assert peak <= 1.1 * 16 * models * parameters / processes
 
 

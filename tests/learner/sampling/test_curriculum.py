@@ -104,7 +104,7 @@ def test_a_task_is_parked_when_groups_enough_have_taught_nothing(
     assert learn_of(run, "a1", rewards) == [EventKind.PARKED]
     assert run.curriculum.standing_of("a1") is standing
     drawn = [run.draw().key for _ in range(60)]
-    # Of five draws one tries what is parked.
+    # One of five draws tries a parked task.
     assert drawn.count("a1") == 12
 
 

@@ -59,7 +59,7 @@ class Receivers:
     async def start(
         self, sender: LiveSender, how: str, stage: str, *published: SentModel
     ) -> Failing:
-        """Start one that receives these, and fails by `how` when it comes to a stage."""
+        """Start a receiver of these that fails by `how` at a stage."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         place = self._folder / f"receiver{len(self._started)}"

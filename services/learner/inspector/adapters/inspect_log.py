@@ -355,7 +355,7 @@ class _SampleMaker:
         )
 
     def _scores(self) -> dict[str, Score]:
-        """Return what is known: an unknown reward is absent."""
+        """Return the known scores: an unknown reward is absent."""
         trajectory, scores = self.episode.trajectory, dict[str, Score]()
         checks = [f"failed: {check}" for check in trajectory.checks_failed]
         checks += [f"passed: {check}" for check in trajectory.checks_passed]

@@ -108,7 +108,7 @@ class PageBook:
         return Page("runs.html", "Runs", {"runs": self._library.cards(), "crumbs": ()})
 
     def run(self, run_id: str) -> Page:
-        """Show a run: numbers, what is in flight, steps and evaluations."""
+        """Show a run: numbers, attempts in flight, steps and evaluations."""
         run = self._library.open(run_id)
         with read_journal(run.folder) as db:
             steps, evals = list_steps(db)[:12], list_evals(db)
@@ -126,7 +126,7 @@ class PageBook:
         return Page("run.html", run_id, {"run": run_id, **values})
 
     def live(self, run_id: str) -> Page:
-        """Show what is in flight, as a part of the run's page."""
+        """Show the attempts in flight, as a part of the run's page."""
         run = self._library.open(run_id)
         board, mirror = read_live_board(run.folder), read_mirror(run.folder)
         return Page("live.html", run_id, {"run": run_id, "board": board, "mirror": mirror})

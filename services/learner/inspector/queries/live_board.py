@@ -1,4 +1,4 @@
-"""The live board: what is in flight, what came last, and the newest alarms."""
+"""The live board: attempts in flight, the last ones received, and the newest alarms."""
 
 import json
 import os
@@ -60,7 +60,7 @@ class LiveBoard:
 
 
 def read_live_board(folder: Path) -> LiveBoard:
-    """Read what is in flight. Raises NotFoundError."""
+    """Read the live board. Raises NotFoundError."""
     with read_journal(folder) as db:
         ids = [
             row[0]

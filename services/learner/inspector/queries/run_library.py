@@ -1,4 +1,4 @@
-"""Everything that pages read of the runs in a folder, with what is kept between requests."""
+"""Everything that pages read of the runs in a folder, with the state kept between requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A child of the learner service, beside WeightService and spoken to in the same lines. Engines meet
 it at a store (`services/common/weight_transfer.py`), each in a group of its own: one that dies or
-stands still costs the others nothing. It ends when its stdin does, so never outlives its parent."""
+stalls costs the others nothing. It ends when its stdin does, so never outlives its parent."""
 
 import os
 import queue
@@ -112,7 +112,7 @@ class EngineGroup:
                 self._send_publication(group, self._requests.get(timeout=_IDLE_S))
         except queue.Empty:
             _log.info("an engine has sent no request", group=name)
-        # Whatever a transfer fails by ends the group: its engine opens another.
+        # Any failed transfer ends the group: its engine opens another.
         except (RuntimeError, OSError) as error:
             _log.warning("an engine is lost", group=name, reason=str(error))
         group.abort()
@@ -165,7 +165,7 @@ class WeightSender:
         self._groups: dict[str, EngineGroup] = {}
 
     def answer_for_ever(self) -> None:
-        """Hand each request to the group that it is of."""
+        """Hand each request to its group."""
         while True:
             text = self._store.queue_pop(REQUESTS)
             try:

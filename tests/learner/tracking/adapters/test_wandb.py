@@ -1,4 +1,4 @@
-"""The real wandb, without a network: what is in its offline files, which `wandb sync` uploads."""
+"""The real wandb, without a network: its offline files, which `wandb sync` uploads."""
 
 import json
 import os
