@@ -143,7 +143,7 @@ async def test_a_machine_with_another_token_is_refused_and_the_replica_says_who_
         starting = asyncio.create_task(rollout.start())
         machine = await rollout.machine(token="a-token-of-strangers")
         assert await machine.ended(60) == 2
-        assert "the rollout's Ray cluster refuses this machine" in machine.output
+        assert "the rollout's Ray cluster refuses this machine" in machine.said
         missing = r"machine 1 of 2 has not joined in 30 s: run `python -m services\.rollout\.nodes"
         with pytest.raises(EngineDead, match=missing):
             await starting
@@ -152,4 +152,4 @@ async def test_a_machine_with_another_token_is_refused_and_the_replica_says_who_
 async def test_a_machine_that_the_engine_does_not_count_ends(model: Path, tmp_path: Path) -> None:
     machine = await start_machine(tmp_path / "machine", config_of(), model, number=2)
     assert await machine.ended() == 2
-    assert "--replica 2: rollout.engine.nodes is 2" in machine.output
+    assert "--replica 2: rollout.engine.nodes is 2" in machine.said
