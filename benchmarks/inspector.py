@@ -39,7 +39,7 @@ from benchmarks.timed_learner import TimedLearner, run_timed_learner
 from services.common import log
 from services.common.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
-from tests.learner.inspector.made_runs import RUN, MadeRun, ToldAttempt, conversation, open_run
+from tests.learner.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
 from tests.learner.inspector.served_pages import ServedPages, browsing, serving, watched_page
 
 ATTEMPTS, ATTEMPT_S, GROUP = 256, 10.0, 8
@@ -184,8 +184,8 @@ def measure_opening(opens: int) -> dict[str, Any]:
 async def _make_long_run(folder: Path) -> MadeRun:
     run = open_run(folder / "runs")
     await run.journal.begin_epoch(1)
-    told = (ToldAttempt(conversation(50, words=290), 0.0), ToldAttempt(conversation(2), 1.0))
-    await run.plan_step(1, [await run.add_group(told)])
+    attempts = (MadeAttempt(conversation(50, words=290), 0.0), MadeAttempt(conversation(2), 1.0))
+    await run.plan_step(1, [await run.add_group(attempts)])
     await run.journal.close()
     return run
 

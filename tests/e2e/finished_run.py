@@ -120,7 +120,7 @@ def train(spec: Path, runs: Path, *overrides: str, timeout_s: float) -> Finished
 
 
 def processes_of(runs: Path) -> list[str]:
-    """Command lines of what runs with this runs folder as an argument or in its environment.
+    """Command lines of processes with this runs folder as an argument or in their environment.
 
     Everything that a launcher starts inherits its mark, which names the folder.
     """

@@ -58,7 +58,7 @@ TOLERANCE = 1e-4
 PROMPT = np.arange(3, 67, dtype=np.int32)
 # Ends a turn practically never.
 NEVER = 383
-# Until a turn has begun and has not ended: nobody knows how fast this machine is now.
+# Pauses until a turn has begun and not ended: the speed of this machine is unknown.
 PAUSES_S = (0.3, 0.6, 0.1, 1.2, 2.4, 4.8)
 
 
@@ -108,7 +108,7 @@ async def switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> SwitchedT
 
 
 async def check_switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> None:
-    """A turn that is under way goes on with the next adapters, to the very token."""
+    """A turn under way continues with the next adapters, to the very token."""
     turn = await switch_in_a_turn(engine, learner)
     old, written = turn.old, turn.written
     assert [span.policy for span in written.spans] == [turn.before, turn.after]
@@ -121,7 +121,7 @@ async def check_switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> Non
 
 
 async def check_damage_is_refused(engine: Engine, learner: AdaptedLearner, folder: Path) -> None:
-    """Adapters of which a bit has changed never reach the engine, which serves on."""
+    """Adapters with a flipped bit never reach the engine, which keeps serving."""
     served, expected = engine.policy, learner.canary
     update = damaged(learner.train_and_publish(), folder)
     with pytest.raises(FingerprintMismatch):
@@ -132,7 +132,7 @@ async def check_damage_is_refused(engine: Engine, learner: AdaptedLearner, folde
 
 
 def no_feed() -> PolicyFeed:
-    """What nothing is fetched from."""
+    """A feed for tests that fetch nothing."""
     return None  # pyright: ignore[reportReturnType]
 
 

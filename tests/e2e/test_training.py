@@ -90,7 +90,7 @@ def test_the_engines_logprobs_after_every_sync_are_the_trainers(
 ) -> None:
     for version, scorer in enumerate(scorers):
         found = np.abs(written_by(finished, scorer, version))
-        assert len(found) > 300, f"too few tokens of version {version} are kept to tell"
+        assert len(found) > 300, f"too few tokens of version {version} are kept"
         assert found.max() < TOLERANCE, f"version {version}"
 
 

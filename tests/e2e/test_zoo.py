@@ -130,14 +130,14 @@ def check_agreement(trained: Trained) -> None:
         assert largest_distance(trained, scorer, version) <= TOLERANCE, f"version {version}"
     for version in range(1, STEPS + 1):
         stale = largest_distance(trained, scorers[version - 1], version)
-        assert stale > 10 * TOLERANCE, "the update changed too little to tell"
+        assert stale > 10 * TOLERANCE, "the update changed too little"
 
 
 def largest_distance(trained: Trained, scorer: Scorer, version: int) -> float:
     """Return the largest difference at the tokens that a version wrote and that are kept."""
     sequences = [s for each in trained.run.trajectories() for s in each.sequences]
     found = np.concatenate([distances(each, scorer, version) for each in sequences])
-    assert len(found) > 20, f"too few tokens of version {version} to tell"
+    assert len(found) > 20, f"too few tokens of version {version}"
     return float(np.abs(found).max())
 
 

@@ -44,7 +44,7 @@ MCP = {
 
 
 def write_tasks(folder: Path) -> Path:
-    """Tasks that `SmallEngine` can tell apart."""
+    """Tasks that `SmallEngine` can distinguish."""
     path = folder / "tasks.json"
     made = list(make_tasks(list(APPS), "train", TASKS))
     assert len({task["prompt"] for task in made}) == TASKS, "the engine knows tasks by prompts"
@@ -53,7 +53,7 @@ def write_tasks(folder: Path) -> Path:
 
 
 def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
-    """A run of a second a step that notices quickly what has become of its processes."""
+    """A run of one second a step that quickly notices the end of its processes."""
     return {
         "name": "faults",
         "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 512},
@@ -89,7 +89,7 @@ def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
 
 
 class FaultRun:
-    """One run of `flotilla train` in a folder of its own, and what its journal says of it."""
+    """One run of `flotilla train` in a folder of its own, and the contents of its journal."""
 
     def __init__(self, folder: Path, wish: dict[str, Any]) -> None:
         self.runs = folder / "runs"
@@ -251,7 +251,7 @@ class FaultRun:
                 "SELECT group_id, attempt_index FROM trajectories WHERE failure IS NULL"
             ).fetchall()
         assert len(set(planned)) == len(planned), "an attempt is in two steps"
-        assert set(planned) <= set(graded), "a step was planned with what nobody sent"
+        assert set(planned) <= set(graded), "a step was planned with attempts that were not sent"
         acknowledged = fates.pop("acknowledged")
         assert sum(fates.values()) == acknowledged, fates
         assert steps is None or self.steps() == steps

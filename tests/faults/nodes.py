@@ -91,7 +91,7 @@ class Nodes:
 
 @asynccontextmanager
 async def nodes(folder: Path, spec: Mapping[str, Any]) -> AsyncGenerator[Nodes]:
-    """What is started is ended with the block."""
+    """Nodes that end with the block."""
     made = Nodes(folder, spec)
     try:
         yield made
@@ -100,7 +100,7 @@ async def nodes(folder: Path, spec: Mapping[str, Any]) -> AsyncGenerator[Nodes]:
 
 
 async def _serving(process: asyncio.subprocess.Process, log: Path, limit_s: float) -> str:
-    """The address that a process says it serves at."""
+    """The address that a process logs as its own."""
     async with asyncio.timeout(limit_s):
         while process.returncode is None:
             if address := _address(log):

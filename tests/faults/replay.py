@@ -1,4 +1,4 @@
-"""What a run would have come to if nobody had killed it."""
+"""The result that a run would have had without kills."""
 
 import json
 from pathlib import Path

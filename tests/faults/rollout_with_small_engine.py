@@ -38,7 +38,7 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
         tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
         return SmallEngine(words, turn_end_id, tasks, turn_s=TURN_S)
 
-    setattr(fake, "FakeEngine", engine)  # noqa: B010 - a class in place of which a function stands
+    setattr(fake, "FakeEngine", engine)  # noqa: B010 - a function replaces a class
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
     if FOLDER in os.environ:

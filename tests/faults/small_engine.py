@@ -1,7 +1,7 @@
 """An engine that follows a script but scores and updates like a real one.
 
 What it writes solves the task in about half of the attempts. The logprobs of what it wrote, and
-the canary's, are computed from the weights that it was told to load.
+the canary's, are computed from the weights that it has loaded.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class SmallEngine(FakeEngine):
         return Completion(kept, logprobs, spans, cut=len(ids) > max_tokens, timed_out=timed_out)
 
     def _turn(self, text: str, seed: int) -> str:
-        """The next call of the plan; a lazy half of the attempts says at once that it is done, and
-        so does the answer to what is no task."""
+        """The next call of the plan; a lazy half of the attempts reports done at once, and
+        so does the answer to a prompt without a task."""
         if QUESTION not in text:
             return "<done>"
         prompt = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]

@@ -18,7 +18,7 @@ Array = NDArray[np.floating[Any]]
 
 
 def write_policy(folder: Path, corpus: Sequence[str], seed: int = 0) -> None:
-    """A model folder of which every weight is drawn from `seed`."""
+    """A model folder with every weight drawn from `seed`."""
     tokenizer = train_tokenizer(corpus, VOCABULARY - 16)
     save_tokenizer(tokenizer, folder)
     config = {

@@ -28,7 +28,7 @@ from tests.support.doctor import double
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Of a user's shell; nobody here has a use for them.
+# From a user's shell; no service here uses them.
 OTHERS = {
     "OPENAI_API_KEY": "canary-openai-0123456789abcdef",
     "GITHUB_PAT": "canary-github-0123456789abcdef",
@@ -162,7 +162,7 @@ def check_processes(onlooker: Onlooker) -> None:
     }
     assert {role: traces for role, traces in too_much.items() if traces} == {}
     assert found[LEARNER] == GIVEN[LEARNER] and found[ENVIRONMENTS] == GIVEN[ENVIRONMENTS]
-    assert max(onlooker.core_bytes) <= 1, "nobody may leave a core dump"
+    assert max(onlooker.core_bytes) <= 1, "no process may leave a core dump"
 
 
 def check_files(canaries: Canaries, run: FaultRun, folder: Path) -> None:

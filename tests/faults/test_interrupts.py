@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, and the death of the launcher: all ends, and can go on."""
+"""Ctrl-C at any moment, and the death of the launcher: all ends, and can resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ NewRun = Callable[..., FaultRun]
 GONE_S = 40.0
 INTERRUPTED = 130
 
-# How to tell that a run is at a moment.
+# Signs that a run is at a moment.
 MOMENTS: dict[str, Callable[[FaultRun], bool]] = {
     "starting": lambda run: bool(run.processes(RANK)),
     "evaluating": lambda run: "evaluating" in run.output or run.sampled() > 0,
@@ -58,7 +58,7 @@ async def test_ctrl_c_again_and_again_delays_a_run_and_costs_it_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", list(MOMENTS))
-async def test_a_run_interrupted_at_one_moment_can_go_on(new_run: NewRun, moment: str) -> None:
+async def test_a_run_interrupted_at_one_moment_can_resume(new_run: NewRun, moment: str) -> None:
     run = new_run(learner={"steps": 4})
     await run.train()
     if moment == "draining":
@@ -75,7 +75,7 @@ async def test_a_run_interrupted_at_one_moment_can_go_on(new_run: NewRun, moment
 
 
 @pytest.mark.slow
-async def test_a_run_whose_launcher_was_killed_goes_on_under_another(new_run: NewRun) -> None:
+async def test_a_run_whose_launcher_was_killed_resumes_under_another(new_run: NewRun) -> None:
     run = new_run(learner={"steps": 6})
     await run.train()
     await run.step(2)

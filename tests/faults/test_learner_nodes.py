@@ -16,7 +16,7 @@ SEVERAL = "--learner.rank.nodes=2"
 
 
 @pytest.mark.slow
-async def test_a_run_goes_on_when_a_machine_of_its_learner_is_lost(
+async def test_a_run_resumes_when_a_machine_of_its_learner_is_lost(
     tmp_path: Path, policy: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOTILLA_TEST_TASKS", str(tasks))

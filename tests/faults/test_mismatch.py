@@ -1,4 +1,4 @@
-"""Real runs whose engine is set up otherwise than the trainer: none begins, and each says why."""
+"""Real runs with an engine configured differently from the trainer: none begins; each names why."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
     ("theta", "temperature", "setting", "sentence"),
     [
         ("1e6", 1.0, "rope", "with rope_theta = 1000000"),
-        # The engine knows nothing of temperatures: all that it reports is of 1.
+        # The engine ignores temperatures: all its reports are for 1.
         ("1e4", 0.7, "temperature", "those of 1, learner.temperature is 0.7"),
     ],
 )
@@ -42,7 +42,7 @@ async def test_a_run_with_a_mismatch_is_refused_by_the_launcher_with_the_reason(
     await run.gone(10.0)
 
 
-async def test_a_rollout_with_another_chat_template_gets_no_work_and_is_told_so(
+async def test_a_rollout_with_another_chat_template_gets_no_work_but_the_cause(
     new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = new_run()

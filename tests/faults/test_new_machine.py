@@ -1,4 +1,4 @@
-"""A machine is lost with its disk: the run goes on elsewhere, from what was uploaded to S3."""
+"""A machine is lost with its disk: the run resumes elsewhere, from what was uploaded to S3."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ from tests.support.remote_checkpoints import BUCKET, s3_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
+async def test_a_run_resumes_from_s3_when_its_machine_is_gone(
     new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-for-tests")
@@ -61,7 +61,7 @@ async def first_manifest(store: RemoteStore, run: FaultRun) -> None:
 
 
 def load(folder: Path) -> None:
-    """As anybody would."""
+    """Load it as any user would."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("hello", return_tensors="pt")

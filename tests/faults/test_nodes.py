@@ -1,4 +1,4 @@
-"""Every service's real process beyond loopback: it serves its run, and nobody else."""
+"""Every service's real process beyond loopback: it serves its run, and no other."""
 
 import asyncio
 import json

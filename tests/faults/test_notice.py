@@ -139,7 +139,7 @@ async def clear(run: Rented) -> None:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those that run on a machine, or on any of several."""
+    """Processes that run on a machine, or on any of several."""
     return [process for process in psutil.process_iter() if _is_at(process, f"{folder}/")]
 
 
@@ -148,12 +148,12 @@ def _is_at(process: psutil.Process, folder: str) -> bool:
         words = [*process.cmdline(), process.environ().get("FLOTILLA_UNIT", "")]
         return runs(process) and any(word.startswith(folder) for word in words)
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or of another user.
         return False
 
 
 @pytest.mark.slow
-async def test_a_learner_is_in_the_store_before_its_machine_goes_and_goes_on_on_the_next(
+async def test_a_learner_is_in_the_store_before_its_machine_goes_and_resumes_on_the_next(
     rented: Rented,
 ) -> None:
     await rented.until(lambda: len(rented.steps("learner-1")) >= 2)

@@ -1,4 +1,4 @@
-"""kill -9 of a learner: the run goes on with the very tasks that it would have had."""
+"""kill -9 of a learner: the run resumes with the very tasks that it would have had."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def learn(folder: Path, worker: FakeWorker, port: int, kills: list[tuple[s
 
 
 def journaled(folder: Path) -> dict[str, list[Any]]:
-    """What was drawn, planned, filtered and thought of every task."""
+    """Draws, plans, filters and estimates of every task."""
     queries = {
         "drawn": "SELECT group_id, sequence_number, spec, state, step FROM groups ORDER BY 1",
         "plans": "SELECT step, attempts FROM plans ORDER BY 1",

@@ -1,4 +1,4 @@
-"""What a killed replica leaves behind without its mark is found by the next launcher."""
+"""Unmarked leftovers of a killed replica are found by the next launcher."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
+"""kill -9 of any process of a run: the run resumes, and nothing is trained twice or lost."""
 
 import shutil
 import signal
@@ -29,7 +29,7 @@ NewRun = Callable[..., FaultRun]
 MODEL = "model.safetensors"
 
 
-async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gateway(
+async def test_a_run_survives_its_rollout_its_environments_and_its_gateway(
     new_run: NewRun,
 ) -> None:
     run = new_run(env_gateway=MCP, learner={"steps": 4})
@@ -45,7 +45,7 @@ async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gatewa
 
 
 @pytest.mark.slow
-async def test_a_run_goes_on_without_each_of_them_alone(new_run: NewRun) -> None:
+async def test_a_run_survives_each_of_them_alone(new_run: NewRun) -> None:
     run = new_run(env_gateway=MCP, learner={"steps": 8})
     await run.train()
     for module in (ROLLOUT, ENVIRONMENTS, GATEWAY):
@@ -94,7 +94,7 @@ async def _refuses_another_policy(run: FaultRun, policy: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_run_goes_on_without_its_rank(new_run: NewRun) -> None:
+async def test_a_run_survives_its_rank(new_run: NewRun) -> None:
     run = new_run()
     await run.train()
     await run.step(2)
@@ -108,7 +108,7 @@ async def test_a_run_goes_on_without_its_rank(new_run: NewRun) -> None:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("module", [ENGINE, VLLM_ROLLOUT])
-async def test_a_run_with_a_real_engine_goes_on_without_it(new_run: NewRun, module: str) -> None:
+async def test_a_run_with_a_real_engine_survives_it(new_run: NewRun, module: str) -> None:
     run = new_run(
         learner={"steps": 4},
         rollout={"max_generate_length": 16, "engine": {"device": "cpu", "max_num_seqs": 8}},

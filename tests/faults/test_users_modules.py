@@ -24,7 +24,7 @@ NAMES = (
 # They name the interpreter without running a module or a program of ours by it.
 EXCEPTIONS = {
     "services/common/python_command.py",
-    # A user's command, of which `python` is the first word.
+    # A user's command that begins with `python`.
     "services/launcher/control/prepare_commands.py",
     "services/common/tied_child.py",
     # By path, and it puts another folder in place of its own.
@@ -46,7 +46,7 @@ EXCEPTIONS = {
 
 
 def users_folder(folder: Path) -> Path:
-    """A project of somebody's, with packages and modules that nothing of ours may import."""
+    """A user's project, with packages and modules that nothing of ours may import."""
     folder.mkdir()
     for number, name in enumerate(NAMES):
         path = folder / name / "__init__.py" if number % 2 == 0 else folder / f"{name}.py"

@@ -47,7 +47,7 @@ async def begin() -> AsyncGenerator[Begin]:
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not reached():  # noqa: ASYNC110 (nobody there to set an event)
+        while not reached():  # noqa: ASYNC110 (no one to set an event)
             await asyncio.sleep(0.02)
 
 

@@ -21,7 +21,7 @@ class Case:
     name: str
     peer: str
     version: str
-    # Dotted path of what was called.
+    # Dotted path of the function called.
     function: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, Any]

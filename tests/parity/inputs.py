@@ -1,4 +1,4 @@
-"""What every peer is asked about: padded matrices [sequences][positions], as plain lists.
+"""Inputs for every peer: padded matrices [sequences][positions], as plain lists.
 
 Numbers are rounded to a few digits, so that they stand in the fixtures as they are. What lies under
 a mask of 0 is not 0 on purpose: it must not count.

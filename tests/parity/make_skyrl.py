@@ -13,7 +13,7 @@ from tests.parity import inputs
 from tests.parity.fixtures import Recorder
 from tests.parity.recording import tensors, with_gradient
 
-# SkyRL's API types say TypedDict in a way that pydantic takes from Python 3.12 on. No formula
+# SkyRL's API types use TypedDict in a way that pydantic accepts from Python 3.12 on. No formula
 # is concerned.
 typing.TypedDict = typing_extensions.TypedDict
 

@@ -139,8 +139,8 @@ def add_losses(record: Recorder) -> None:
 
 
 def add_kl(record: Recorder) -> None:
-    """With advantages of 0 the loss is its KL term."""
-    # TRL multiplies the estimate by the policy's ratio unless it is told not to.
+    """Record the KL term: the loss with advantages of 0."""
+    # TRL multiplies the estimate by the policy's ratio by default.
     plain = {"use_bias_correction_kl": False}
     for name, given, settings in (
         ("k3", "tokens", {"loss_type": "dapo", "beta": 1.0, **plain}),
@@ -157,7 +157,7 @@ def add_kl(record: Recorder) -> None:
 
 
 def add_advantages(record: Recorder) -> None:
-    """What a trainer gives its own groups of 4, on completions that are put in place of samples."""
+    """Record the advantages of groups of 4, on completions that are put in place of samples."""
     rewards = [0.0, 0.25, 1.0, 0.75, 0.5, 0.5, 0.5, 0.5]
     record.inputs["fours"] = {"group": [str(place // 4) for place in range(8)], "reward": rewards}
     tokens, texts = ([[2]] * 8, [[3, 1]] * 8), ["<3>"] * 8

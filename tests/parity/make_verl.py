@@ -156,7 +156,7 @@ def add_reductions(record: Recorder) -> None:
             given["logprobs"],
         )
         record.add("reduction", mode, _CORE + "agg_loss", "tokens", whole, **extra)
-        # Micro-batches of 3 and 5 sequences, told of the whole batch.
+        # Micro-batches of 3 and 5 sequences, given the size of the whole batch.
         parts = [
             with_gradient(
                 lambda x, mode=mode, extra=extra, rows=rows: core.agg_loss(

@@ -1,4 +1,4 @@
-"""What the scripts of all peers need: tensors of the inputs, and values with their gradients."""
+"""Helpers of all peers' scripts: tensors of the inputs, and values with their gradients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where a peer differs on purpose or by accident: what it does, what this project does instead.
+"""Differences from peers, on purpose or by accident: their result, and that of this project.
 
 README.md lists them with the reasons.
 """
@@ -59,7 +59,7 @@ def test_skyrl_adds_1e_6_to_the_mean_of_max_rl_and_this_project_nothing() -> Non
     agree(found, [theirs.outputs["advantages"][place] for place in pair], tolerance=1e-9)
 
 
-def test_with_a_negative_mean_skyrl_rewards_the_worst_and_this_project_nobody() -> None:
+def test_with_a_negative_mean_skyrl_rewards_the_worst_and_this_project_none() -> None:
     theirs = case("skyrl", "advantage", "max_rl")
     places = [place for place, group in enumerate(theirs.inputs["group"]) if group == "negative"]
     best = max(places, key=lambda place: theirs.inputs["reward"][place])
@@ -112,7 +112,7 @@ def test_a_log_ratio_of_a_k3_is_held_within_20_here_and_not_at_all_in_trl() -> N
     assert gradient[far].abs().max() > math.exp(22)
 
 
-def test_trl_multiplies_its_k3_by_the_ratio_unless_told_not_to() -> None:
+def test_trl_multiplies_its_k3_by_the_ratio_by_default() -> None:
     theirs = case("trl", "kl", "k3_bias_corrected")
     given = Packed(theirs.inputs)
     logprobs = given["logprobs"].requires_grad_()

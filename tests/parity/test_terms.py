@@ -1,4 +1,4 @@
-"""What stands beside the policy loss: KL, reductions, corrections, entropy, values, penalties."""
+"""Terms beside the policy loss: KL, reductions, corrections, entropy, values, penalties."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -154,7 +154,7 @@ class StderrTail:
         lines = [
             line for line in self._kept.decode("utf-8", "replace").splitlines() if line.strip()
         ]
-        return f"{ended} and said: {lines[-1].strip()[:_SHOWN_CHARS]}" if lines else ended
+        return f"{ended} and wrote: {lines[-1].strip()[:_SHOWN_CHARS]}" if lines else ended
 
     async def close(self) -> None:
         self._reading.cancel()

@@ -76,7 +76,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--service", required=True, choices=SERVICES)
     add("--replica", type=int, required=True, help="its number among its equals")
     add("--run-id", required=True)
-    add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
+    add("--run-dir", type=Path, required=True, help="folder for the run's files on this machine")
     add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
     add("--resume", action="store_true", help="the run has begun: never begin it again here")
     add("--node", type=int, default=0, help="which of the replica's machines this is; 0 runs it")

@@ -30,7 +30,7 @@ BACKEND = "flotilla"
 
 def register_transfer() -> None:
     """Make `BACKEND` known to vLLM; may be called again."""
-    # vLLM refuses a name that it knows, and tells nobody which it knows.
+    # vLLM refuses a name that it knows, and has no public list of them.
     if BACKEND not in WeightTransferEngineFactory._registry:  # pyright: ignore[reportPrivateUsage]
         WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
 
@@ -86,7 +86,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
         """Begin nothing: until the sender has agreed the model stays as it is."""
 
     def receive_weights(self, update_info: WeightsInfo) -> None:
-        """Ask for a publication, and load it as it comes; see the base class.
+        """Request a publication, and load it as it comes; see the base class.
 
         Sets `failure`, and `torn` where it failed after the sender had agreed."""
         with self._noted_failure():

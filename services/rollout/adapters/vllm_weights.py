@@ -38,7 +38,7 @@ class WeightLoader:
     def end_with_rollout(self, rollout: int, between: Sequence[int]) -> None:
         """End this process when the rollout ends, however it ends; with it the processes `between`.
 
-        A killed rollout would otherwise leave engines that hold their memory and serve nobody.
+        A killed rollout would otherwise leave engines that hold their memory and serve no client.
         """
         if sys.platform != "linux":
             return
@@ -75,7 +75,7 @@ class WeightLoader:
         if worker.device.type != "cuda":
             return peak_memory_bytes(), 0, 0
         free, total = torch.cuda.mem_get_info(worker.device)
-        # Memory that torch has reserved and given back is in use by nobody now.
+        # Memory that torch has reserved and given back is unused now.
         back = torch.cuda.max_memory_reserved(worker.device) - torch.cuda.memory_reserved(
             worker.device
         )

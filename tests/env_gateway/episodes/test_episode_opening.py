@@ -16,7 +16,7 @@ from tests.support.fake_gateway import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.
 OLD_SERVER = "from mcp.server.fastmcp import FastMCP"
-ENDED = r"it ended with code 1 and said: ModuleNotFoundError: .* This is mcp 2"
+ENDED = r"it ended with code 1 and wrote: ModuleNotFoundError: .* This is mcp 2"
 AWAY = BackendError("connect", "http://127.0.0.1:9/mcp cannot be reached", delivered=False)
 
 

@@ -1,4 +1,4 @@
-"""What is killed: a whole learner with `SmallRanks`, in a process forked from `zygote`."""
+"""The killed process: a whole learner with `SmallRanks`, forked from `zygote`."""
 
 import asyncio
 import os
@@ -34,10 +34,10 @@ class Life:
     port: int
     steps: int
     checkpoint_every: int = 2
-    # It kills itself the `count`-th time that it comes to this moment of the ranks.
+    # It kills itself the `count`-th time that the ranks reach this moment.
     moment: str = ""
     count: int = 1
-    # It waits for somebody to open this pipe before it does anything.
+    # If true it first waits until a test opens this pipe.
     wait: bool = False
 
 
@@ -53,7 +53,7 @@ async def live(life: Life) -> None:
         attach_grace_s=0.1,
         checkpoint={"every": life.checkpoint_every, "keep": 2},
     )
-    # No spec may ask for none: such a life ends as soon as its journal is made.
+    # No spec may have 0 steps: such a life ends as soon as its journal is made.
     config = config.model_copy(update={"steps": life.steps})
     runtime = make_runtime(life.folder, config, listen=f"127.0.0.1:{life.port}")
     ranks = SmallRanks(

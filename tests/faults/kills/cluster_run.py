@@ -1,4 +1,4 @@
-"""A run whose second rank is on a further machine, of which anything may be killed."""
+"""A run whose second rank is on another machine, where any process may be killed."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress

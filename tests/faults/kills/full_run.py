@@ -31,7 +31,7 @@ class FullRun:
         self.points: Counter[str] = Counter()
 
     async def run(self, killed: Callable[[str], None]) -> Verdict:
-        """`killed` is told of every kill. Raises AssertionError when the run does not end well."""
+        """Call `killed` after every kill. Raises AssertionError when the run does not end well."""
         policy = self._folder / "policy"
         policy.mkdir(parents=True)
         tasks = write_tasks(self._folder)

@@ -47,7 +47,7 @@ class TracedRun(ShardedRun):
     traces: dict[str, Strace] = field(default_factory=dict[str, Strace])
 
     async def watched_calls(self) -> list[SaveCall]:
-        """Live a run that nobody kills; return the calls by which its last checkpoint is saved."""
+        """Live a run without kills; return the calls by which its last checkpoint is saved."""
         folder = f"step-{self.steps:06d}.tmp-1"
         paths = [self._root, self._root / folder, *(self._root / folder / name for name in FILES)]
         watching = Injection(NAMES, paths, when=_NEVER)
@@ -63,7 +63,7 @@ class TracedRun(ShardedRun):
         return [SaveCall(*key, n + 1) for key, count in times.items() for n in range(count)]
 
     async def live_until(self, call: SaveCall) -> None:
-        """Live until a process is killed as it comes to this call, for the second checkpoint."""
+        """Live until a process is killed at this call, for the second checkpoint."""
         place = self._root / call.path.replace(FOLDER, self._second_folder().name)
         number = 2 if call.path == PARENT else call.number
         injection = Injection((call.name,), [place], when=str(number))

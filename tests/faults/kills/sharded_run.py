@@ -41,7 +41,7 @@ class Strike:
 
 @dataclass(slots=True)
 class Undisturbed:
-    """What the plans of a run come to if nobody kills anything, by step."""
+    """Results of the plans of a run without kills, by step."""
 
     states: dict[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
     losses: dict[int, float] = field(default_factory=dict[int, float])
@@ -67,7 +67,7 @@ class ShardedRun(KilledRun):
         return await self._live(play)
 
     async def _live(self, play: Callable[[int, asyncio.Task[int]], Awaitable[None]]) -> int:
-        """One life, in which `play` is told the learner's process once its port is open."""
+        """One life, in which `play` receives the learner's process once its port is open."""
         life = self._make_life()
         message = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(life).items()}
         pid = await self.server.begin("live-sharded", message, self.log)
@@ -107,7 +107,7 @@ class ShardedRun(KilledRun):
         self.kills[victim] += 1
 
     def losses(self) -> dict[int, float]:
-        """Return the loss of each step, as the run told it."""
+        """Return the loss of each step, as the run logged it."""
         points = parse_points((self.run_dir / "metrics.jsonl").read_bytes().splitlines())
         return {p["step"]: p["policy/loss"] for p in points if "policy/loss" in p}
 

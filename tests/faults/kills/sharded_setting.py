@@ -1,4 +1,4 @@
-"""What tests of killed ranks share: how their runs begin, and what they come to."""
+"""Shared parts of tests of killed ranks: the start of their runs, and their results."""
 
 import random
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class ShardedSetting:
         return run
 
     async def ends_well(self, run: ShardedRun) -> list[int]:
-        """Live to the end, and compare all with a run that nobody kills; return the steps of the
+        """Live to the end, and compare all with a run without kills; return the steps of the
         checkpoints that were read."""
         assert await run.live(None) == 0, tail(run.log)
         lost, books = run.books()

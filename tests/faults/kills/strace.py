@@ -46,7 +46,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What happens at the `when`-th of `calls` on `paths`: `signal=SIGKILL`, `error=ENOSPC`."""
+    """An event at the `when`-th of `calls` on `paths`: `signal=SIGKILL`, `error=ENOSPC`."""
 
     calls: tuple[str, ...]
     paths: Sequence[Path]

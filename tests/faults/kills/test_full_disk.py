@@ -1,4 +1,4 @@
-"""A disk that is full or fails: the learner says so and ends, and the run can be resumed."""
+"""A disk that is full or fails: the learner reports it and ends, and the run can be resumed."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -40,7 +40,7 @@ def check(verdict: Verdict) -> None:
 
 
 async def watched(run: KilledRun) -> list[Call]:
-    """The calls of a whole run that nobody kills, in order."""
+    """The calls of a whole run without kills, in order."""
     files = checkpoint_files(run.run_dir, run.steps, 1) + journal_files(run.run_dir)
     assert await run.start(Death(Injection(EVERY_CALL, files, when=NEVER))) == 0
     return run.calls

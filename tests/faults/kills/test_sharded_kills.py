@@ -46,7 +46,7 @@ async def test_a_sharded_save_cut_off_at_any_sync_or_rename_leaves_the_old_or_th
 
     calls = await (await new_run("watched", 2)).watched_calls()
     assert Counter(call.process for call in calls) == {"rank": 3, "rank-1": 1, LEARNER: 4}, calls
-    # Training goes on beside a save: a life plans up to three steps.
+    # Training continues during a save: a life plans up to three steps.
     run = await new_run("run", 3 * (len(calls) + 2) + 2)
     newest: list[int] = []
     for call in calls:

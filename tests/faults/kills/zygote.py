@@ -19,7 +19,7 @@ from tests.faults.kills.child import Life, replay, run_life
 from tests.faults.kills.sharded_learner import ShardedLife, run_sharded
 from tests.support.tiny_ranks import write_model
 
-# A process of which nobody wants to know ends by itself.
+# An abandoned process ends after this time.
 LIFE_S = 300
 
 
@@ -39,7 +39,7 @@ def _say(answer: dict[str, int]) -> None:
 
 
 def _child(command: dict[str, Any]) -> None:
-    """Does not return. Nobody may be left to kill it."""
+    """Run the child; never returns. It ends in time if no test is left to kill it."""
     signal.alarm(LIFE_S)
     log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -49,7 +49,7 @@ def _child(command: dict[str, Any]) -> None:
     try:
         _WORK[command["name"]](command["arguments"])
         code = 0
-    except Exception:  # noqa: BLE001 - the log is the only place to tell of it
+    except Exception:  # noqa: BLE001 - the log is the only place to report it
         traceback.print_exc()
     finally:
         sys.stdout.flush()

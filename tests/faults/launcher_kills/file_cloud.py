@@ -1,4 +1,4 @@
-"""A cloud in a folder: its machines outlive launchers, and do as its script says.
+"""A cloud in a folder: its machines outlive launchers, and follow its script.
 
 `units/NAME.json` is a machine: `running` or `ended`. `script.json` is read at each question:
 `sold_out` (starts to refuse), `start_s` (what a start takes), `setup_fails`, `unreachable`
@@ -45,8 +45,8 @@ class FileCloud(Backend):
         return [file.stem for file in files if _read(file)["state"] == "running"]
 
     def starts(self, label: str) -> int:
-        """Return how often a machine for this replica was asked for."""
-        log = self._units / f"{label}.asked"
+        """Return how often a machine for this replica was requested."""
+        log = self._units / f"{label}.requests"
         return len(log.read_text()) if log.exists() else 0
 
     def finish(self, label: str, code: int = 0) -> None:
@@ -61,7 +61,7 @@ class FileCloud(Backend):
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         wishes = self._wishes_of_one_that_answers()
         label = f"{launch.key[0]}-{launch.key[1]}"
-        with (self._units / f"{label}.asked").open("a") as log:
+        with (self._units / f"{label}.requests").open("a") as log:
             log.write(".")
         if self.starts(label) <= wishes.get("sold_out", 0):
             raise CapacityError(f"no machine in attempt {launch.attempt}")

@@ -146,7 +146,7 @@ class Runs:
             await stub.Register(request, **limits)
             while self.has_machine(service):
                 beat = messages.HeartbeatRequest(**who, phase="serving", serving=True)
-                self.told(service, (await stub.Heartbeat(beat, **limits)).command)
+                self.on_command(service, (await stub.Heartbeat(beat, **limits)).command)
                 await asyncio.sleep(0.1)
 
     def _registry(self, address: str, member: RunIdentity, service: str) -> grpc.aio.Channel:
@@ -157,7 +157,7 @@ class Runs:
         """Return whether replica 0 is there at all."""
         return True
 
-    def told(self, service: str, command: Any) -> None:
+    def on_command(self, service: str, command: Any) -> None:
         """The launcher has answered a replica's heartbeat."""
 
     async def close(self) -> None:

@@ -85,7 +85,7 @@ async def test_a_run_that_has_run_for_long_enough_is_drained_and_what_it_cost_is
         await folder.begin(max_hours=4 / 3600)
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        # Time and money go on while no launcher is there.
+        # Time and cost continue to accrue without a launcher.
         await folder.kill()
         await folder.launch()
         run = (await folder.ended()).run
@@ -98,7 +98,7 @@ async def test_a_run_that_has_run_for_long_enough_is_drained_and_what_it_cost_is
 
 
 @pytest.mark.slow
-async def test_what_stays_there_is_a_suspected_leak_and_told(tmp_path: Path) -> None:
+async def test_what_stays_there_is_reported_as_a_suspected_leak(tmp_path: Path) -> None:
     async with opened(tmp_path) as folder:
         await folder.begin(clean_s=1.0)
         folder.serve()

@@ -18,7 +18,7 @@ async def preflight(folder: Folder) -> None:
 
 
 async def provisioning(folder: Folder) -> None:
-    """Every machine boots, and nobody has heard of any."""
+    """Every machine boots, and none has registered."""
     folder.cloud.script(start_s=1.0)
     await folder.begin()
     await folder.until(lambda: len(folder.cloud.running()) == 3)
@@ -50,7 +50,7 @@ PHASES = [
 
 
 async def gone(folder: Folder, outcome: Outcome) -> None:
-    """No machine, and a ledger that says so."""
+    """No machine, and a ledger that agrees."""
     run = folder.stored().run
     assert folder.cloud.running() == []
     assert (run.outcome, run.cleanup) == (outcome, Cleanup.VERIFIED), run
@@ -60,7 +60,7 @@ async def gone(folder: Folder, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_successor_goes_on_where_the_launcher_was_killed(
+async def test_a_successor_resumes_where_the_launcher_was_killed(
     tmp_path: Path, phase: Phase
 ) -> None:
     async with opened(tmp_path) as folder:
@@ -71,7 +71,7 @@ async def test_a_successor_goes_on_where_the_launcher_was_killed(
         await folder.launch()
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        assert set(before) <= set(folder.cloud.running()), "what ran goes on running"
+        assert set(before) <= set(folder.cloud.running()), "what ran keeps running"
         starts = {label: folder.cloud.starts(label) for label in ("learner-0", "rollout-0")}
         wanted = 2 if phase is without_capacity else 1
         assert starts == dict.fromkeys(starts, wanted), "nothing is started twice"

@@ -1,4 +1,4 @@
-"""What SkyPilot does of its own accord: gives machines to jobs, watches them, recovers, tidies up.
+"""SkyPilot's own work: it gives machines to jobs, watches them, recovers them and tidies up.
 
 Pure bookkeeping but for the cloud; called often, under the server's lock.
 """
@@ -34,7 +34,7 @@ class Controller:
             case "PENDING" if task.submitted_at is None:
                 task.becomes("STARTING")
                 task.submitted_at = task.since
-                if not self.ask(task.task, task.document):
+                if not self.request_machine(task.task, task.document):
                     task.becomes("PENDING")
                 else:
                     self._cluster(task)
@@ -53,12 +53,12 @@ class Controller:
             case _:
                 return
 
-    def ask(self, replica: str, document: Document) -> bool:
+    def request_machine(self, replica: str, document: Document) -> bool:
         """Return whether there is a machine for a replica now."""
-        asked = self.state.asked.get(replica, 0) + 1
-        self.state.asked[replica] = asked
+        count = self.state.requests.get(replica, 0) + 1
+        self.state.requests[replica] = count
         self.state.infras.setdefault(replica, []).append(infra_of(document))
-        return asked > self.script.sold_out
+        return count > self.script.sold_out
 
     def _cluster(self, task: ManagedTask) -> None:
         self.provision(Cluster(task.cluster, task.document, managed=True))
@@ -89,7 +89,7 @@ class Controller:
             task.ready = True
 
     def run(self, cluster: Cluster) -> None:
-        """Start what the task says on its cluster's machine."""
+        """Start the task's program on its cluster's machine."""
         cluster.status = "UP"
         if not self.script.bare:
             self.state.machines[cluster.name] = self._cloud.boot(cluster.name, cluster.document)
@@ -115,7 +115,7 @@ class Controller:
             cluster.job = "FAILED" if machine.code else "SUCCEEDED"
 
     def _end_groups(self) -> None:
-        """When all primary tasks of a group have ended, the others are cancelled."""
+        """Cancel the other tasks of a group once all its primary tasks have ended."""
         for root in {task.root for task in self.state.tasks}:
             members = [task for task in self.state.tasks if task.root == root]
             if all(task.over for task in members if task.primary):
@@ -127,7 +127,7 @@ class Controller:
                 task.becomes("CANCELLING")
 
     def preempt(self, name: str, *, notice: bool) -> None:
-        """Take a machine away, at once or by asking what runs on it to end."""
+        """Take a machine away, at once or after a notice to what runs on it."""
         machine = self.state.machines[name]
         if notice:
             self._cloud.signal(name, machine)

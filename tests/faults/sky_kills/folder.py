@@ -45,7 +45,7 @@ class SkyFolder(Runs):
     port: int = field(kw_only=True)
     mode: str = field(kw_only=True)
     server: asyncio.subprocess.Process | None = None
-    # Whether the tests' services end when they are told to, as watched ones do.
+    # Whether the tests' services end on command, as watched ones do.
     obedient: bool = True
     stopping: asyncio.Task[None] | None = None
 
@@ -94,9 +94,9 @@ class SkyFolder(Runs):
         key: ReplicaKey = (service, replica)
         return names.member_name(names.owner_of(self.runs), self.run_id, key)
 
-    def asked(self, service: str) -> int:
-        """Return how often a machine for replica 0 was asked for."""
-        return self.state.asked.get(self.name(service), 0)
+    def machine_requests(self, service: str) -> int:
+        """Return how often a machine for replica 0 was requested."""
+        return self.state.requests.get(self.name(service), 0)
 
     def statuses(self) -> dict[str, str]:
         """Return the status of the newest job of each replica, or of its cluster."""
@@ -135,8 +135,8 @@ class SkyFolder(Runs):
         cluster = state.clusters.get(name)
         return cluster is not None and cluster.status == "UP" and cluster.job is None
 
-    def told(self, service: str, command: Any) -> None:
-        """A service that is told to end does so, and its machine's work is over."""
+    def on_command(self, service: str, command: Any) -> None:
+        """End the service on such a command: its machine's work is over."""
         if self.obedient and command != registry_pb.COMMAND_NONE:
             self.finish(service)
 
@@ -156,16 +156,16 @@ class SkyFolder(Runs):
         return replica is not None and replica.address != "" and replica.phase == "serving"
 
     def news(self, text: str) -> int:
-        """Return how often people were told something like this."""
-        told = self.ledger("SELECT body FROM events WHERE kind = 'message'")
-        return sum(text in body for (body,) in told)
+        """Return how many messages to people contain this text."""
+        messages = self.ledger("SELECT body FROM events WHERE kind = 'message'")
+        return sum(text in body for (body,) in messages)
 
     def begin_to_stop(self, grace_s: float) -> None:
-        """A StopRun whose answer nobody needs."""
+        """Send a StopRun without waiting for its answer."""
         self.stopping = asyncio.create_task(self.stop(grace_s))
 
     async def gone(self, outcome: Outcome) -> StoredRun:
-        """Ended in this way, with no machine left, and a ledger that says so."""
+        """Wait for this outcome, with no machine left, and a ledger that agrees."""
         stored = await self.ended()
         run = stored.run
         assert self.machines() == [], run

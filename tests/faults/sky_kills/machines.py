@@ -1,4 +1,4 @@
-"""The cloud of the tests: a machine is a shell, and all that it has started."""
+"""The cloud of the tests: a machine is a shell and its processes."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ class Cloud:
         return Machine(time.time(), process.pid)
 
     def look(self, name: str, machine: Machine) -> int | None:
-        """The exit code of what a machine runs, once that has ended."""
+        """The exit code of a machine's program, once that has ended."""
         code = self._code(name)
         if machine.code is not None or not machine.pid or not code.exists():
             return machine.code

@@ -14,7 +14,7 @@ async def preflight(folder: SkyFolder) -> None:
 
 
 async def submitting(folder: SkyFolder) -> None:
-    """SkyPilot has been asked, and nothing is to be seen of it there yet."""
+    """SkyPilot has received the request, and lists nothing for it yet."""
     folder.script(accept_s=1.0)
     await folder.begin()
     query = "SELECT COUNT(*) FROM operations WHERE state = 'sent'"
@@ -26,11 +26,11 @@ async def submitting(folder: SkyFolder) -> None:
 async def without_capacity(folder: SkyFolder) -> None:
     folder.script(sold_out=1)
     await folder.begin()
-    await folder.until(lambda: folder.asked("learner") > 0)
+    await folder.until(lambda: folder.machine_requests("learner") > 0)
 
 
 async def booting(folder: SkyFolder) -> None:
-    """A machine boots, and nobody has heard of any."""
+    """A machine boots, and none has registered."""
     folder.script(boot_s=1.5)
     await folder.begin()
     await folder.until(lambda: len(folder.machines()) >= 2)
@@ -44,7 +44,7 @@ async def setting_up(folder: SkyFolder) -> None:
 
 
 async def starting(folder: SkyFolder) -> None:
-    """All machines are there, and nobody serves."""
+    """All machines are there, and none serves."""
     await folder.begin()
     await folder.reached(RunState.STARTING)
 
@@ -56,7 +56,7 @@ async def training(folder: SkyFolder) -> None:
 
 
 async def draining(folder: SkyFolder) -> None:
-    """Asked to end, and nobody does."""
+    """Replicas have the command to end, and none does."""
     await training(folder)
     folder.obedient = False
     folder.begin_to_stop(grace_s=5.0)

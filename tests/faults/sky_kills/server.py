@@ -19,7 +19,7 @@ _TURN_S = 0.03
 
 
 class Refusal(Exception):
-    """What the client is to raise, by the name of its type."""
+    """An exception for the client to raise, by the name of its type."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class Refusal(Exception):
 
 @dataclass
 class Request:
-    """One request, from its arrival until somebody has its answer."""
+    """One request, from its arrival until its answer is fetched."""
 
     number: str
     method: str
@@ -164,7 +164,7 @@ class Server:
         cluster = Cluster(name, document, managed=False)
         # A machine that an unfinished launch has left is used.
         if name not in self._controller.state.machines:
-            if not self._locked(lambda: self._controller.ask(name, document)):
+            if not self._locked(lambda: self._controller.request_machine(name, document)):
                 raise Refusal("ResourcesUnavailableError", "nobody has such a machine")
             self._locked(lambda: self._controller.provision(cluster))
         cluster = self._controller.state.clusters[name]
@@ -275,7 +275,7 @@ def main() -> None:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Drop the log line."""
 
     listening = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
     listening.daemon_threads = True

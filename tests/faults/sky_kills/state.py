@@ -1,4 +1,4 @@
-"""What the SkyPilot of the tests knows, in one file: it outlives its server."""
+"""State of the SkyPilot of the tests, in one file: it outlives its server."""
 
 import json
 import time
@@ -21,8 +21,8 @@ class ManagedTask:
     document: Document
     primary: bool = False
     status: str = "PENDING"
-    # When a machine was asked for, and when it had one: from then on a PENDING one has asked in
-    # vain and sleeps.
+    # When a machine was requested, and when it had one: from then on a PENDING one was refused
+    # and sleeps.
     submitted_at: float | None = None
     start_at: float | None = None
     # Whether its machine is set up.
@@ -57,7 +57,7 @@ class Cluster:
 
 @dataclass(slots=True)
 class Machine:
-    """What the cloud itself has, and asks money for. A bare one runs nothing."""
+    """A machine that the cloud has and bills. A bare one runs nothing."""
 
     booted: float
     pid: int = 0
@@ -66,12 +66,12 @@ class Machine:
 
 @dataclass(slots=True)
 class State:
-    """Everything. `asked` counts the requests for machines by the name of the replica."""
+    """Everything. `requests` counts the requests for machines by the name of the replica."""
 
     tasks: list[ManagedTask] = field(default_factory=list[ManagedTask])
     clusters: dict[str, Cluster] = field(default_factory=dict[str, Cluster])
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
-    asked: dict[str, int] = field(default_factory=dict[str, int])
+    requests: dict[str, int] = field(default_factory=dict[str, int])
     # The most machines that a replica has had at a time, and the infras that it was to be on.
     most: dict[str, int] = field(default_factory=dict[str, int])
     infras: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -89,7 +89,7 @@ def read(file: Path) -> State:
         tasks=[ManagedTask(**task) for task in found["tasks"]],
         clusters={name: Cluster(**each) for name, each in found["clusters"].items()},
         machines={name: Machine(**each) for name, each in found["machines"].items()},
-        asked=found["asked"],
+        requests=found["requests"],
         most=found["most"],
         infras=found["infras"],
     )
@@ -104,12 +104,12 @@ def write(file: Path, state: State) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is to happen, in the words of a test; read at every turn. Times are seconds."""
+    """Events to come, in the words of a test; read at every turn. Times are seconds."""
 
     # No machine for the first so many requests of each replica.
     sold_out: int = 0
-    # From a request's arrival to its first effect; from asking for a machine to having it; from
-    # there to what it is for.
+    # From a request's arrival to its first effect; from the request for a machine to having it;
+    # from there to the start of its work.
     accept_s: float = 0.0
     boot_s: float = 0.0
     setup_s: float = 0.0
@@ -122,9 +122,9 @@ class Script:
     # first so many submissions.
     broken: str = ""
     broken_times: int = 2
-    # Machines of plain clusters come, and nobody can log in.
+    # Machines of plain clusters come, but no login succeeds.
     no_login: bool = False
-    # Machines run nothing; they end when a test says so.
+    # Machines run nothing; they end when a test ends them.
     bare: bool = True
 
 

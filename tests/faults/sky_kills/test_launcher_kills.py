@@ -30,7 +30,7 @@ def _each(*quick: Phase) -> pytest.MarkDecorator:
 
 @_each(phases.booting)
 @pytest.mark.parametrize("mode", _MODES)
-async def test_a_successor_goes_on_where_the_launcher_was_killed(
+async def test_a_successor_resumes_where_the_launcher_was_killed(
     tmp_path: Path, phase: Phase, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:
@@ -41,12 +41,12 @@ async def test_a_successor_goes_on_where_the_launcher_was_killed(
         await folder.launch()
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        assert before <= set(folder.machines()), "what ran goes on running"
+        assert before <= set(folder.machines()), "what ran keeps running"
         assert len(folder.machines()) == 3
         assert set(folder.state.most.values()) == {1}, "no replica ever has two machines"
         assert [r.failures for r in folder.stored().run.replicas.values()] == [(), (), ()]
         if phase is not phases.without_capacity:
-            assert [folder.asked(service) for service in SERVICES] == [1, 1, 1]
+            assert [folder.machine_requests(service) for service in SERVICES] == [1, 1, 1]
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 
@@ -67,7 +67,7 @@ async def test_a_run_cancelled_in_any_phase_leaves_no_machine(
 @pytest.mark.parametrize("phase", [phases.draining, phases.tearing_down])
 @pytest.mark.parametrize("killed", [pytest.param(True, id="kill"), pytest.param(False, id="stop")])
 @_slow
-async def test_a_run_that_ends_goes_on_ending(tmp_path: Path, phase: Phase, killed: bool) -> None:
+async def test_a_run_that_ends_keeps_ending(tmp_path: Path, phase: Phase, killed: bool) -> None:
     async with opened(tmp_path) as folder:
         await phase(folder)
         if killed:

@@ -1,4 +1,4 @@
-"""What SkyPilot and its clouds may do to a run: refuse, fail, be away, take machines back."""
+"""Faults of SkyPilot and its clouds: they refuse, fail, are away, take machines back."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candi
         await folder.begin()
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        assert folder.asked("learner") == failures + 1
+        assert folder.machine_requests("learner") == failures + 1
         infras = folder.state.infras[folder.name("learner")]
         assert infras == [INFRAS[i % 2] for i in range(failures + 1)]
         replicas = folder.stored().run.replicas.values()
@@ -44,7 +44,7 @@ async def test_machines_that_never_come_end_the_run_for_want_of_capacity(
         run = (await folder.gone(Outcome.CAPACITY)).run
         assert run.state is RunState.FAILED
         assert "found no machine in attempt 4 of 4" in run.error
-        assert max(folder.asked(service) for service in SERVICES) == 4
+        assert max(folder.machine_requests(service) for service in SERVICES) == 4
 
 
 @_MODES
@@ -62,7 +62,7 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "cause"),
     [
         ("TypeError", "TypeError"),
         pytest.param(
@@ -74,7 +74,7 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
 )
 @_MODES
 async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
-    tmp_path: Path, broken: str, said: str, mode: str
+    tmp_path: Path, broken: str, cause: str, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:
         folder.script(broken=broken)
@@ -84,13 +84,13 @@ async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
         # In a group the learner's each time, and what was declared with it then.
         first = "learner-0" if mode == "group" else "-0"
         assert folder.news(f"{first} could not be started: ") == 2
-        assert folder.news(f"{said}: 'LazyImport' object is not callable; restart 1 of 5") == 2
+        assert folder.news(f"{cause}: 'LazyImport' object is not callable; restart 1 of 5") == 2
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 
 
 @_MODES
-async def test_a_start_that_a_restart_of_the_server_interrupts_is_asked_for_again(
+async def test_a_start_that_a_restart_of_the_server_interrupts_is_repeated(
     tmp_path: Path, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:
@@ -106,7 +106,7 @@ async def test_a_start_that_a_restart_of_the_server_interrupts_is_asked_for_agai
 
 
 @_slow
-async def test_a_machine_that_nobody_can_log_in_to_is_given_back_and_not_asked_for_ever(
+async def test_a_machine_without_login_is_given_back_and_not_requested_for_ever(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path, "cluster") as folder:
@@ -205,7 +205,7 @@ async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know
 
 
 @_slow
-async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_asked_for_anew(
+async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_resubmitted(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as folder:
@@ -214,7 +214,7 @@ async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_asked_for_
         folder.script(recovers=False)
         (learner,) = [name for name in folder.machines() if name.startswith(folder.name("learner"))]
         folder.post("preempt", machine=learner, notice=False)
-        await folder.until(lambda: folder.asked("learner") == 2)
+        await folder.until(lambda: folder.machine_requests("learner") == 2)
         await folder.until(lambda: all(map(folder.has_machine, SERVICES)))
         replicas = folder.stored().run.replicas.values()
         assert [(r.restarts, r.failures) for r in replicas] == [(1, ())] * 3

@@ -67,7 +67,7 @@ async def test_a_crash_loop_fails_the_run_with_the_last_lines(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["group", "cluster"])
-async def test_machines_that_are_asked_for_again_and_again_use_up_no_restart(
+async def test_machines_that_are_requested_repeatedly_use_up_no_restart(
     tmp_path: Path, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:

@@ -17,7 +17,7 @@ NOTICE, OUTPUT = "notice", "watcher.log"
 
 
 def watch(service: str, module: str) -> NoReturn:
-    """Become the watcher of what the launcher has started here, as module `module`."""
+    """Become the watcher of processes that the launcher has started here, as module `module`."""
     if "--check-config" in sys.argv:
         _become("-m", module, *sys.argv[1:])
     parser = argparse.ArgumentParser(allow_abbrev=False)

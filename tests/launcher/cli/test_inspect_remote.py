@@ -27,8 +27,8 @@ from tests.launcher.cli.test_launcher_client import cli
 from tests.learner.inspector.conftest import write_run
 from tests.learner.inspector.made_runs import (
     RUN,
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
 )
@@ -179,14 +179,14 @@ async def test_a_refresh_brings_what_is_new_and_only_the_blocks_that_have_change
     async with elsewhere(tmp_path) as found:
         run = open_again(found.run)
         big = "find hotels in Rome " * 40_000
-        await run.add_group([ToldAttempt(conversation(2, answer=big), 1.0)] * 6, version=2)
+        await run.add_group([MadeAttempt(conversation(2, answer=big), 1.0)] * 6, version=2)
         async with connect_to_launcher(found.there, Interrupts(), start=False) as connection:
             with mirrored_run(connection, RUN) as mirror:
                 assert await mirror.refresh() is False
                 sent = count_blocks(monkeypatch)
                 run.log(4, reward__avg_raw_reward=0.9)
                 (run.folder / "token_stats/step_000001.npz").unlink()
-                await run.add_group([ToldAttempt(conversation(2), 0.0)], version=2)
+                await run.add_group([MadeAttempt(conversation(2), 0.0)], version=2)
                 await mirror.refresh()
                 whole = blocks_of(mirror.folder / "journal.sqlite")
                 assert 0 < len(sent) < whole // 2, whole
@@ -207,7 +207,7 @@ async def test_a_fetch_that_was_cut_goes_on_with_what_had_come(
         run = open_again(found.run)
         answers = ["find hotels in Rome " * 40_000, "search flights to Rome " * 40_000]
         for answer in answers:
-            await run.add_group([ToldAttempt(conversation(2, answer=answer), 1.0)], version=2)
+            await run.add_group([MadeAttempt(conversation(2, answer=answer), 1.0)], version=2)
         async with connect_to_launcher(found.there, Interrupts(), start=False) as connection:
             with mirrored_run(connection, RUN) as mirror:
                 with monkeypatch.context() as cutting, pytest.raises(ConnectionError):

@@ -93,7 +93,7 @@ async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
         "mcp": {"command": json.loads(command), "instances": True}
     }
     result = await probed("episodes", subject(content, tmp_path))
-    says(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
+    says(result, Status.FAIL, "booking cannot be opened", "code 1 and wrote: no licence")
 
 
 async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(

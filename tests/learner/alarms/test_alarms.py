@@ -1,4 +1,4 @@
-"""What happens beside the steps; and where alarms go."""
+"""Alarms about events outside the steps, and the sinks that receive them."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_what_is_raised_is_a_metric_until_it_is_cleared() -> None:
     assert raiser.metrics == {}
 
 
-def test_whoever_shows_alarms_is_woken_by_each_change_and_by_nothing_else() -> None:
+def test_a_view_of_alarms_is_woken_by_each_change_and_by_nothing_else() -> None:
     raiser, _ = alarms()
     changes: list[list[str]] = []
     raiser.on_change = lambda: changes.append([alarm.verdict.rule for alarm in raiser.raised])
@@ -106,7 +106,7 @@ def test_whoever_shows_alarms_is_woken_by_each_change_and_by_nothing_else() -> N
     assert changes == [["failing_environment"], []]
 
 
-def test_an_alarm_says_words_of_others_without_what_steers_a_terminal() -> None:
+def test_an_alarm_quotes_others_without_terminal_controls() -> None:
     raiser, heard = alarms()
     raiser.report_failure("\x1b[2Jtwo\nlines" + "x" * 9_999)
     cause = heard.alarms[0].verdict.cause

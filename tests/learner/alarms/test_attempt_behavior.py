@@ -1,4 +1,4 @@
-"""A policy that earns nothing is told of by what it does instead."""
+"""A policy that earns nothing is reported by what it does instead."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def attempt(
     checks_failed: tuple[str, ...] = (),
     **counts: Any,
 ) -> Trajectory:
-    """One that is offered tools, calls two of them without an error, and says that it is done."""
+    """An attempt that is offered tools, calls two of them without an error and reports done."""
     values: dict[str, Any] = {"turns": 4, "tools": 3, "tool_calls": 2, **counts}
     return Trajectory(
         AttemptKey("g", number, 0),
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Sequence[Trajectory], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_without_any_reward_for_three_steps_is_told_of_by_what_it_does(name: str) -> None:
+def test_a_policy_without_any_reward_for_three_steps_is_reported_by_its_acts(name: str) -> None:
     attempts, words = CASES[name]
     raiser, heard = alarms()
     for step in (1, 2):

@@ -81,7 +81,7 @@ def test_a_resumed_run_is_still_compared_with_its_own_start() -> None:
     assert heard.names == ["+entropy_collapse/all"]
 
 
-def test_staleness_near_the_bound_is_told_of_when_it_stays_there() -> None:
+def test_staleness_near_the_bound_is_reported_when_it_stays_there() -> None:
     raiser, heard = alarms(max_staleness=4)
     for step in range(1, 9):
         near = {"async/staleness_mean": 3.9, "async/staleness_max": 4.0}
@@ -131,7 +131,7 @@ def test_all_environments_together_are_judged_beside_each() -> None:
 @pytest.mark.parametrize(
     ("passes", "advice"), [(0.02, "The tasks are too hard"), (0.6, "too easy or too hard")]
 )
-def test_want_of_signal_says_whether_tasks_are_too_hard_or_too_easy(
+def test_lack_of_signal_shows_whether_tasks_are_too_hard_or_easy(
     passes: float, advice: str
 ) -> None:
     raiser, heard = alarms()

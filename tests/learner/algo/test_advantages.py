@@ -27,7 +27,7 @@ def batch(
     attempts: Sequence[int] | None = None,
     token_rewards: Sequence[TokenValues] | None = None,
 ) -> BatchRewards:
-    """One group of one-token sequences, each an attempt, unless told otherwise."""
+    """One group of one-token sequences, each an attempt, unless given otherwise."""
     return BatchRewards(
         groups or ["g"] * len(rewards),
         attempts or range(len(rewards)),

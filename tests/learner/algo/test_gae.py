@@ -60,7 +60,7 @@ def test_reinforce_pp_compares_with_all_tokens_of_the_batch() -> None:
 
 
 def test_reinforce_pp_learns_from_a_constant_group_but_not_from_a_constant_batch() -> None:
-    """Its baseline is the batch's: a group that passed whole is better than what is usual."""
+    """Its baseline is the batch's: a group that passed whole is better than average."""
     tokens = [np.zeros(1)] * 4
     batch = BatchRewards(["a", "a", "b", "b"], [0, 1, 0, 1], [1.0, 1.0, 0.0, 0.0], tokens)
     values = found("reinforce_pp", batch)

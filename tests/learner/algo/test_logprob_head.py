@@ -60,7 +60,7 @@ class Problem:
         )
 
     def naive(self, keys: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """By the full matrix of logits, and autograd through all of it."""
+        """Compute them by the full matrix of logits, with autograd through all of it."""
         _, pack = self.pack(keys)
         logits = self.hidden @ self.weight.t() / self.temperature[:, None]
         log_probs = logits.log_softmax(-1)

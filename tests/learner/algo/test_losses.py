@@ -54,8 +54,8 @@ def sapo(ratio: float, advantage: float) -> tuple[float, float, bool]:
 
 
 def dppo(ratio: float, advantage: float) -> tuple[float, float, bool]:
-    """Of a token at logprob -2: ratios up to 3.07 move its probability by 0.28 at most, and none
-    lowers it by 0.2."""
+    """DPPO of a token at logprob -2: ratios up to 3.07 move its probability by at most 0.28, and
+    none lowers it by 0.2."""
     outside = advantage > 0 and math.exp(-2) * (ratio - 1) > 0.28
     slope = 0.0 if outside else -ratio * advantage
     return slope, slope, outside

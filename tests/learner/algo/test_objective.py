@@ -149,7 +149,7 @@ def test_staleness_weighs_the_policy_loss_and_not_the_kl() -> None:
 
 
 def test_the_trainer_of_corrections_is_the_one_as_the_step_began() -> None:
-    """In later updates the mask stays what it was, however far the policy has moved."""
+    """Later updates keep the mask, however far the policy has moved."""
     drawn = sample(LENGTHS)
     keys = {"mini_batches": 2, "correction": MASKS}
     _, _, pack = evaluate(drawn, keys, proximal=True)

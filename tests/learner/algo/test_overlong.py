@@ -7,7 +7,7 @@ from services.learner.config.algorithm import OverlongConfig
 REASONS = [StopReason.DONE, StopReason.GENERATION_LENGTH, StopReason.CONTEXT_OVERFLOW]
 
 
-def test_nothing_is_masked_unless_asked_for() -> None:
+def test_nothing_is_masked_by_default() -> None:
     assert not_overlong_mask(REASONS, [1, 10**6, 3], OverlongConfig()).all()
 
 

@@ -82,7 +82,7 @@ def test_modules_of_ones_own_bring_estimators_and_losses(tmp_path: Path) -> None
     assert of_the_document == [[[0.5], [-0.5, -0.5]], [1.0, 2.0]]
 
 
-def test_a_name_that_nobody_registered_is_refused_with_those_there_are() -> None:
+def test_an_unregistered_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"unknown advantage 'gpro': did you mean 'grpo'\?"):
         ADVANTAGES.get("gpro")
     chosen = config(plugins=["json"], loss="xyz")

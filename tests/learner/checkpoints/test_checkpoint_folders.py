@@ -1,4 +1,4 @@
-"""What a checkpoint's folder must be for a start to take it, and what becomes of the others."""
+"""Conditions for a start to take a checkpoint's folder, and the fate of the others."""
 
 import asyncio
 import json

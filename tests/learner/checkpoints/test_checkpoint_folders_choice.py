@@ -1,4 +1,4 @@
-"""Which checkpoint a start takes, and what the journal keeps for it."""
+"""The choice of a checkpoint by a start, and the records that the journal keeps for it."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ async def replayed(journal: Journal, folder: Path) -> FakeRanks:
     return ranks
 
 
-async def test_a_damaged_newest_checkpoint_is_replaced_by_a_replay_and_told_of(
+async def test_a_damaged_newest_checkpoint_is_reported_and_replaced_by_a_replay(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await run_to_the_end(tmp_path, steps=6, checkpoint=EVERY)
@@ -92,7 +92,7 @@ async def test_payloads_stay_until_the_oldest_kept_checkpoint_contains_them(
     assert kept_payloads(tmp_path) == {1: 2, 2: 2, 3: 2, 4: 2, 5: 6, 6: 6}
 
 
-async def test_a_run_that_nothing_can_bring_back_says_so(tmp_path: Path) -> None:
+async def test_a_run_that_nothing_can_bring_back_fails(tmp_path: Path) -> None:
     await run_to_the_end(tmp_path, steps=4, checkpoint=EVERY)
     for step in (2, 4):
         damage(tmp_path, step)

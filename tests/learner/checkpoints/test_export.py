@@ -1,4 +1,4 @@
-"""A checkpoint as a model folder: what is in it, and that others load the same model from it."""
+"""A checkpoint as a model folder: its files, and the same model when other libraries load it."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""What a run exports is served by vLLM as it was trained."""
+"""An exported model is served by vLLM as it was trained."""
 
 import asyncio
 import json

@@ -67,7 +67,7 @@ def parameters(folder: Path, step: int) -> bytes:
     return (folder / "run" / "checkpoints" / f"step-{step:06d}" / "model.bin").read_bytes()
 
 
-async def test_a_new_machine_goes_on_from_s3_to_the_bits_of_the_run_that_was_never_stopped(
+async def test_a_new_machine_resumes_from_s3_to_the_bits_of_the_run_that_was_never_stopped(
     s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_uploads, "BEAT_S", 10.0)
@@ -88,7 +88,7 @@ async def test_a_new_machine_goes_on_from_s3_to_the_bits_of_the_run_that_was_nev
     assert accounts["trained"] == 6 * 3 * 2
 
 
-async def test_what_went_down_with_the_disk_is_said_loudly_and_in_the_summary(
+async def test_losses_with_the_disk_are_reported_loudly_and_in_the_summary(
     store: FsspecStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with training(tmp_path / "old", store, steps=100, checkpoint={"every": 4}):
@@ -110,7 +110,7 @@ async def test_what_went_down_with_the_disk_is_said_loudly_and_in_the_summary(
     assert f"lost with the disk: at least {lost} acknowledged tries" in out + err
     await train(tmp_path / "new", store, checkpoint=EVERY, steps=7)
     out, err = capfd.readouterr()
-    assert "lost with the disk" not in out + err, "said once"
+    assert "lost with the disk" not in out + err, "printed once"
 
 
 async def test_an_upload_that_a_kill_cut_off_is_made_by_the_next_start(
@@ -182,7 +182,7 @@ async def test_a_learner_whose_run_went_on_elsewhere_ends(
             await asyncio.wait([running.task], timeout=20)
 
 
-async def test_an_old_disk_that_comes_back_is_refused_and_its_run_goes_on(
+async def test_an_old_disk_that_comes_back_is_refused_and_its_run_continues(
     store: FsspecStore, tmp_path: Path
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
@@ -196,7 +196,7 @@ async def test_an_old_disk_that_comes_back_is_refused_and_its_run_goes_on(
     assert manifests(store)[-1] == "e000003-s000006"
 
 
-async def test_a_run_whose_folder_is_gone_does_not_begin_anew_beside_its_checkpoints(
+async def test_a_run_whose_folder_is_gone_does_not_start_over_beside_its_checkpoints(
     store: FsspecStore, tmp_path: Path
 ) -> None:
     await train(tmp_path, store, checkpoint=EVERY, steps=2)
@@ -206,7 +206,7 @@ async def test_a_run_whose_folder_is_gone_does_not_begin_anew_beside_its_checkpo
         await train(tmp_path, store, checkpoint=EVERY)
 
 
-async def test_a_store_that_cannot_be_asked_ends_the_start(
+async def test_a_store_that_cannot_be_read_ends_the_start(
     store: FsspecStore, tmp_path: Path
 ) -> None:
     def refuse(call: str, what: str) -> None:

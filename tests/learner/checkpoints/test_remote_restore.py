@@ -1,4 +1,4 @@
-"""A run that goes on from the store: in another folder, or not at all."""
+"""A run that resumes from the store: in another folder, or not at all."""
 
 import fcntl
 import json
@@ -110,7 +110,7 @@ async def test_what_the_disk_took_along_is_counted_over_all_disks(
 
 
 @pytest.mark.parametrize("what", ["checkpoints/{}/ranks/model.bin", "manifests/{}.json"])
-async def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
+async def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_taken(
     store: FsspecStore, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     machine = UploadingMachine(tmp_path / "old", store)
@@ -123,9 +123,9 @@ async def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
 
 
 # A manifest, the size of a file, and the file itself.
-@pytest.mark.parametrize("asked", ["read manifests/", "size checkpoints/", "download checkpoints/"])
+@pytest.mark.parametrize("start", ["read manifests/", "size checkpoints/", "download checkpoints/"])
 async def test_a_checkpoint_that_is_replaced_while_it_is_read_makes_way_for_the_newer_one(
-    store: FsspecStore, tmp_path: Path, asked: str
+    store: FsspecStore, tmp_path: Path, start: str
 ) -> None:
     machine = UploadingMachine(tmp_path / "old", store)
     uploader = Uploader(store, machine.who, machine.run_dir, keep=1, wait=no_wait)
@@ -133,7 +133,7 @@ async def test_a_checkpoint_that_is_replaced_while_it_is_read_makes_way_for_the_
     coming = [machine.stage(await machine.make(step)) for step in (20, 30)]
 
     def go_on(call: str, what: str) -> None:
-        if coming and f"{call} {what}".startswith(asked):
+        if coming and f"{call} {what}".startswith(start):
             uploader.upload(coming.pop(0))
 
     assert restore(unreliable(store, go_on), tmp_path / "new", name="test").step == 30
@@ -188,7 +188,7 @@ async def test_two_do_not_restore_the_same_run_to_the_same_folder_at_once(
             restore(store, tmp_path / "new", name="test")
     finally:
         os.close(handle)
-    # The folder of one that was killed is in nobody's way.
+    # The folder of a killed restore does not hinder another.
     (folder / "left").write_text("over")
     assert restore(store, tmp_path / "new", name="test").step == 20
 
@@ -222,7 +222,7 @@ async def test_a_run_id_that_could_leave_the_folder_is_refused(
         restore(store, tmp_path / "new", name="test")
 
 
-async def test_a_folder_of_runs_is_told_from_a_run(store: FsspecStore, tmp_path: Path) -> None:
+async def test_a_folder_of_runs_is_not_taken_for_a_run(store: FsspecStore, tmp_path: Path) -> None:
     await UploadingMachine(tmp_path / "old", store).upload(20)
     parent = open_store(store.url.rpartition("/")[0], {})
     with pytest.raises(RestoreError, match=f"holds runs, not one: name it, as in .*/{RUN_ID}"):
@@ -271,7 +271,7 @@ def spec_file(folder: Path, **checkpoint: Any) -> Path:
     return path
 
 
-async def test_the_command_restores_from_s3_and_says_what(
+async def test_the_command_restores_from_s3_and_reports_it(
     s3: FsspecStore, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await UploadingMachine(tmp_path / "old", s3).upload(20)
@@ -286,7 +286,7 @@ async def test_the_command_restores_from_s3_and_says_what(
     assert "cannot resume from s3://no-such-bucket/x" in capsys.readouterr().err
 
 
-async def test_a_store_out_of_reach_is_told_from_one_that_refuses(
+async def test_a_store_out_of_reach_differs_from_one_that_refuses(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -19,7 +19,7 @@ from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import RUN_ID, manifests, train
 from tests.support.tiny_ranks import same_bits
 
-# Fakes sample: what they say of logprobs has nothing to do with the model.
+# Fakes sample: their logprobs have nothing to do with the model.
 CHANGES: dict[str, Any] = {
     "max_staleness": 0,
     "checkpoint": {"every": 2, "keep": 2},
@@ -29,7 +29,7 @@ CHANGES: dict[str, Any] = {
 
 
 class TrustedRanks(LocalRanks):
-    """Takes the word of workers that cannot tell what the model makes of the canary."""
+    """Trusts workers that cannot compute the canary with the model."""
 
     async def publish_weights(self, version: int) -> Publication:
         published = await super().publish_weights(version)

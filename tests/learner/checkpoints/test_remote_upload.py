@@ -1,4 +1,4 @@
-"""What is in the store after an upload, whatever became of the uploads before it."""
+"""Contents of the store after an upload, whatever became of earlier uploads."""
 
 import dataclasses
 import itertools
@@ -107,12 +107,12 @@ async def test_parts_of_a_file_that_was_never_completed_are_dropped(
 ) -> None:
     files: Any = s3._files  # pyright: ignore[reportPrivateUsage]
     bucket, prefix, _ = files.split_path(s3._root)  # pyright: ignore[reportPrivateUsage]
-    for key in (f"{prefix}/checkpoints/e000001-s000010/ranks/model.bin", "somebody/elses"):
+    for key in (f"{prefix}/checkpoints/e000001-s000010/ranks/model.bin", "another/owner"):
         files.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
     await UploadingMachine(tmp_path, s3).upload(20)
     left = [part["Key"] for part in files.list_multipart_uploads(bucket)]
     assert [key for key in left if key.startswith(prefix)] == []
-    assert "somebody/elses" in left
+    assert "another/owner" in left
 
 
 async def test_as_many_are_kept_as_should_be_and_a_manifest_goes_before_its_files(

@@ -1,7 +1,7 @@
 """A process that uploads a checkpoint to S3 and kills itself on the way, as `kill -9` would.
 
-Run as a module: FOLDER ENDPOINT PREFIX CALL NAME. It dies as the store is asked to do CALL with a
-name that holds NAME; `part` dies within a file, after its first part has gone.
+Run as a module: FOLDER ENDPOINT PREFIX CALL NAME. It dies as the store is to do CALL with a
+name that contains NAME; `part` dies within a file, after its first part has gone.
 """
 
 import asyncio

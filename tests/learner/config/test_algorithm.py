@@ -59,6 +59,6 @@ def test_every_example_of_the_document_is_valid(example: str) -> None:
     parse_config(AlgorithmConfig, tomllib.loads(example)["learner"]["algorithm"], where="example")
 
 
-def test_the_first_example_of_the_document_says_the_defaults() -> None:
+def test_the_first_example_of_the_document_has_the_defaults() -> None:
     shown = tomllib.loads(EXAMPLES[0])["learner"]["algorithm"]
     assert AlgorithmConfig.model_validate(shown) == AlgorithmConfig()

@@ -15,7 +15,7 @@ def problem(**learner: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("learner", "said"),
+    ("learner", "message"),
     [
         ({"rank": {"shard": True, "nodes": 2}}, "set learner.rank.shard_within_node = true"),
         (
@@ -30,6 +30,6 @@ def problem(**learner: object) -> str:
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_fix(
-    learner: dict[str, object], said: str
+    learner: dict[str, object], message: str
 ) -> None:
-    assert said in problem(**learner)
+    assert message in problem(**learner)

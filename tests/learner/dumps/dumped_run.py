@@ -31,7 +31,7 @@ class TellingRanks(FakeRanks):
         self.shm = shm
         self._stuck_at = stuck_at
         self.before_step: Callable[[], Awaitable[None]] | None = None
-        self.told: dict[int, StepTokens] = {}
+        self.made_tokens: dict[int, StepTokens] = {}
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
         if batch.step == self._stuck_at:
@@ -40,7 +40,7 @@ class TellingRanks(FakeRanks):
             await self.before_step()
         result = await super().train_step(batch)
         path = protocol.token_path(self.shm, "test", batch.step)
-        tokens = self.told[batch.step] = make_tokens(batch)
+        tokens = self.made_tokens[batch.step] = make_tokens(batch)
         protocol.write_tokens(path, tokens)
         return replace(result, token_file=path)
 

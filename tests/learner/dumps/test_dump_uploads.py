@@ -1,4 +1,4 @@
-"""Uploads of dumps: what is told of a store that takes nothing, or takes long."""
+"""Uploads of dumps: reports about a store that takes nothing, or takes long."""
 
 import threading
 from pathlib import Path
@@ -43,15 +43,15 @@ def test_a_store_that_stands_still_is_left_and_every_file_is_reported(tmp_path: 
     release.set()
 
 
-def test_a_store_that_refuses_is_asked_once_and_a_file_that_was_pruned_is_no_loss(
+def test_a_store_that_refuses_is_tried_once_and_a_file_that_was_pruned_is_no_loss(
     tmp_path: Path,
 ) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
     files = write_files(tmp_path, 2)
 
     def refuse(call: str, what: str) -> None:
-        asked.append(what)
-        if len(asked) > 1:
+        calls.append(what)
+        if len(calls) > 1:
             files[1].unlink()
             raise RemoteStoreError("gone")
         raise RemoteStoreRefusedError("no permission")
@@ -62,5 +62,5 @@ def test_a_store_that_refuses_is_asked_once_and_a_file_that_was_pruned_is_no_los
     for path in files:
         uploads.offer(path)
     uploads.close(30)
-    assert len(asked) == 2
+    assert len(calls) == 2
     assert lost_names(reports) == ["dumps/rollouts/step_0.jsonl"]

@@ -116,14 +116,14 @@ def test_messages_and_calls_of_a_family_are_read(family: str) -> None:
     episode = read(*FAMILIES[family], policy(f"{thought}Done. <done>"))
     roles = [message.role for message in episode.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
-    system, user, said, told, last = episode.messages
+    system, user, reply, result, last = episode.messages
     assert system.content.endswith("Be brief.")
     assert user.content == "Book a room."
-    [call] = said.calls
+    [call] = reply.calls
     assert (call.name, call.arguments) == ("find", {"city": "Rome"})
-    assert "tool_call" not in said.content and "find" not in said.content
-    assert told.content.removeprefix("Tool result:\n") == "[1, 2]"
-    assert (told.name, told.call_id) == ("find", call.call_id)
+    assert "tool_call" not in reply.content and "find" not in reply.content
+    assert result.content.removeprefix("Tool result:\n") == "[1, 2]"
+    assert (result.name, result.call_id) == ("find", call.call_id)
     assert last.content == "Done. <done>"
     assert [turn.number for turn in episode.sequences[0].turns] == [1, 2]
 
@@ -141,8 +141,8 @@ def test_raw_texts_are_all_of_the_tokens() -> None:
 
 
 def test_thinking_is_apart_from_the_content() -> None:
-    said = read(*FAMILIES["chatml"]).messages[2]
-    assert (said.thinking, said.content) == ("Look first.", "I look.")
+    reply = read(*FAMILIES["chatml"]).messages[2]
+    assert (reply.thinking, reply.content) == ("Look first.", "I look.")
     assert read(*FAMILIES["coder"]).messages[2].thinking == "Look."
 
 
@@ -201,17 +201,17 @@ def test_several_answers_belong_to_their_calls_in_order() -> None:
 
 def test_turns_have_their_times_over_all_sequences() -> None:
     times = tuple(TurnTiming(float(n), 0.0, 1, 1) for n in range(3))
-    head, said, told = FAMILIES["chatml"]
-    sequences = [sequence_of(head, said, told, said), sequence_of(head, policy("Done."))]
+    head, reply, result = FAMILIES["chatml"]
+    sequences = [sequence_of(head, reply, result, reply), sequence_of(head, policy("Done."))]
     episode = read_episode(trajectory_of_texts(*sequences, turns=times), decode)
     assert [t.timing for each in episode.sequences for t in each.turns] == list(times)
     assert episode.messages[-1].content == "Done."
 
 
 def test_an_image_belongs_to_the_message_that_shows_it() -> None:
-    head, said, told = FAMILIES["chatml"]
-    image = Media("00", "image/png", token_offset=len(head[1]) + len(said[1]) + 5)
-    sequence = sequence_of(head, said, told, policy("Done."), media=(image,))
+    head, reply, result = FAMILIES["chatml"]
+    image = Media("00", "image/png", token_offset=len(head[1]) + len(reply[1]) + 5)
+    sequence = sequence_of(head, reply, result, policy("Done."), media=(image,))
     episode = read_episode(trajectory_of_texts(sequence), decode)
     assert [message.media for message in episode.messages] == [(), (), (), (0,), ()]
 

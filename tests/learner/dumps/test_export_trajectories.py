@@ -1,4 +1,4 @@
-"""`flotilla export-trajectories`: what it writes, and what it says of what it cannot."""
+"""`flotilla export-trajectories`: its rows, and its messages about rows that it cannot write."""
 
 import json
 import sqlite3
@@ -50,9 +50,9 @@ def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
     assert sorted({row["purpose"] for row in rows}) == ["eval", "train"]
     for row in (row for row in rows if row["purpose"] == "train"):
         [sequence] = row["sequences"]
-        told = stats.sequences[key_of_row(row), 0]
-        assert sequence["trained"] == told.trained
-        assert sequence["advantages"] == pytest.approx(told.advantages.tolist(), abs=1e-6)
+        numbers = stats.sequences[key_of_row(row), 0]
+        assert sequence["trained"] == numbers.trained
+        assert sequence["advantages"] == pytest.approx(numbers.advantages.tolist(), abs=1e-6)
         assert len(sequence["token_ids"]) == sum(span["length"] for span in sequence["spans"])
 
 

@@ -1,4 +1,4 @@
-"""Dumps of whole runs: what is in the files, and that no dump costs a run anything."""
+"""Dumps of whole runs: the content of the files, and no cost to the run."""
 
 import asyncio
 import signal
@@ -39,12 +39,12 @@ async def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(
     assert dumps.lost == 0
     assert not list(ranks.shm.iterdir())
     for step in range(1, STEPS + 1):
-        stats, told = read_token_stats(stats_path(run, step)), ranks.told[step]
+        stats, tokens = read_token_stats(stats_path(run, step)), ranks.made_tokens[step]
         assert (stats.step, stats.base_version) == (step, step - 1)
         for index, each in enumerate(stats.sequences.values()):
-            np.testing.assert_array_equal(each.advantages, told.advantages[index])
-            np.testing.assert_array_equal(each.logprobs, told.logprobs[index])
-            np.testing.assert_array_equal(each.entropy, told.entropy[index].astype(np.float16))
+            np.testing.assert_array_equal(each.advantages, tokens.advantages[index])
+            np.testing.assert_array_equal(each.logprobs, tokens.logprobs[index])
+            np.testing.assert_array_equal(each.entropy, tokens.entropy[index].astype(np.float16))
         batch = ranks.trained[step - 1]
         keys = [(s.group_id, s.attempt_index) for s in batch.sequences]
         assert [(key.group_id, key.attempt_index) for key, _ in stats.sequences] == keys
@@ -275,7 +275,7 @@ def test_a_run_without_dumps_removes_what_ranks_hand_out(tmp_path: Path) -> None
     NoDumps().offer_step(2, result_with(None))
 
 
-def test_a_spec_says_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
+def test_a_spec_sets_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
     def setup(**dumps: object) -> DumpSetup | None:
         checkpoint = {
             "remote": "s3://bucket/prefix",

@@ -1,4 +1,4 @@
-"""The file of a step's numbers, and what is said of one that is no such file."""
+"""The file of a step's numbers, and the errors for a file that is none."""
 
 from pathlib import Path
 

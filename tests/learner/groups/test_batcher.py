@@ -1,4 +1,4 @@
-"""What a step takes, and what it leaves."""
+"""Groups that a step takes, and groups that it leaves."""
 
 import pytest
 

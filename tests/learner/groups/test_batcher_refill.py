@@ -44,7 +44,7 @@ def test_a_step_waits_for_groups_with_signal_and_counts_those_without() -> None:
     assert (batch.replaced, batch.places_without_signal) == (2, 0)
 
 
-def test_when_the_refill_is_used_up_a_step_goes_on_with_what_there_is() -> None:
+def test_when_the_refill_is_used_up_a_step_proceeds_with_what_there_is() -> None:
     batcher = replacing(max_refill=1)
     assert [batcher.add_group(ready(n, [1, 1])) for n in range(3)] == [True, True, False]
     assert batcher.take_batch(0) is None
@@ -201,7 +201,7 @@ async def test_whole_runs_with_replacement_end_and_lose_nothing(
     assert max(metrics["async/staleness_max"] for metrics in logged) <= max_staleness
 
 
-async def test_a_step_that_goes_on_without_says_so(
+async def test_a_step_that_proceeds_short_logs_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with learner(

@@ -1,4 +1,4 @@
-"""What is said of tries that fail, in the words of those who made them fail."""
+"""Reports of failed tries, in the words of the service that failed them."""
 
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory

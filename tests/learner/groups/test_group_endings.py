@@ -112,7 +112,7 @@ async def test_groups_that_got_too_stale_are_dropped_and_counted(tmp_path: Path)
     assert max(json.loads(line)["async/staleness_max"] for line in lines) <= 1
 
 
-async def test_constant_groups_are_dropped_when_the_spec_says_so(tmp_path: Path) -> None:
+async def test_constant_groups_are_dropped_when_the_spec_has_it(tmp_path: Path) -> None:
     result = await run_to_the_end(tmp_path, steps=4, constant_groups="drop", group_size=2)
     fates = result["trajectories"]
     assert fates["dropped/constant"] + fates["trained"] == 4 * 3 * 2
@@ -120,7 +120,7 @@ async def test_constant_groups_are_dropped_when_the_spec_says_so(tmp_path: Path)
     assert states == [("filtered",)]
 
 
-async def test_a_capability_that_nobody_has_is_told_of_once(
+async def test_a_capability_that_no_worker_has_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tasks = [{"key": "s", "prompt": "look", "env_id": "e", "task_modality": "computer_use"}]

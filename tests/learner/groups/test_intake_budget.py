@@ -9,7 +9,7 @@ from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
 
 
 class Holder:
-    """A stream that takes its place and holds it until it is told to go."""
+    """A stream that takes its place and holds it until a test releases it."""
 
     def __init__(self, room: IntakeBudget, worker_id: str, size: int, header: int = 0) -> None:
         self.placed, self.go = asyncio.Event(), asyncio.Event()
@@ -40,7 +40,7 @@ async def end(*holders: Holder) -> None:
     await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
 
 
-async def test_who_finds_no_room_waits_until_somebody_leaves() -> None:
+async def test_a_holder_without_room_waits_until_one_leaves() -> None:
     room = IntakeBudget(worker_bytes=100, total_bytes=100)
     first, second = Holder(room, "a", 60), Holder(room, "b", 60)
     await settle()

@@ -1,4 +1,4 @@
-"""What an engine has under way when it is found to be torn is not used, however soon it is well."""
+"""Work under way in an engine that is found torn is not used, however soon it recovers."""
 
 import asyncio
 from collections.abc import AsyncGenerator

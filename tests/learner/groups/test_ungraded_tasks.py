@@ -159,7 +159,7 @@ async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **ch
     return ""
 
 
-async def test_an_environment_that_nobody_serves_ends_the_run_and_names_the_backend(
+async def test_an_environment_that_is_not_served_ends_the_run_and_names_the_backend(
     tmp_path: Path,
 ) -> None:
     message = await outcome(tmp_path, [UNKNOWN])
@@ -203,11 +203,11 @@ async def test_a_run_of_which_everything_fails_for_one_reason_ends_with_it(tmp_p
     ],
     ids=["something was graded", "several reasons", "too few tasks"],
 )
-async def test_a_run_that_may_still_work_goes_on(tmp_path: Path, details: list[str]) -> None:
+async def test_a_run_that_may_still_work_continues(tmp_path: Path, details: list[str]) -> None:
     assert await outcome(tmp_path, details, ends=False, groups_per_step=20) == ""
 
 
-async def test_a_step_says_what_was_given_up(tmp_path: Path) -> None:
+async def test_a_step_shows_what_was_given_up(tmp_path: Path) -> None:
     changes = {**ONCE, "groups_per_step": 1, "tasks": write(tmp_path, {"env0": 50})}
     async with learner(tmp_path, make_config(tmp_path, steps=1, **changes)) as running:
         worker, attached = await following_worker(running.address)

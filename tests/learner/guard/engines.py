@@ -55,7 +55,7 @@ class Trainer:
 
 
 def sampled(engine: Policy, *, temperature: float = TEMPERATURE, version: int = 0) -> TrainBatch:
-    """Return what an engine says that it sampled; the learner asked for TEMPERATURE."""
+    """Return what an engine reports to have sampled; the learner requested TEMPERATURE."""
     rng = np.random.default_rng(1)
     rows = tuple(_row(engine, rng, index, temperature) for index in range(8))
     return TrainBatch(version + 1, rows)

@@ -144,7 +144,7 @@ def test_a_chart_comes_back_from_the_journal_as_it_was() -> None:
     assert ControlChart.from_state({}) == ControlChart()
 
 
-def test_a_start_goes_on_at_mask_at_most_and_drops_what_is_old_before_it_stops() -> None:
+def test_a_start_resumes_at_mask_at_most_and_drops_what_is_old_before_it_stops() -> None:
     chart, _ = watched([0.1, 2.0, 2.0, 2.0])
     assert chart.level is GuardLevel.STOP
     chart = ControlChart.from_state(chart.to_state())

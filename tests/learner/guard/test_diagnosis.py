@@ -1,4 +1,4 @@
-"""Engines that are set up otherwise than the trainer: each is refused, and its fault named."""
+"""Engines configured differently from the trainer: each is refused, and its fault named."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -33,7 +33,7 @@ def trainer(untied_folder: Path, tmp_path: Path) -> Generator[Trainer]:
 
 @pytest.fixture
 def stretched(untied_folder: Path, tmp_path: Path) -> Generator[Trainer]:
-    """A trainer with YaRN: sequences go on beyond the 64 positions of the model's own context."""
+    """A trainer with YaRN: sequences extend beyond the 64 positions of the model's own context."""
     made = Trainer.of(untied_folder, tmp_path, rope_scaling=YARN)
     yield made
     made.slots.unlink_slots()
@@ -138,7 +138,7 @@ def test_samples_of_an_older_version_are_judged_by_its_own_weights(trainer: Trai
     fresh = trainer.comparing.run_comparison(
         TrainBatch(2, old.sequences), 1, diagnose=False
     ).versions
-    assert BOUNDS["float32"].find_excesses(1, fresh[1]), "the update changed too little to tell"
+    assert BOUNDS["float32"].find_excesses(1, fresh[1]), "the update changed too little"
 
 
 def test_samples_of_weights_that_are_gone_are_left_out(trainer: Trainer) -> None:
@@ -161,7 +161,7 @@ def test_comparing_leaves_the_model_as_it_was(trainer: Trainer) -> None:
         assert parameter.grad is None
 
 
-def test_what_nothing_explains_is_said_so(trainer: Trainer) -> None:
+def test_what_nothing_explains_is_reported_so(trainer: Trainer) -> None:
     batch = sampled(trainer.policy)
     rng = np.random.default_rng(0)
     for sequence in batch.sequences:

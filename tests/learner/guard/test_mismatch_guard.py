@@ -1,4 +1,4 @@
-"""Whole runs under the guard, with ranks that say how far engines are off."""
+"""Whole runs under the guard, with ranks that report how far engines are off."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ ROPE = Hypothesis("rope", "without policy.rope_scaling", residual=1e-7, effect=O
 
 
 class Ranks(FakeRanks):
-    """Fake ranks that find engines `OFF` as a test says, by version."""
+    """Fake ranks that find engines `OFF` at the versions that a test chooses."""
 
     def __init__(self, folder: Path, off: Callable[[int], bool], **options: Any) -> None:
         super().__init__(folder, **options)
@@ -99,7 +99,7 @@ async def test_a_resumed_run_checks_again(tmp_path: Path) -> None:
     assert query(tmp_path, "SELECT max(step) FROM plans") == [(2,)]
 
 
-async def test_a_run_that_only_warns_goes_on(tmp_path: Path) -> None:
+async def test_a_run_that_only_warns_continues(tmp_path: Path) -> None:
     ranks, _ = await run(tmp_path, lambda version: True, guard={"mode": "warn"})
     assert len(ranks.trained) == 6
     assert report(tmp_path)["moment"] == "start"
@@ -121,7 +121,7 @@ async def test_a_version_over_the_bound_is_trained_on_under_a_tighter_mask(tmp_p
     assert [json.loads(text)["ratio_limit"] for (text,) in journaled] == limits
 
 
-async def test_a_second_version_over_it_is_sampled_anew_by_engines_loaded_anew(
+async def test_a_second_version_over_it_is_sampled_again_by_reloaded_engines(
     tmp_path: Path,
 ) -> None:
     looks: list[int] = []
@@ -155,8 +155,8 @@ async def test_a_run_that_stays_over_the_bound_stops_with_report_and_checkpoint(
     assert query(tmp_path, "SELECT max(step) FROM checkpoints") == [(3,)]
 
 
-async def test_a_stopped_run_goes_on_once_its_engines_are_mended(tmp_path: Path) -> None:
-    """What they had sampled before is dropped, and says nothing of this start's."""
+async def test_a_stopped_run_resumes_once_its_engines_are_mended(tmp_path: Path) -> None:
+    """Earlier samples are dropped, and do not count against this start's engines."""
     with pytest.raises(MismatchError):
         await run(tmp_path, lambda version: version >= 2)
     looks: list[int] = []
@@ -188,7 +188,7 @@ async def test_groups_that_were_replaced_are_dropped_with_all_else(tmp_path: Pat
     assert query(tmp_path, uncounted) == []
 
 
-async def test_the_guard_goes_on_where_an_earlier_start_left_it(tmp_path: Path) -> None:
+async def test_the_guard_resumes_where_an_earlier_start_left_it(tmp_path: Path) -> None:
     await run(tmp_path, lambda version: version == 2, steps=3)
     ranks, _ = await run(tmp_path, lambda version: False, steps=4)
     assert [batch.settings.ratio_limit for batch in ranks.trained] == [2.0]

@@ -32,7 +32,7 @@ class SlowRanks(FakeRanks):
         self.at_it += 1
         self.most = max(self.most, self.at_it)
         self.begun.set()
-        # As a rank does, whoever waits for it.
+        # A rank continues too, even if its caller is gone.
         await asyncio.shield(asyncio.ensure_future(self.go_on.wait()))
         self.at_it -= 1
         return await super().compare_batch(batch, diagnose=diagnose)

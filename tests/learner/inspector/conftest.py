@@ -8,8 +8,8 @@ from playwright.sync_api import Browser
 
 from services.common.domain.attempts import FailureKind
 from tests.learner.inspector.made_runs import (
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
     run_apart,
@@ -27,10 +27,10 @@ async def write_run(run: MadeRun) -> None:
     """Journal three steps and an evaluation; the second group of each has most signal."""
     await run.journal.begin_epoch(1)
     for step in (1, 2, 3):
-        good = ToldAttempt(conversation(3), 1.0, passed=("hotel booked",))
-        bad = ToldAttempt(conversation(2), 0.0, failed=("no hotel is booked", "no price is named"))
-        half = ToldAttempt(conversation(2), 0.5, passed=("hotel booked",), failed=("wrong nights",))
-        lost = ToldAttempt(conversation(1), None, failure=FailureKind.ENV_LOST)
+        good = MadeAttempt(conversation(3), 1.0, passed=("hotel booked",))
+        bad = MadeAttempt(conversation(2), 0.0, failed=("no hotel is booked", "no price is named"))
+        half = MadeAttempt(conversation(2), 0.5, passed=("hotel booked",), failed=("wrong nights",))
+        lost = MadeAttempt(conversation(1), None, failure=FailureKind.ENV_LOST)
         mixed = await run.add_group([good, half, good, good], version=step - 1)
         split = await run.add_group([good, bad, bad, good, lost], version=step - 1)
         equal = await run.add_group([good, good], version=step - 1)

@@ -1,4 +1,4 @@
-"""Runs that the journal's own writer makes: steps, evaluations, and what agents said in them."""
+"""Runs that the journal's own writer makes: steps, evaluations, and the text of their agents."""
 
 import asyncio
 import json
@@ -69,8 +69,8 @@ def make_tokenizer(folder: Path) -> Tokenizer:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldAttempt:
-    """One attempt to make: what was said, and how it ended."""
+class MadeAttempt:
+    """One attempt to make: its text and its outcome."""
 
     parts: Parts
     reward: float | None
@@ -94,7 +94,7 @@ class MadeRun:
 
     async def add_group(
         self,
-        told: Iterable[ToldAttempt],
+        attempts: Iterable[MadeAttempt],
         *,
         task: Task | None = None,
         eval_id: str = "",
@@ -102,7 +102,7 @@ class MadeRun:
         size: int | None = None,
     ) -> str:
         """Journal a group with its lease and attempts; return its id."""
-        number, attempts = self._groups, list(told)
+        number, attempts = self._groups, list(attempts)
         self._groups += 1
         group_id = f"{eval_id}-heldout-{number:05d}" if eval_id else f"g{number:06d}r0"
         spec = GroupSpec(
@@ -154,10 +154,10 @@ class MadeRun:
         (self.folder / name).write_text(json.dumps(value))
 
     def _trajectory(
-        self, key: AttemptKey, lease_id: str, told: ToldAttempt, policy: PolicyId, seed: int
+        self, key: AttemptKey, lease_id: str, made: MadeAttempt, policy: PolicyId, seed: int
     ) -> Trajectory:
         chooser = np.random.default_rng([seed, key.attempt_index])
-        runs = [(who, self.tokenizer.encode(text).ids) for who, text in told.parts]
+        runs = [(who, self.tokenizer.encode(text).ids) for who, text in made.parts]
         spans = tuple(
             Span(who, len(ids), policy, 1.0) if who is Author.POLICY else Span(who, len(ids))
             for who, ids in runs
@@ -167,7 +167,7 @@ class MadeRun:
             np.concatenate([np.array(ids, np.int32) for _, ids in runs]),
             spans,
             -chooser.exponential(0.6, sampled).astype(np.float32),
-            told.media,
+            made.media,
         )
         turns = [ids for who, ids in runs if who is Author.POLICY]
         return Trajectory(
@@ -175,11 +175,11 @@ class MadeRun:
             lease_id=lease_id,
             sequences=(sequence,),
             content_digest=content_digest([sequence]),
-            reward=told.reward,
-            failure=told.failure,
-            stop_reason=None if told.failure else told.stop,
-            checks_failed=told.failed,
-            checks_passed=told.passed,
+            reward=made.reward,
+            failure=made.failure,
+            stop_reason=None if made.failure else made.stop,
+            checks_failed=made.failed,
+            checks_passed=made.passed,
             turns=tuple(TurnTiming(0.8, 0.2, 100, len(ids)) for ids in turns),
             counts=Counts(turns=len(turns), tool_calls=max(0, len(turns) - 1), open_s=0.1),
             facts=Facts(env_key="booking", task_key="", worker_id="worker-0", instance_id="i-7"),
@@ -224,7 +224,7 @@ def make_task(number: int, prompt: str = "") -> Task:
 
 
 def conversation(turns: int = 2, answer: str = "", words: int = 0) -> list[tuple[Author, str]]:
-    """Return what is said in an episode of so many turns of a policy."""
+    """Return the text of an episode with so many turns of a policy."""
     parts = [
         (
             Author.PROMPT,
@@ -235,9 +235,9 @@ def conversation(turns: int = 2, answer: str = "", words: int = 0) -> list[tuple
     filler = " find hotels in Rome" * words
     call = '{"name": "find_hotels", "arguments": {"city": "Rome", "nights": 2}}'
     for turn in range(turns - 1):
-        said = f"I look for hotels.{filler}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+        turn_text = f"I look for hotels.{filler}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
         given = answer or f'[{{"hotel": "Aurora", "price": {80 + turn}}}]'
-        parts.append((Author.POLICY, said))
+        parts.append((Author.POLICY, turn_text))
         parts.append(
             (
                 Author.ENVIRONMENT,

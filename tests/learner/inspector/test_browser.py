@@ -22,8 +22,8 @@ from services.learner.inspector.queries.run_library import RunLibrary
 from tests.learner.inspector.made_runs import (
     LONG_WORD,
     RUN,
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     make_task,
     open_run,
@@ -69,7 +69,7 @@ def test_three_clicks_lead_to_the_worst_attempt_of_the_last_step(
 
 
 def numbers_shown(page: Page, index: int) -> dict[str, str]:
-    """Point at a token, and read what is shown of it."""
+    """Point at a token, and read its tooltip."""
     page.locator(f".t[data-i='{index}']").hover()
     page.wait_for_function(
         "i => document.getElementById('token-card').dataset.i === String(i)", arg=index
@@ -232,7 +232,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
     async def make() -> MadeRun:
         run = open_run(tmp_path_factory.mktemp("hostile") / "runs")
         await run.journal.begin_epoch(1)
-        said = [
+        parts = [
             (Author.PROMPT, f"<|im_start|>user\n{HOSTILE}<|im_end|>\n<|im_start|>assistant\n"),
             (
                 Author.POLICY,
@@ -246,10 +246,10 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
             ),
             (Author.POLICY, "done<|im_end|>"),
         ]
-        told = ToldAttempt(said, 0.0, failed=(HOSTILE,), passed=(HOSTILE,))
-        long = ToldAttempt(conversation(2, answer=LONG_WORD * (LONG_BYTES // len(LONG_WORD))), 1.0)
+        hostile = MadeAttempt(parts, 0.0, failed=(HOSTILE,), passed=(HOSTILE,))
+        long = MadeAttempt(conversation(2, answer=LONG_WORD * (LONG_BYTES // len(LONG_WORD))), 1.0)
         task = make_task(0, HOSTILE)
-        group = await run.add_group([told, long], task=task)
+        group = await run.add_group([hostile, long], task=task)
         await run.plan_step(1, [group])
         (run.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0}) + "\n")
         alarm = {
@@ -325,8 +325,8 @@ def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
     async def make() -> MadeRun:
         run = open_run(tmp_path / "runs")
         await run.journal.begin_epoch(1)
-        long = ToldAttempt(conversation(50, words=290), 0.0)
-        short = ToldAttempt(conversation(2), 1.0)
+        long = MadeAttempt(conversation(50, words=290), 0.0)
+        short = MadeAttempt(conversation(2), 1.0)
         await run.plan_step(1, [await run.add_group([long, short])])
         await run.journal.close()
         return run
@@ -355,7 +355,7 @@ def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
 
 
 async def _play(run: MadeRun, reward: float) -> str:
-    return await run.add_group([ToldAttempt(conversation(2), reward)], size=4)
+    return await run.add_group([MadeAttempt(conversation(2), reward)], size=4)
 
 
 def test_the_live_board_follows_a_run_in_progress(browser: Browser, tmp_path: Path) -> None:

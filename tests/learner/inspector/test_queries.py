@@ -1,4 +1,4 @@
-"""What the inspector reads, and that it costs the same in a run of any length."""
+"""Reads of the inspector, which cost the same in a run of any length."""
 
 import json
 import sqlite3
@@ -19,8 +19,8 @@ from services.learner.inspector.queries.run_library import RunLibrary
 from services.learner.journal.schema import TABLES
 from tests.learner.inspector.made_runs import (
     RUN,
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
     run_apart,
@@ -116,7 +116,7 @@ def test_metrics_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> N
 async def _made_run(runs: Path) -> MadeRun:
     run = open_run(runs)
     await run.journal.begin_epoch(1)
-    group = await run.add_group([ToldAttempt(conversation(2), 1.0)] * 2)
+    group = await run.add_group([MadeAttempt(conversation(2), 1.0)] * 2)
     await run.plan_step(1, [group])
     await run.journal.close()
     return run
@@ -125,7 +125,7 @@ async def _made_run(runs: Path) -> MadeRun:
 KEY = AttemptKey("g000000r0", 0, 0)
 
 
-def test_tokens_without_statistics_say_why(tmp_path: Path) -> None:
+def test_tokens_without_statistics_show_why(tmp_path: Path) -> None:
     run = run_apart(_made_run(tmp_path / "runs"))
     path = stats_path(run.folder, 1)
     path.write_bytes(path.read_bytes()[:100])

@@ -24,8 +24,8 @@ from services.learner.inspector.bundle import BundleMaker
 from services.learner.inspector.queries.run_library import RunLibrary
 from tests.learner.inspector.made_runs import (
     RUN,
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
     run_apart,
@@ -51,7 +51,7 @@ class RunWithScreenshots:
 def shown(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[RunWithScreenshots]:
-    """A run whose tool returned a screenshot of a page, and two files that only say so."""
+    """A run whose tool returned a screenshot of a page, and two files that claim to be images."""
     with watched_page(browser) as watched:
         watched.page.set_content(HOTELS)
         png = watched.page.screenshot(full_page=False)
@@ -63,9 +63,9 @@ def shown(
         before = [part for part in parts if part[0] is not Author.ENVIRONMENT][:2]
         offset = sum(len(run.tokenizer.encode(text).ids) for _, text in before)
         media = tuple(_image(content, offset) for content in (png, *FALSE_ONES))
-        told = [ToldAttempt(parts, 0.0, media=media), ToldAttempt(conversation(2), 1.0)]
+        attempts = [MadeAttempt(parts, 0.0, media=media), MadeAttempt(conversation(2), 1.0)]
         await run.journal.begin_epoch(1)
-        await run.plan_step(1, [await run.add_group(told, version=0)])
+        await run.plan_step(1, [await run.add_group(attempts, version=0)])
         await run.journal.close()
         return run
 
@@ -84,7 +84,7 @@ def natural_width(image: Locator) -> int:
     )
 
 
-def test_a_page_shows_the_screenshot_of_a_tool_and_nothing_that_only_says_it_is_one(
+def test_a_page_shows_the_screenshot_of_a_tool_and_nothing_that_only_claims_to_be_one(
     browser: Browser, shown: RunWithScreenshots
 ) -> None:
     with serving(shown.runs) as served, watched_page(browser) as watched:
@@ -134,7 +134,7 @@ def test_a_bundle_has_the_screenshot(
 def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
     shown: RunWithScreenshots, tmp_path: Path
 ) -> None:
-    """In the log. The viewer that is served shows no image of a log, as none is to be trusted."""
+    """Check the log. The served viewer shows no image of a log, since none is to be trusted."""
     log = tmp_path / "step1.eval"
     arguments = ("--run", str(shown.runs / RUN), "--step", "1", "--to", str(log))
     command = python_command("-m", "services.learner.inspector.transcript_command", *arguments)

@@ -13,7 +13,7 @@ UPLOT = STATIC / "vendor/uplot"
 
 
 def test_uplot_is_the_published_package() -> None:
-    """`npm pack uplot@VERSION` has these files; VERSION.json says their hashes."""
+    """`npm pack uplot@VERSION` has these files; VERSION.json holds their hashes."""
     known = json.loads((UPLOT / "VERSION.json").read_text())
     held = {path.name for path in UPLOT.iterdir()} - {"VERSION.json"}
     assert held == set(known["sha256"])

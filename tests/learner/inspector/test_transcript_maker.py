@@ -7,7 +7,7 @@ from services.learner.inspector.queries.transcript_attempts import TranscriptSub
 from services.learner.inspector.transcript_maker import TranscriptMaker
 
 
-def test_a_transcript_that_fails_says_why_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_transcript_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     subject = TranscriptSubject(1)
     with TranscriptMaker() as maker:

@@ -16,8 +16,8 @@ from services.learner.inspector.adapters.transcript_pages import find_viewer
 from services.learner.inspector.pages.links import ServerLinks
 from tests.learner.inspector.made_runs import (
     RUN,
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
     run_apart,
@@ -51,7 +51,7 @@ def get(served: ServedPages, path: str, *, token: bool = True, **headers: str) -
 
 
 def wait_for(served: ServedPages, path: str) -> str:
-    """Ask for a transcript until it is made; return where the page leads to."""
+    """Request a transcript until it is made; return the target of its page."""
     end = monotonic() + WAIT_S
     while monotonic() < end:
         status, headers, body = get(served, path)
@@ -70,8 +70,8 @@ def hostile_runs(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         run = open_run(runs)
         parts = conversation(2, answer=HOSTILE)
         parts[-1] = (Author.POLICY, f"{HOSTILE} is booked.<|im_end|>")
-        bad = ToldAttempt(parts, 0.0, failed=(HOSTILE,))
-        good = ToldAttempt(conversation(2), 1.0)
+        bad = MadeAttempt(parts, 0.0, failed=(HOSTILE,))
+        good = MadeAttempt(conversation(2), 1.0)
         await run.plan_step(1, [await run.add_group([bad, good], version=0)])
         await run.journal.close()
         return run
@@ -130,7 +130,7 @@ def test_steps_runs_and_logs_that_are_not_there_are_refused(served: ServedPages)
         assert get(served, path)[0] == 404, path
 
 
-def test_pages_say_how_to_get_transcripts_where_there_is_no_viewer(
+def test_pages_show_how_to_get_transcripts_where_there_is_no_viewer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -140,7 +140,7 @@ def test_pages_say_how_to_get_transcripts_where_there_is_no_viewer(
     assert ServerLinks(transcripts=True).advice == ""
 
 
-def test_the_viewer_shows_hostile_text_as_text_and_asks_nobody_else(
+def test_the_viewer_shows_hostile_text_as_text_and_calls_no_other_host(
     browser: Browser, hostile_runs: Path
 ) -> None:
     with serving(hostile_runs) as served, watched_page(browser) as watched:

@@ -1,4 +1,4 @@
-"""Who gets a page of the inspector, and how its process begins and ends."""
+"""Access to the inspector's pages, and the start and end of its process."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ def connection(served: ServedPages) -> Generator[HTTPConnection]:
     found.close()
 
 
-def ask(
+def send(
     connection: HTTPConnection, path: str, *, method: str = "GET", **headers: str
 ) -> HTTPResponse:
     connection.request(method, path, headers=headers)
@@ -36,7 +36,7 @@ def ask(
 
 def cookie_of(served: ServedPages, connection: HTTPConnection) -> str:
     token = parse_qs(urlsplit(served.url).query)["token"][0]
-    answer = ask(connection, f"/curves?metric=x&token={token}")
+    answer = send(connection, f"/curves?metric=x&token={token}")
     assert answer.status == 303
     assert answer.headers["location"] == "/curves?metric=x"
     given = answer.headers["set-cookie"]
@@ -47,31 +47,31 @@ def cookie_of(served: ServedPages, connection: HTTPConnection) -> str:
 def test_a_page_needs_the_token_and_then_the_cookie(
     served: ServedPages, connection: HTTPConnection
 ) -> None:
-    assert ask(connection, "/").status == 401
-    assert ask(connection, "/?token=wrong").status == 401
-    assert ask(connection, "/", Cookie="flotilla_inspector=wrong").status == 401
+    assert send(connection, "/").status == 401
+    assert send(connection, "/?token=wrong").status == 401
+    assert send(connection, "/", Cookie="flotilla_inspector=wrong").status == 401
     cookie = cookie_of(served, connection)
-    answer = ask(connection, "/", Cookie=cookie)
+    answer = send(connection, "/", Cookie=cookie)
     assert answer.status == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert ask(connection, f"/runs/{RUN}/live.html", Cookie=cookie).status == 200
+    assert send(connection, f"/runs/{RUN}/live.html", Cookie=cookie).status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "127.0.0.1"])
 def test_a_name_that_leads_here_from_elsewhere_gets_nothing(
     served: ServedPages, connection: HTTPConnection, host: str
 ) -> None:
-    assert ask(connection, "/", Host=host, Cookie=cookie_of(served, connection)).status == 421
+    assert send(connection, "/", Host=host, Cookie=cookie_of(served, connection)).status == 421
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_nothing_but_get_is_served(
     served: ServedPages, connection: HTTPConnection, method: str
 ) -> None:
-    assert ask(connection, "/", method=method, Cookie=cookie_of(served, connection)).status == 405
+    assert send(connection, "/", method=method, Cookie=cookie_of(served, connection)).status == 405
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_nothing_but_get_is_served(
 def test_what_is_not_there_is_not_found(
     served: ServedPages, connection: HTTPConnection, path: str
 ) -> None:
-    assert ask(connection, path, Cookie=cookie_of(served, connection)).status == 404
+    assert send(connection, path, Cookie=cookie_of(served, connection)).status == 404
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -131,7 +131,7 @@ def test_an_open_page_holds_its_group_and_the_end_releases_it(made_run: MadeRun)
         connection = HTTPConnection(urlsplit(served.url).netloc, timeout=30)
         cookie = cookie_of(served, connection)
         path = f"/runs/{RUN}/attempts/g000001r0/0/0/hold"
-        assert ask(connection, path, Cookie=cookie).status == 204
+        assert send(connection, path, Cookie=cookie).status == 204
         connection.close()
         (hold,) = (made_run.folder / "holds").glob(f"inspector-{served.process.pid}.json")
         assert json.loads(hold.read_text())["groups"] == ["g000001r0"]
@@ -145,7 +145,7 @@ def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "hint"),
     [
         (("--run", "none"), "There is no run 'none'"),
         (("--listen", "0.0.0.0:80"), "'0.0.0.0:80' is not a loopback address"),
@@ -154,10 +154,10 @@ def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--token-file", "nowhere"), "No such file"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(runs: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_call_names_the_problem(runs: Path, arguments: tuple[str, ...], hint: str) -> None:
     answer = run_program("--runs", str(runs), *arguments)
     assert answer.returncode != 0
-    assert said in answer.stderr
+    assert hint in answer.stderr
 
 
 def test_a_bundle_holds_the_steps_that_were_chosen(runs: Path, tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_bundle_holds_the_steps_that_were_chosen(runs: Path, tmp_path: Path) -
     answer = run_program(
         *("--runs", str(runs), "--run", RUN, "--bundle", str(path), "--step", "1", "--step", "3")
     )
-    said = json.loads(answer.stdout)
-    assert said == {"bundle": str(path), "steps": [1, 3], "attempts": 18}
+    summary = json.loads(answer.stdout)
+    assert summary == {"bundle": str(path), "steps": [1, 3], "attempts": 18}
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
     assert {"index.html", "curves.html", f"{RUN}/step-1.html", f"{RUN}/step-3.html"} <= names

@@ -35,7 +35,7 @@ async def _play(worker: FakeWorker) -> None:
 
 
 async def _quiet(run_dir: Path) -> None:
-    """Wait until nothing is written: what is copied then is what a kill would leave."""
+    """Wait until nothing is written: a copy then equals the files after a kill."""
     files = [run_dir / "journal.sqlite-wal", run_dir / "metrics.jsonl"]
     seen: list[bytes] = []
     while (found := [path.read_bytes() for path in files]) != seen:

@@ -10,7 +10,7 @@ from services.learner.journal.store import Journal, open_journal
 
 
 async def taken_over(run_dir: Path) -> tuple[Journal, Journal]:
-    """A journal that somebody begins to write to, and then somebody else."""
+    """A journal that one writer opens, and then another."""
     first = open_journal(run_dir)
     await first.begin_epoch(at_least=1)
     # What a file system without locks, or a careless hand, comes down to.
@@ -48,7 +48,7 @@ async def test_a_learner_of_an_older_epoch_writes_nothing_any_more(tmp_path: Pat
     await second.close()
 
 
-async def test_a_learner_of_an_older_epoch_is_told_that_it_is_over(tmp_path: Path) -> None:
+async def test_a_learner_of_an_older_epoch_learns_that_it_is_over(tmp_path: Path) -> None:
     first, second = await taken_over(tmp_path)
     watching = asyncio.create_task(first.wait_until_broken())
     with pytest.raises(StaleEpochError):

@@ -55,7 +55,7 @@ def steps_of(groups: set[str]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def test_nothing_is_held_where_nobody_asks(db: sqlite3.Connection, tmp_path: Path) -> None:
+def test_nothing_is_held_without_a_request(db: sqlite3.Connection, tmp_path: Path) -> None:
     assert JournalHolds(tmp_path).find_groups(db) == set()
 
 

@@ -1,4 +1,4 @@
-"""A journal that is behind what the run has acknowledged is noticed before anything goes on."""
+"""A journal that is behind the acknowledged progress is noticed before the run resumes."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def run_dir(stopped: Path, tmp_path: Path) -> Path:
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """All that is there but what SQLite makes anew: an empty log and the index of a log."""
+    """All files except those that SQLite recreates: an empty log and the index of a log."""
     files = (path for path in run_dir.rglob("*") if path.is_file() and path.stat().st_size)
     return {str(p): p.read_bytes() for p in files if not p.name.endswith("-shm")}
 
@@ -65,7 +65,7 @@ def change(run_dir: Path, sql: str) -> None:
 
 
 def refused(run_dir: Path, *words: str) -> str:
-    """Return what a start says that goes on with nothing and changes nothing."""
+    """Return the error of a start that resumes nothing and changes nothing."""
     before = contents(run_dir)
     with pytest.raises(JournalError) as caught:
         open_journal(run_dir)
@@ -115,7 +115,7 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
     await journal.close()
 
 
-def test_a_stopped_run_is_opened_and_nothing_is_said(run_dir: Path) -> None:
+def test_a_stopped_run_is_opened_and_nothing_is_logged(run_dir: Path) -> None:
     found = check_journal(run_dir)
     assert (found.damaged, found.bad_mark, found.cut_short) == ([], "", False)
     assert found.position is not None
@@ -160,7 +160,7 @@ async def test_a_loss_after_the_newest_checkpoint_costs_what_came_after_it_alone
 
 
 @pytest.mark.parametrize("kind", ["removed", "cut", "torn"])
-async def test_a_run_without_its_journal_goes_on_from_its_newest_checkpoint(
+async def test_a_run_without_its_journal_resumes_from_its_newest_checkpoint(
     run_dir: Path, tmp_path: Path, kind: str
 ) -> None:
     for name in (JOURNAL_FILE, WAL):
@@ -179,7 +179,7 @@ async def test_a_run_without_its_journal_goes_on_from_its_newest_checkpoint(
     assert (run_dir / "damaged-journal-1" / JOURNAL_FILE).exists() == (kind != "removed")
 
 
-# What a flipped bit can do to rows, and what is said of it.
+# Effects of a flipped bit on rows, and the message about each.
 ROWS = {
     "a reopened group": (
         "UPDATE groups SET state = 'open', step = NULL WHERE group_id = 'g000004r0'",
@@ -273,7 +273,7 @@ async def test_an_old_journal_with_its_old_mark_is_refused_for_what_came_after_i
 
 
 @pytest.mark.parametrize("kind", ["removed", "emptied", "old"])
-async def test_a_mark_that_is_damaged_alone_is_made_anew_and_told_of(
+async def test_a_mark_that_is_damaged_alone_is_rebuilt_and_reported(
     run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     mark = run_dir / MARK

@@ -121,7 +121,7 @@ async def interrupted(folder: Path) -> list[str]:
     return groups
 
 
-async def test_a_replay_goes_without_a_damaged_group_and_says_so(
+async def test_a_replay_skips_and_reports_a_damaged_group(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad, *others = await interrupted(tmp_path)
@@ -163,9 +163,7 @@ async def test_a_damaged_plan_stops_the_resume(journal: Journal, tmp_path: Path)
     await journal.close()
 
 
-async def test_a_file_whose_pages_are_damaged_is_said_to_be(
-    journal: Journal, tmp_path: Path
-) -> None:
+async def test_a_file_with_damaged_pages_is_reported(journal: Journal, tmp_path: Path) -> None:
     await journal.set_meta({f"key{n}": "x" * 500 for n in range(100)})
     await journal.close()
     path = tmp_path / "run" / JOURNAL_FILE

@@ -1,4 +1,4 @@
-"""Which files a journal opens, and what it says of the others."""
+"""Files that a journal opens, and its errors for the others."""
 
 import sqlite3
 from contextlib import closing
@@ -38,7 +38,7 @@ OLD = "CREATE TABLE meta (key, value); INSERT INTO meta VALUES ('schema_version'
         (None, "cannot be read as a journal: unable to open"),
     ],
 )
-def test_an_audit_of_what_it_cannot_read_says_why(
+def test_an_audit_of_what_it_cannot_read_has_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, why: str
 ) -> None:
     path = tmp_path / JOURNAL_FILE

@@ -52,7 +52,7 @@ def kept_bytes(checkpointing: Checkpointing) -> int:
 def test_the_estimate_is_what_the_layers_keep(checkpointing: Checkpointing) -> None:
     shape = DecoderShape(LAYERS, HIDDEN, INTERMEDIATE)
     estimated = layer_activation_bytes(shape, TOKENS, 4, checkpointing)
-    # Of the layer that exists again in the backward pass there is nothing yet.
+    # Nothing of the layer that the backward pass recomputes exists yet.
     again = layer_activation_bytes(DecoderShape(1, HIDDEN, INTERMEDIATE), TOKENS, 4, "off")
     kept = estimated - (again if checkpointing != "off" else 0)
     # The final norm and rope's angles come on top, in so small a model.

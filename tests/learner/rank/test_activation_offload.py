@@ -21,7 +21,7 @@ WIDTH, LAYERS = 32, 2
 
 
 class WatchedOffload(save_on_cpu):
-    """The context itself; it tells the shapes of what it moves."""
+    """The context itself; it records the shapes of the tensors it moves."""
 
     shapes: list[torch.Size]
 

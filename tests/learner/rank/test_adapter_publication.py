@@ -67,7 +67,7 @@ def test_the_first_rank_publishes_what_is_added_and_the_name_of_its_base(
         assert {float(t.max()) for n, t in written.items() if ".lora_A." in n} == {0.5}
         assert {float(t.max()) for n, t in written.items() if ".lora_B." in n} == {0.75}
         assert compute_fingerprint(found.manifest, found.total_bytes) == found.fingerprint
-        # Loading it again tells that the base is the same.
+        # Loading it again shows that the base is the same.
         assert rank.model_info().reference is None
         rank.close()
     assert names[0] != names[1]

@@ -157,7 +157,7 @@ def test_packs_of_other_segments_compile_nothing_more(model_folder: Path) -> Non
     assert compiled.uncompiled == 0
 
 
-def test_a_compiler_that_the_environment_has_switched_off_is_said(
+def test_a_compiler_that_the_environment_has_disabled_is_logged(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
@@ -168,7 +168,7 @@ def test_a_compiler_that_the_environment_has_switched_off_is_said(
     assert "every block computes uncompiled" in message and "TORCHDYNAMO_DISABLE" in message
 
 
-def test_without_a_compiler_it_goes_on_uncompiled_and_says_so_once(
+def test_without_a_compiler_it_runs_uncompiled_and_warns_once(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -190,7 +190,7 @@ def test_without_a_compiler_it_goes_on_uncompiled_and_says_so_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_too_many_variants_of_a_block_are_said_too(
+def test_too_many_variants_of_a_block_are_logged(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(block_compilation, "_MOST_VARIANTS", 1)

@@ -94,7 +94,7 @@ def test_a_run_with_it_makes_the_same_bits(model_folder: Path, algorithm: str) -
     assert same_bits(found[0][1], found[1][1])
 
 
-def test_it_says_what_it_took(model_folder: Path) -> None:
+def test_it_reports_what_it_took(model_folder: Path) -> None:
     peaks = burn_in(load(model_folder), pack_tokens=512)
     assert peaks.tokens == 512
     assert peaks.seconds > 0

@@ -35,7 +35,7 @@ PACKS: Mapping[str, tuple[list[int], list[int | None]]] = {
 
 
 class TakenPath(AssertionError):
-    """The kernel was asked for."""
+    """The kernel was called."""
 
 
 def projections(layout: PackLayout, heads: int, shared: int) -> list[Tensor]:
@@ -155,7 +155,7 @@ def test_a_cpu_and_what_the_kernel_lacks_take_the_other_path(
     assert on_cpu.kernel is None
     kernel = make_kernel_places(layout, CPU)
     given_kernel = SegmentPlaces(layout.offsets, layout.parents, kernel)
-    # Double precision, and no GPU: torch says that its kernel would not run.
+    # Double precision, and no GPU: torch reports that its kernel would not run.
     expected = attend(layout, on_cpu, 2, None)
     for ours, theirs in zip(attend(layout, given_kernel, 2, None), expected, strict=True):
         assert torch.equal(ours, theirs)

@@ -44,7 +44,7 @@ def own_logprobs(folder: Path, ids: np.ndarray, **changes: object) -> np.ndarray
 
 
 def with_rope(folder: Path, scaling: dict[str, object]) -> Path:
-    """A copy of the model whose config says so."""
+    """A copy of the model with this scaling in its config."""
     copy = folder.with_name(f"{folder.name}-{scaling['rope_type']}")
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     config = json.loads((copy / "config.json").read_text())

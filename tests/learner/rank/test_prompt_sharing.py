@@ -201,7 +201,7 @@ def test_models_whose_packs_are_not_exact_share_nothing(model_folder: Path) -> N
 def test_a_model_that_computes_shared_prompts_otherwise_is_found_out(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    """As one that makes its own positions, or attention that sees no parent."""
+    """Such a model makes its own positions, or its attention sees no parent."""
     kind: Any = type(load_policy(policy_config(model_folder), RankConfig()).model.base_model)
     plain = kind.forward
 

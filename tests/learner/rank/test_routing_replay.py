@@ -1,4 +1,4 @@
-"""The trainer uses the experts that the engine chose, weighs them by its own router, and says how
+"""The trainer uses the experts that the engine chose, weighs them by its own router, and counts how
 often it would have chosen others."""
 
 import copy
@@ -190,7 +190,7 @@ def test_packs_and_recomputed_blocks_replay_the_same(
 
 
 def test_a_prompt_is_shared_where_its_experts_are_the_same(sparse_folder: Path) -> None:
-    """What a shared prompt saves never changes the loss."""
+    """Sharing a prompt never changes the loss."""
     one, other = (load(sparse_folder, share_prompts=share) for share in (True, False))
     batch = with_experts(make_prompted_batch(), one, shift=1)
     rerouted = [

@@ -1,4 +1,4 @@
-"""What a step says about itself is what happened."""
+"""A step's report is true."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -87,7 +87,7 @@ def test_numbers_come_back_from_their_file_to_the_bit(model_folder: Path, tmp_pa
             np.testing.assert_array_equal(one, other)
 
 
-def test_numbers_that_nobody_has_read_are_removed_with_other_stale_files(tmp_path: Path) -> None:
+def test_unread_numbers_are_removed_with_other_stale_files(tmp_path: Path) -> None:
     stale = protocol.token_path(tmp_path, "run[1]", 7)
     foreign = protocol.token_path(tmp_path, "run1", 7)
     for path in (stale, foreign):

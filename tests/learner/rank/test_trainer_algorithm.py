@@ -126,7 +126,7 @@ def test_a_plugin_brings_an_advantage_and_a_loss(
     assert step.gain(initial, better(batch)) < 0
 
 
-def test_names_that_nobody_registers_are_refused_as_the_trainer_is_made(
+def test_unregistered_names_are_refused_as_the_trainer_is_made(
     model_folder: Path,
 ) -> None:
     with pytest.raises(ValueError, match="'no_such_plugin' cannot be imported"):

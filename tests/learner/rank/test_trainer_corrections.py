@@ -182,7 +182,7 @@ def test_masked_attempts_carry_no_gradient_and_do_not_count_in_the_mean(
 
 
 def mean_advantage(batch: TrainBatch, left: list[TrainSequence]) -> float:
-    """Advantages are of whole groups, masked attempts included."""
+    """Advantages belong to whole groups, masked attempts included."""
     total, tokens = 0.0, 0
     for s in left:
         rewards = np.array([o.reward for o in batch.sequences if o.group_id == s.group_id])

@@ -50,7 +50,7 @@ CRITIC: dict[str, Any] = {
 
 @dataclass
 class Reported:
-    """What is fixed before the first update, by sequence; arrays [policy tokens]."""
+    """Values fixed before the first update, by sequence; arrays [policy tokens]."""
 
     advantages: list[Tensor]
     returns: list[Tensor]
@@ -60,7 +60,7 @@ class Reported:
 
 
 class Naive:
-    """Two models in float64, and gradient descent on what the page says."""
+    """Two models in float64, and gradient descent on the loss in the documentation."""
 
     def __init__(self, model: Any, batch: TrainBatch, config: AlgorithmConfig) -> None:
         self.model = copy.deepcopy(model).double()
@@ -87,7 +87,7 @@ class Naive:
         return self.value(states.double()[written]).squeeze(1)
 
     @torch.no_grad()
-    def told(self) -> Reported:
+    def report(self) -> Reported:
         sequences = self.batch.sequences
         proximal = [self.logprobs(self.model, s)[0] for s in sequences]
         reference = [self.logprobs(self.first, s)[0] for s in sequences]
@@ -137,14 +137,14 @@ class Naive:
             found.append((own - group.mean()) / (group.std(ddof=1) + 1e-6))
         return found
 
-    def policy_loss(self, told: Reported, index: int) -> Tensor:
+    def policy_loss(self, given: Reported, index: int) -> Tensor:
         """The sum over one sequence's tokens, before the reduction."""
         s, c = self.batch.sequences[index], self.config
         now, entropy = self.logprobs(self.model, s)
         sampled = torch.from_numpy(s.behaviour_logprobs[s.policy_mask]).double()
-        start = told.proximal[index]
+        start = given.proximal[index]
         ratio = (now - (start if c.proximal == "trainer" else sampled)).exp()
-        a = told.advantages[index]
+        a = given.advantages[index]
         clipped = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
         loss = -torch.minimum(ratio * a, clipped * a)
         off = (start - sampled).exp()
@@ -152,7 +152,7 @@ class Naive:
         if c.correction.token_tis is not None:
             loss = loss * off.clamp(max=c.correction.token_tis)
         if c.kl.coefficient > 0 and c.kl.place == "loss":
-            d = now - told.reference[index]
+            d = now - given.reference[index]
             loss = loss + c.kl.coefficient * ((-d).exp() - 1 + d)
         loss = loss - c.entropy_coefficient * entropy
         for low, high in filter(None, (c.correction.token_mask, self.limit)):
@@ -164,16 +164,16 @@ class Naive:
         x = self.batch.settings.ratio_limit
         return None if x is None else (1 / x, x)
 
-    def value_loss(self, told: Reported, index: int) -> Tensor:
-        v, old = self.values(self.batch.sequences[index]), told.values[index]
+    def value_loss(self, given: Reported, index: int) -> Tensor:
+        v, old = self.values(self.batch.sequences[index]), given.values[index]
         clip = self.config.critic.value_clip
         held = old + (v - old).clamp(-clip, clip)
-        goal = told.returns[index]
+        goal = given.returns[index]
         return (torch.maximum((v - goal) ** 2, (held - goal) ** 2) / 2).sum()
 
     def train(self, parts: Sequence[Sequence[str]]) -> None:
         """Updates of mini-batches that hold these groups."""
-        told = self.told()
+        given = self.report()
         for part in list(parts) * self.config.epochs:
             chosen = [
                 i
@@ -182,10 +182,10 @@ class Naive:
                 and s.stop_reason not in self.config.overlong.mask_stop_reasons
             ]
             tokens = sum(int(self.batch.sequences[i].policy_mask.sum()) for i in chosen)
-            loss = torch.stack([self.policy_loss(told, i) for i in chosen]).sum() / tokens
+            loss = torch.stack([self.policy_loss(given, i) for i in chosen]).sum() / tokens
             descend(loss, self.model.parameters())
             if self.config.advantage == "gae":
-                loss = torch.stack([self.value_loss(told, i) for i in chosen]).sum() / tokens
+                loss = torch.stack([self.value_loss(given, i) for i in chosen]).sum() / tokens
                 descend(loss, [*self.body.parameters(), *self.value.parameters()])
 
 

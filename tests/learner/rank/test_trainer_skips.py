@@ -1,4 +1,4 @@
-"""What is not finite is thrown away and counted, and changes not one bit."""
+"""Values that are not finite are discarded and counted, and change not one bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

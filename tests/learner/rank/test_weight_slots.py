@@ -59,7 +59,7 @@ def test_a_file_that_another_has_made_in_between_is_never_written_to(
     assert theirs.read_text() == "theirs"
 
 
-def test_a_publication_is_a_safetensors_file_whose_manifest_tells_the_truth(
+def test_a_publication_is_a_safetensors_file_with_a_true_manifest(
     model_folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     policy, _, _ = make_trainer(model_folder)

@@ -27,7 +27,7 @@ LAYERS = 12
 
 @pytest.fixture(scope="module")
 def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which a block is a small part, and a pass through it, too."""
+    """A model in which one block is a small part, and so is a pass through it."""
     folder = tmp_path_factory.mktemp("deep")
     config = Qwen3Config(
         vocab_size=VOCAB,

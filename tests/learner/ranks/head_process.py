@@ -1,7 +1,7 @@
 """The learner's ranks in a process of their own: `... MODEL FOLDER HOST RAY_PORT`.
 
-Trains a step with a further machine and says `trained FINGERPRINT`; when it has then read a line
-tries another, and says `lost SECONDS` when that fails.
+Trains a step with a further machine and prints `trained FINGERPRINT`; reads a line, then tries
+another step, and prints `lost SECONDS` when that fails.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ class Further:
         return await asyncio.wait_for(self.process.wait(), limit_s)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The burn-in of real ranks: what it says, and what ends a run."""
+"""The burn-in of real ranks: its report, and the findings that end a run."""
 
 import os
 import resource

@@ -57,7 +57,7 @@ async def test_two_that_hold_parts_make_the_same_steps_as_one(
 
 
 @pytest.mark.slow
-async def test_one_without_a_compiler_says_so_as_it_loads(
+async def test_one_without_a_compiler_warns_as_it_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "compiled"))

@@ -119,7 +119,7 @@ async def test_a_start_that_is_given_up_ends_the_rank_at_once(make_ranks: Start)
         await starting
     began = time.monotonic()
     await ranks.close()
-    assert time.monotonic() - began < 5.0, "it was asked to close, and waited for"
+    assert time.monotonic() - began < 5.0, "it was to close, and was waited for"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -140,7 +140,7 @@ async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Sta
 
 
 @pytest.mark.slow
-async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
+async def test_two_ranks_train_and_one_resumes_from_their_checkpoint(
     make_ranks: Start, tmp_path: Path
 ) -> None:
     pair, alone = make_ranks("pair", 2), make_ranks("alone")
@@ -234,5 +234,5 @@ def _runs(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Nobody may be there to reap it."""
+    """Its parent may be gone, and none reaps it."""
     return ") Z" in Path(f"/proc/{pid}/stat").read_text()

@@ -101,7 +101,7 @@ async def test_they_make_the_same_steps_as_one(
             assert other.metrics[name] == pytest.approx(one.metrics[name], abs=TOLERANCE), name
     assert alone[-1].metrics["policy/kl"] > 0
     assert_same(weights_of(published), weights_of(others))
-    # One rank goes on from where several stopped.
+    # One rank resumes where several stopped.
     step = range(STEPS + 1, STEPS + 2)
     resuming = partial(trained, checkpoint=saved, steps=step)
     (resumed,), _, _ = await resuming(tmp_path / "resumed", 1)
@@ -111,7 +111,7 @@ async def test_they_make_the_same_steps_as_one(
 
 
 def load_from_the_first(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank on a machine of its own, of which the first alone sees the checkpoint."""
+    """A rank on its own machine; only the first machine has the checkpoint."""
     place, seen = setup["place"], str(Path(setup["shm_dir"]).with_name("checkpoint"))
     changes = {
         "place": {**place, "slots": 1, "slot": 0},

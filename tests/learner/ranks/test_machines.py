@@ -69,7 +69,7 @@ async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-async def test_machines_without_the_checkpoint_go_on_from_it(
+async def test_machines_without_the_checkpoint_resume_from_it(
     model_folder: Path, tmp_path: Path, processes: int
 ) -> None:
     config = config_of(2, processes, **EVERYTHING)
@@ -169,7 +169,7 @@ def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-async def test_a_group_goes_on_with_as_few_ranks_as_it_may(
+async def test_a_group_resumes_with_as_few_ranks_as_it_may(
     model_folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(3, rank={"min_ranks": 2, "join_s": 8.0})
@@ -182,7 +182,7 @@ async def test_a_group_goes_on_with_as_few_ranks_as_it_may(
 
 
 @pytest.mark.slow
-async def test_a_group_without_enough_machines_says_which_are_missing(
+async def test_a_group_without_enough_machines_lists_the_missing_ones(
     model_folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(3, rank={"min_ranks": 3, "join_s": 1.0})
@@ -228,7 +228,7 @@ async def test_a_machine_whose_learner_disappears_ends_by_itself(
                 assert gone.returncode is None
         gone.kill()
         assert await machine.ended(60) == 3
-        assert "no learner for 15 s" in machine.said
+        assert "no learner for 15 s" in machine.output
         assert left_of(folder) == []
     finally:
         if machine.process.returncode is None:
@@ -254,7 +254,7 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
 
 
 @pytest.mark.slow
-async def test_a_machine_with_another_token_is_refused_and_says_why(
+async def test_a_machine_with_another_token_is_refused_with_cause(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(2, rank={"join_s": 25.0})
@@ -264,7 +264,7 @@ async def test_a_machine_with_another_token_is_refused_and_says_why(
         machine = await learner.machine()
         # Ray tries for a while.
         assert await machine.ended(120.0) == 2
-        assert "refuses this machine" in machine.said
+        assert "refuses this machine" in machine.output
         with pytest.raises(RankError, match=r"machine 1 of 2 has not joined"):
             await starting
 
@@ -285,7 +285,7 @@ async def test_a_machine_that_the_learner_does_not_count_ends(
     folder = tmp_path / "machine"
     machine = await start_machine(folder, config_of(2), policy_config(model_folder), number=2)
     assert await machine.ended() == 2
-    assert "--replica 2: learner.rank.nodes is 2" in machine.said
+    assert "--replica 2: learner.rank.nodes is 2" in machine.output
 
 
 def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:

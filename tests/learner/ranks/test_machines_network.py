@@ -20,14 +20,14 @@ def network() -> Generator[None]:
         yield
 
 
-async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
+async def _wait_for(process: asyncio.subprocess.Process, word: str) -> list[str]:
     """The rest of the next line that begins with the word; log lines are skipped."""
     assert process.stdout is not None
     async with asyncio.timeout(120):
         while line := (await process.stdout.readline()).decode():
             if line.startswith(f"{word} "):
                 return line.split()[1:]
-    raise AssertionError(f"it ended before it said {word!r}")
+    raise AssertionError(f"it ended before it printed {word!r}")
 
 
 @pytest.mark.slow
@@ -52,13 +52,13 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
         inside=inside(NAMES[1]),
     )
     try:
-        (fingerprint,) = await _said(learner, "trained")
+        (fingerprint,) = await _wait_for(learner, "trained")
         _, expected = await one_machine(tmp_path, model_folder, 2)
         assert fingerprint == expected.fingerprint.hex()
         pull_cable()
         assert learner.stdin is not None
-        learner.stdin.write(b"go on\n")
-        seconds, *why = await _said(learner, "lost")
+        learner.stdin.write(b"continue\n")
+        seconds, *why = await _wait_for(learner, "lost")
         assert float(seconds) < 20 and "machine 1" in " ".join(why)
         assert await asyncio.wait_for(learner.wait(), 30) == 0
         # Its node has ended with the connection; it waits for another learner.

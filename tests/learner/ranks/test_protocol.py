@@ -1,4 +1,4 @@
-"""What is said over the channel arrives as it was sent."""
+"""Messages on the channel arrive as they were sent."""
 
 from dataclasses import replace
 from pathlib import Path

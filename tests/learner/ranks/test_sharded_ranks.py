@@ -188,7 +188,7 @@ async def test_they_make_the_same_steps_as_one(
         pytest.param("everything", (4, 1), marks=pytest.mark.slow),
     ],
 )
-async def test_a_checkpoint_of_two_goes_on_with_another_number(
+async def test_a_checkpoint_of_two_resumes_with_another_number(
     algorithm: str, counts: tuple[int, ...], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model")
@@ -289,7 +289,7 @@ async def test_one_that_is_killed_ends_them_all_within_seconds(tmp_path: Path) -
 
 
 def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that makes a step and says what it holds of parameters, gradients and moments."""
+    """A rank that makes a step and reports the parameters, gradients and moments it holds."""
     models = load_models(RankSetup.model_validate(setup))
     gradients: list[int] = []
     norm = models.optimizer.gradient_norm
@@ -306,8 +306,8 @@ def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def load_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that says how much its memory grew at the most while it read its part of a policy, and
-    then while it read that of a critic's body."""
+    """A rank that reports the peak growth of its memory while it reads its part of a policy, and
+    then of a critic's body."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
     layout = ShardLayout.over_ranks(given.place, device, torch.float32)
@@ -337,8 +337,8 @@ def save_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that says how much its memory grew at the most while it went on from a checkpoint, and
-    what it then holds of it."""
+    """A rank that reports the peak growth of its memory while it resumes from a checkpoint, and
+    its part of that checkpoint."""
     checkpoint = Path(setup["shm_dir"]) / "saved"
     before = psutil.Process().memory_info().rss
     models = load_models(RankSetup.model_validate({**setup, "checkpoint": checkpoint}))
@@ -347,8 +347,8 @@ def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
 
 
 def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
-    """A rank that reads its part of a model, writes it as a checkpoint and reads that; it says what
-    its buffers then are."""
+    """A rank that reads its part of a model, writes it as a checkpoint and reads that; it reports
+    its buffers then."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
     layout = ShardLayout.over_ranks(given.place, device, torch.float32)
@@ -379,7 +379,7 @@ def start_alone(
     context: SpawnContext | ForkServerContext = SPAWNED,
     algorithm: str = "plain",
 ) -> list[Any]:
-    """Start as many processes that are ranks without a service; return what each says."""
+    """Start as many processes that are ranks without a service; return the report of each."""
     folder.mkdir(exist_ok=True)
     config = configured(processes, algorithm)
     meeting = f"file://{folder}/meeting-{rank.__name__}"
@@ -463,13 +463,13 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
         found = start_alone(load_a_part, model, processes, tmp_path / str(processes))
         for models, (peak, held) in (each for rank in found for each in enumerate(rank, 1)):
             assert held == pytest.approx(models * 4 * parameters / processes, rel=0.01)
-            # As much as is needed to train it afterwards: what is mapped of the files counts.
+            # As much as training needs afterwards: mapped pages of the files count.
             assert peak <= 1.1 * 16 * models * parameters / processes
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_none_holds_a_whole_policy_or_critic_as_it_goes_on_from_a_checkpoint(
+def test_none_holds_a_whole_policy_or_critic_as_it_resumes_from_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     parameters = write_large_model(tmp_path / "model", layers=4, vocabulary=4096)

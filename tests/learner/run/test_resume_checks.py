@@ -1,4 +1,4 @@
-"""What a learner says that goes on with a run under other tasks or from other weights."""
+"""Errors of a learner that resumes a run with other tasks or from other weights."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ async def test_other_initial_weights_are_refused_where_they_matter(
     ("began", "now", "remedy"),
     [(None, 8, "leave it out"), (8, None, "set it to 8"), (8, 16, "set it to 8")],
 )
-async def test_a_run_goes_on_publishing_what_it_began_to(
+async def test_a_run_keeps_publishing_what_it_began_to(
     tmp_path: Path, began: int | None, now: int | None, remedy: str
 ) -> None:
     first, other = (

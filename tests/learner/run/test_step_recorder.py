@@ -37,7 +37,7 @@ class Opened(JsonlTracker):
 
 
 class Crash(Exception):
-    """What a test has a rank fail with."""
+    """An error with which a test makes a rank fail."""
 
 
 def crash_at(tmp_path: Path, moment: str, count: int) -> FakeRanks:
@@ -100,16 +100,16 @@ async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> Non
     }
 
 
-async def test_a_step_tells_what_the_run_costs_and_all_that_it_has_received(
+async def test_a_step_shows_what_the_run_costs_and_all_that_it_has_received(
     tmp_path: Path,
 ) -> None:
-    told = {"cost/accrued": 1.5, "cost/per_hour": 6.0, "cost/per_1000_trajectories": 20.0}
-    await run_with(tmp_path, tracker_of(tmp_path), steps=1, told=told)
-    await run_with(tmp_path, tracker_of(tmp_path), steps=2, told=told)
+    reported = {"cost/accrued": 1.5, "cost/per_hour": 6.0, "cost/per_1000_trajectories": 20.0}
+    await run_with(tmp_path, tracker_of(tmp_path), steps=1, reported=reported)
+    await run_with(tmp_path, tracker_of(tmp_path), steps=2, reported=reported)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     points = [point for line in lines if "timing/step" in (point := json.loads(line))]
     assert [point["step"] for point in points] == [1, 2]
-    assert all(point[name] == value for point in points for name, value in told.items())
+    assert all(point[name] == value for point in points for name, value in reported.items())
     first, second = (point["throughput/trajectories"] for point in points)
     assert 0 < first < second
 
@@ -133,7 +133,7 @@ class UnluckyWorker(FakeWorker):
 
 
 async def raised(worker: FakeWorker) -> None:
-    """Wait until the status says that an environment fails."""
+    """Wait until the status shows that an environment fails."""
     name = "alarms/failing_environment/env0"
     while True:
         status = await worker.groups.GetStatus(pb.GetStatusRequest())

@@ -90,7 +90,7 @@ async def test_mode_eval_leaves_work_that_was_begun_for_the_next_start(tmp_path:
     assert summary["trajectories"]["trained"] == 3 * 3 * 2
 
 
-async def test_mode_eval_without_sets_says_what_is_missing(tmp_path: Path) -> None:
+async def test_mode_eval_without_sets_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner\.eval\.sets"):
         await run_to_the_end(tmp_path, mode="eval")
 
@@ -197,20 +197,20 @@ async def start(tmp_path: Path, tokenizer: bytes = TOKENIZER, **changes: Any) ->
         )
 
 
-async def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path: Path) -> None:
+async def test_a_run_does_not_resume_with_another_tokenizer(tmp_path: Path) -> None:
     await run_to_the_end(tmp_path)
     with pytest.raises(ConfigError, match="its tokenizer is not the one"):
         await start(tmp_path, b"x" * 32)
 
 
-async def test_a_run_does_not_go_on_without_tasks_that_it_has_sampled(tmp_path: Path) -> None:
+async def test_a_run_does_not_resume_without_tasks_that_it_has_sampled(tmp_path: Path) -> None:
     await run_to_the_end(tmp_path)
     others = write_tasks(tmp_path / "others.json", prefix="other")
     with pytest.raises(ConfigError, match=r"tasks that the run has sampled are gone"):
         await start(tmp_path, tasks=str(others))
 
 
-async def test_a_run_goes_on_with_more_tasks_and_says_so(
+async def test_a_run_resumes_with_more_tasks_and_logs_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await run_to_the_end(tmp_path)
@@ -220,7 +220,7 @@ async def test_a_run_goes_on_with_more_tasks_and_says_so(
     assert "learner.tasks, with learner.select, is not what the run started with" in out + err
 
 
-async def test_a_run_does_not_go_on_with_a_selection_that_leaves_out_what_it_sampled(
+async def test_a_run_does_not_resume_with_a_selection_that_leaves_out_what_it_sampled(
     tmp_path: Path,
 ) -> None:
     await run_to_the_end(tmp_path)
@@ -228,7 +228,7 @@ async def test_a_run_does_not_go_on_with_a_selection_that_leaves_out_what_it_sam
         await start(tmp_path, select={"env_keys": ["env0"]})
 
 
-async def test_a_run_goes_on_with_a_wider_selection_and_says_so(
+async def test_a_run_resumes_with_a_wider_selection_and_logs_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     chosen = {"env_keys": ["env0", "env1"], "max_tasks": 5}

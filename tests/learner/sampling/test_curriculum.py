@@ -64,7 +64,7 @@ def test_a_draw_is_a_function_of_the_seed_the_number_and_the_changes_before_it()
     assert runs[0].drawn != runs[2].drawn
 
 
-def test_every_pass_has_every_task_once_in_another_order_and_small_environments_go_on() -> None:
+def test_every_pass_has_every_task_once_in_another_order_and_small_environments_repeat() -> None:
     """No epoch ends with its smallest environment."""
     run = Run(tasks_of(a=12, b=3), config(), seed=3, window=6)
     play(run, 12)
@@ -104,7 +104,7 @@ def test_a_task_is_parked_when_groups_enough_have_taught_nothing(
     assert learn_of(run, "a1", rewards) == [EventKind.PARKED]
     assert run.curriculum.standing_of("a1") is standing
     drawn = [run.draw().key for _ in range(60)]
-    # Of five draws one tries what is parked.
+    # One of five draws tries a parked task.
     assert drawn.count("a1") == 12
 
 

@@ -1,4 +1,4 @@
-"""How environments are mixed, window by window."""
+"""The mixture of environments, window by window."""
 
 from collections import Counter
 from math import log2

@@ -1,4 +1,4 @@
-"""Who is a witness, and what the gateway's refusals mean."""
+"""Witnesses against a task, and the meaning of the gateway's refusals."""
 
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.trajectory import Counts, Trajectory
@@ -8,14 +8,14 @@ from services.learner.sampling.suspect_tasks import SuspectTask, Witnesses
 INFINITY = float("inf")
 
 
-def test_a_grade_of_another_task_in_the_meantime_tells_at_once() -> None:
+def test_a_grade_of_another_task_in_the_meantime_decides_at_once() -> None:
     witnesses = Witnesses()
     witnesses.note_graded("shop", "good", 1.0, 5.0)
     assert witnesses.judge_suspect("shop", SuspectTask("bad", 4.0, 6.0))
     assert not witnesses.judge_suspect("desk", SuspectTask("bad", 4.0, 6.0))
 
 
-def test_a_grade_of_the_task_itself_or_from_before_tells_nothing() -> None:
+def test_a_grade_of_the_task_itself_or_from_before_decides_nothing() -> None:
     witnesses = Witnesses()
     witnesses.note_graded("shop", "good", 1.0, 3.0)
     witnesses.note_graded("shop", "bad", 4.0, 5.0)

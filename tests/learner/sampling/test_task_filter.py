@@ -1,4 +1,4 @@
-"""Which tasks a run uses: what is left, what is said when nothing is, and what stays the same."""
+"""Selection of tasks: the ones left, the error when none is, and the order that stays."""
 
 import itertools
 import json
@@ -134,7 +134,7 @@ def test_an_environment_that_the_file_does_not_have_is_refused_with_the_one_that
         chosen(many(10), env_keys=["env11"])
 
 
-def test_an_empty_selection_says_how_many_tasks_each_filter_left_and_what_there_is() -> None:
+def test_an_empty_selection_lists_how_many_tasks_each_filter_left_and_what_there_is() -> None:
     tasks = [task("a", difficulty=1), task("b", difficulty=2), task("c"), task("d", "desk")]
     with pytest.raises(TaskFilterError) as caught:
         chosen(tasks, modality="tool_use", env_keys=["shop"], difficulty=[3])
@@ -180,7 +180,7 @@ def test_a_command_line_may_list_with_commas(override: str, key: str, value: obj
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("difficulty", "easy", "difficulty.0: Input should be a valid integer"),
         ("difficulty", {"a": 1}, "difficulty: Input should be a valid array"),
@@ -190,10 +190,10 @@ def test_a_command_line_may_list_with_commas(override: str, key: str, value: obj
         ("env_key", "shop", "env_key: unknown key; did you mean 'env_keys'"),
     ],
 )
-def test_a_wrong_wish_is_refused_by_name(key: str, value: object, said: str) -> None:
+def test_a_wrong_wish_is_refused_by_name(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         wish(**{key: value})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_files_of_a_spec_are_selected_from(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said of task files that cannot be used."""
+"""Errors for task files that cannot be used."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def refusal(tmp_path: Path, content: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -35,9 +35,9 @@ def refusal(tmp_path: Path, content: object) -> str:
     ],
 )
 def test_a_task_file_that_cannot_be_used_is_refused_by_place_and_fix(
-    tmp_path: Path, content: object, said: str
+    tmp_path: Path, content: object, message: str
 ) -> None:
-    assert said in refusal(tmp_path, content)
+    assert message in refusal(tmp_path, content)
 
 
 def test_a_missing_file_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:

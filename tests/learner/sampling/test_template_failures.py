@@ -1,4 +1,4 @@
-"""What cannot be rendered: its group goes whole, is told of, and in three tasks ends the run."""
+"""Tasks that cannot be rendered: the whole group is dropped and reported; three end the run."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
     submission = failed(lease, lease.attempts[after], UNRENDERED)
     submission.header.detail = MESSAGE
     receipt = await worker.submit(submission)
-    assert receipt.group_complete, "the others of its group need not go on"
+    assert receipt.group_complete, "the others of its group need not continue"
 
 
 def check_balance(tmp_path: Path, **fates: int) -> None:

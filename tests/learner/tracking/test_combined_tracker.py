@@ -31,7 +31,7 @@ SPREAD = {"reward/distribution": Histogram((0.0, 1.0, 2.0), (3, 1))}
 
 
 class Sink:
-    """Implements `Tracker`: fails or blocks as it is told."""
+    """Implements `Tracker`: fails or blocks as a test sets it."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -66,7 +66,7 @@ def test_points_reach_a_tracker_in_order_and_all_of_them_before_the_end() -> Non
     assert sink.closed
 
 
-def test_a_tracker_that_fails_loses_its_points_and_says_so_once() -> None:
+def test_a_tracker_that_fails_loses_its_points_and_warns_once() -> None:
     sink = Sink()
     tracker = BackgroundTracker(sink, "sink")
     with capture_logs() as lines:

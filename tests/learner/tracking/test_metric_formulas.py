@@ -188,7 +188,7 @@ def test_the_idle_share_is_what_the_trainer_did_nothing_in() -> None:
 
 
 def test_generated_tokens_are_averaged_over_steps_for_they_arrive_in_bursts() -> None:
-    """With overlap nearly all of a step's tokens come during the step before."""
+    """Overlap makes nearly all of a step's tokens arrive during the step before."""
     pace = ThroughputWindow()
     pace.add_step(times(4.0), StepCounters(policy_tokens=8000, trajectories=80))
     figures = pace.add_step(times(2.0), StepCounters(policy_tokens=4, trajectories=0))

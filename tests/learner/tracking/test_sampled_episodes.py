@@ -1,4 +1,4 @@
-"""Which episodes of which steps a tracker shows, and how much of them."""
+"""Episodes and steps that a tracker shows, and the limits on their text."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a step says of the mixture, by hand."""
+"""Metrics of the mixture of a step, by hand."""
 
 from services.learner.groups.batcher import Batch
 from services.learner.sampling.group_signal import GroupOutcome

@@ -22,7 +22,7 @@ from tests.support.tiny_ranks import make_batch, make_trainer
 
 DOCS = ROOT / "docs" / "metrics.md"
 NAMES, HISTOGRAMS = "## Names", "### Histograms"
-# No upload ends within the test, no launcher tells of prices, no engine of experts, nothing is
+# No upload ends within the test, no launcher reports prices, no engine of experts, nothing is
 # compiled and nothing dumped: tests/learner/checkpoints, tests/learner/run/test_step_recorder.py,
 # tests/learner/dumps, and in tests/learner/rank test_routing_replay.py and
 # test_block_compilation.py have them.
@@ -69,8 +69,8 @@ class Names:
         """Nothing is held."""
 
 
-class RanksThatTell(FakeRanks):
-    """Say what a trainer with every term of the loss says."""
+class ReportingRanks(FakeRanks):
+    """Report the result of a trainer with every term of the loss."""
 
     def __init__(self, folder: Path, result: StepResult) -> None:
         super().__init__(folder)
@@ -82,8 +82,8 @@ class RanksThatTell(FakeRanks):
         return replace(self._result, versions=versions)
 
 
-class WorkerThatTells(FakeWorker):
-    """Loses its first group of training, and tells of tools and times."""
+class ReportingWorker(FakeWorker):
+    """Loses its first group of training, and reports tools and times."""
 
     lost = 0
 
@@ -114,8 +114,8 @@ async def logged(tmp_path: Path, trained: StepResult) -> Names:
     await run_with(
         tmp_path,
         names,
-        ranks=RanksThatTell(tmp_path / "weights", trained),
-        worker=WorkerThatTells,
+        ranks=ReportingRanks(tmp_path / "weights", trained),
+        worker=ReportingWorker,
         max_tries=1,
         checkpoint={"every": 1},
         eval={"sets": sets},

@@ -28,8 +28,8 @@ async def run_with(
     reported: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> None:
-    """One start of a run, to its end, its failure, or that of `until`; `told` is what a launcher
-    has said."""
+    """Start a run and wait for its end, its failure, or the end of `until`; `reported` holds the
+    metrics from a launcher."""
     changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
     address = free_address()
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)

@@ -1,4 +1,4 @@
-"""Meetings of two processes: whoever waits for a side that is lost, or stands still, is told."""
+"""Meetings of two processes: a side learns that the other is lost, or stands still."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ def test_a_side_that_has_ended_is_noticed_before_any_deadline(
         there.tick()
 
 
-def test_whoever_does_not_come_is_waited_for_no_longer_than_the_deadline() -> None:
+def test_a_missing_side_is_waited_for_no_longer_than_the_deadline() -> None:
     meeting = LocalMeeting()
     with pytest.raises(RuntimeError, match="has not connected: timed out"):
         meeting.accept(SHORT_S)

@@ -1,4 +1,4 @@
-"""Where WeightService listens and what engines are told, by the learner's own addresses."""
+"""Addresses at which WeightService listens and that engines get, by the learner's own."""
 
 from dataclasses import replace
 from pathlib import Path

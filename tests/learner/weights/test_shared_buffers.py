@@ -1,4 +1,4 @@
-"""Buffers that are opened by what another process says of them, which is checked first."""
+"""Buffers that are opened by another process's description, after a check of it."""
 
 import json
 import os
@@ -132,6 +132,6 @@ def test_a_buffer_of_another_size_is_refused() -> None:
         read_offer(text, 2 * SIZE, CPU)
 
 
-def test_why_none_are_offered_is_said_on_the_other_side() -> None:
+def test_why_none_are_offered_is_logged_on_the_other_side() -> None:
     with pytest.raises(RuntimeError, match="none of the sender's"):
         read_offer(BufferOffer(refusal="none of the sender's").model_dump_json(), SIZE, CPU)

@@ -35,7 +35,7 @@ def test_engines_elsewhere_are_sent_weights_over_nccl_between_gpus_and_gloo_else
     assert chosen(transfer, ("shm", "grpc"), near=False) is None
 
 
-def test_an_engine_that_shares_memory_is_sent_none_unless_that_is_asked_for() -> None:
+def test_an_engine_that_shares_memory_is_sent_none_unless_configured() -> None:
     assert chosen("auto", ON_GPU, near=True) is None
     assert chosen("ipc", ON_GPU, near=True) == "ipc"
     assert chosen("ipc", ON_CPU, near=True, gpu=False) == "ipc"
@@ -48,7 +48,7 @@ def test_an_engine_whose_devices_are_not_known_reads_shared_memory() -> None:
     assert chosen("ipc", ("nccl", "gloo", "shm"), near=True) is None
 
 
-def test_what_is_asked_for_and_not_offered_is_not_chosen() -> None:
+def test_what_is_wanted_and_not_offered_is_not_chosen() -> None:
     assert chosen("nccl", ON_CPU, near=False) is None
     assert chosen("off", ON_GPU, near=False) is None
 

@@ -59,7 +59,7 @@ class Receivers:
     async def start(
         self, sender: LiveSender, how: str, stage: str, *published: SentModel
     ) -> Failing:
-        """Start one that receives these, and fails by `how` when it comes to a stage."""
+        """Start a receiver of these that fails by `how` at a stage."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         place = self._folder / f"receiver{len(self._started)}"
@@ -113,9 +113,9 @@ async def test_receivers_that_fail_at_any_stage_hold_up_no_other(tmp_path: Path,
         await until(lambda: sum(map(log.read_text().count, GIVEN_UP)) == lost, PATIENCE_S)
         for stage, failing in stopped.items():
             os.kill(failing.pid, signal.SIGCONT)
-            said = await failing.received(0)
-            is_right = "Error" in said if stage in NOTICED else said == first.digest
-            assert is_right, (stage, said)
+            answer = await failing.received(0)
+            is_right = "Error" in answer if stage in NOTICED else answer == first.digest
+            assert is_right, (stage, answer)
             assert await failing.received(1) == second.digest, stage
         successor = await receivers.start(sender, "never", "join", second)
         assert await successor.received(0) == second.digest
@@ -157,9 +157,9 @@ async def check_cut_off(sender: LiveSender, receivers: Receivers, published: Sen
     await until(lambda: is_over(process.pid), PATIENCE_S)
     # Before the next publication, which would find it otherwise.
     await until(lambda: not sender.can_send(published.policy), PATIENCE_S)
-    said = [await each.received(0) for each in started]
-    assert all(each == published.digest or "Error" in each for each in said), said
-    assert any("Error" in each for each in said), said
+    answer = [await each.received(0) for each in started]
+    assert all(each == published.digest or "Error" in each for each in answer), answer
+    assert any("Error" in each for each in answer), answer
 
 
 async def start_two(

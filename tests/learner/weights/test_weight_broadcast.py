@@ -1,4 +1,4 @@
-"""By which way each worker is told to load a publication."""
+"""The transport by which each worker is to load a publication."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def announced(version: int) -> Announcement:
 async def transports_of(
     member: AttachedWorker, broadcast: WeightBroadcast, versions: range
 ) -> list[str]:
-    """By what each of these publications goes to a member that loads them all."""
+    """Return the transport of each publication to a member that loads them all."""
     chosen: list[str] = []
     for version in versions:
         broadcast.announce_policy(announced(version))
@@ -73,7 +73,7 @@ async def test_an_engine_on_other_devices_than_the_senders_reads_shared_memory()
         assert await transports_of(member, broadcast, range(3)) == ["grpc", then, then]
 
 
-async def test_a_worker_that_failed_to_load_fetches_everything_anew() -> None:
+async def test_a_worker_that_failed_to_load_fetches_everything_again() -> None:
     broadcast = WeightBroadcast(
         canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy, devices: True
     )

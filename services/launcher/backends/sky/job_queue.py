@@ -22,7 +22,7 @@ class JobQueue:
         return await self._jobs_since(time.monotonic() - self.poll_s)
 
     async def fresh_jobs(self) -> list[Job]:
-        """Return the jobs as of now: something was changed, perhaps while somebody else was
+        """Return the jobs as of now: something was changed, perhaps while another caller was
         being answered."""
         return await self._jobs_since(time.monotonic())
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from services.launcher.backends.sky import names
 
-# Nobody's code is on its way for longer: what the server has heard is on its list, and what it has
-# not is lost.
+# No code is in transit for longer: a request that reached the server is on its list, and any other
+# is lost.
 _HANDOVER_S = 900.0
 
 

@@ -2,8 +2,8 @@
 
 Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK
 waits for an answer without a limit, also on a connection that was lost silently: each question
-has a limit here, after which it is left to its thread. Submissions have the limit of whoever
-starts a replica."""
+has a limit here, after which it is left to its thread. Submissions have the limit of their
+caller."""
 
 import asyncio
 import os
@@ -206,15 +206,15 @@ class SkyClient:
         try:
             self._server.check_server_healthy()
             return call()
-        # As above; what each says of the submission is told there.
+        # As above; submission_error explains each exception.
         except Exception as error:
             raise errors.submission_error(self._errors, error) from error
 
 
 class _ManagedClusterListing:
-    """Switch that has SkyPilot list the clusters of managed jobs while anybody asks for them.
+    """Switch that has SkyPilot list the clusters of managed jobs while any call requests them.
 
-    Nobody waits for another one, whose server may never answer."""
+    No call waits for another, whose server may never answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -255,7 +255,7 @@ def _job_from_record(record: Any) -> Job:
         status=record.status.value if record.status else "",
         submitted=record.submitted_at is not None,
         started=record.start_at is not None,
-        # SkyPilot names it so, and says so nowhere.
+        # SkyPilot names it so, without documenting it.
         cluster=f"{task}-{record.job_id}",
         place=_place_from_fields(record.cloud, record.region, record.accelerators),
         reason=record.failure_reason or "",

@@ -80,7 +80,7 @@ def test_what_is_answered_with_500_is_sent_again() -> None:
     assert hook.dropped == 0
 
 
-def test_a_server_that_never_does_better_costs_the_message_and_is_told_of_once() -> None:
+def test_a_server_that_keeps_failing_costs_the_message_and_is_logged_once() -> None:
     with server(lambda number: 500) as (url, texts), capture_logs() as lines:
         hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
         for number in range(3):

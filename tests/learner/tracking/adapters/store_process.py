@@ -1,4 +1,4 @@
-"""Logs steps to a local store of Trackio or MLflow, as a learner does, and says what is in it.
+"""Logs steps to a local store of Trackio or MLflow, as a learner does, and prints its contents.
 
 python -m tests.learner.tracking.adapters.store_process BACKEND FOLDER FIRST LAST RESUMED END
 

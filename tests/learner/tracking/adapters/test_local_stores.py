@@ -47,8 +47,8 @@ def log(
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each backend has of a run that was killed after step 3, which the journal did not know
-    to be logged, and went on to step 4."""
+    """Contents of each backend after a run was killed at step 3, before the journal recorded it
+    as logged, and resumed to step 4."""
     stores: dict[str, dict[str, Any]] = {}
     for backend in BACKENDS:
         folder = tmp_path_factory.mktemp(backend)

@@ -1,4 +1,4 @@
-"""The real wandb, without a network: what is in its offline files, which `wandb sync` uploads."""
+"""The real wandb, without a network: its offline files, which `wandb sync` uploads."""
 
 import json
 import os
@@ -135,7 +135,7 @@ def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(tmp_path: Path) ->
     }
 
 
-def test_a_killed_run_goes_on_under_its_id_with_each_step_once(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_under_its_id_with_each_step_once(tmp_path: Path) -> None:
     assert log(tmp_path, 1, 2, end="kill").returncode < 0
     assert log(tmp_path, 3, 4, resumed=True).returncode == 0
     assert [run.run_id for run in runs(tmp_path)] == ["0123abcd", "0123abcd"]
@@ -143,7 +143,7 @@ def test_a_killed_run_goes_on_under_its_id_with_each_step_once(tmp_path: Path) -
     assert steps == [1, 2, 3, 4]
 
 
-def test_a_key_without_a_network_goes_offline_and_says_so(tmp_path: Path) -> None:
+def test_a_key_without_a_network_goes_offline_and_warns(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     store = {"AWS_SECRET_ACCESS_KEY": "canary-of-a-store", "MY_LOGIN": "canary-of-mine"}
     given = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": url, **store}
@@ -151,7 +151,7 @@ def test_a_key_without_a_network_goes_offline_and_says_so(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stdout + done.stderr
     assert [point["step"] for point in history(tmp_path)] == [1]
-    # Its process was given its own key, and nobody else's.
+    # Its process was given its own key and no other.
     [output] = [line for line in done.stdout.splitlines() if line.startswith("wandb's process has")]
     variables = set(output.split())
     assert {"WANDB_API_KEY", "WANDB_BASE_URL", "PATH", "HOME"} <= variables

@@ -53,7 +53,7 @@ class WandbServer:
         return {}
 
     def _bucket(self, run_id: str) -> dict[str, Any] | None:
-        """Return what a resumed run is told of what is there."""
+        """Return the stored state that a resumed run receives."""
         history = self.histories.get(run_id)
         if not history:
             return None

@@ -1,10 +1,10 @@
-"""The exceptions that the launcher tells apart, with the same parents as SkyPilot's."""
+"""The exceptions that the launcher distinguishes, with the same parents as SkyPilot's."""
 
 from typing import Any
 
 
 class ResourcesUnavailableError(Exception):
-    """Nobody has such a machine."""
+    """No cloud has such a machine."""
 
     def __init__(
         self, message: str, no_failover: bool = False, failover_history: list[Any] | None = None
@@ -39,7 +39,7 @@ class ServerTemporarilyUnavailableError(Exception):
 
 
 class FetchClusterInfoError(Exception):
-    """A cloud does not say where a machine is."""
+    """A cloud does not return the address of a machine."""
 
 
 class NetworkError(Exception):
@@ -47,7 +47,7 @@ class NetworkError(Exception):
 
 
 class ClusterStatusFetchingError(Exception):
-    """A cloud does not say how a machine is."""
+    """A cloud does not return the status of a machine."""
 
 
 class SkyletInternalError(Exception):
@@ -66,7 +66,7 @@ class CloudError(Exception):
 
 
 class ApiServerConnectionError(RuntimeError):
-    """Nobody answers."""
+    """The server does not answer."""
 
 
 _TYPES: dict[str, type[Exception]] = {
@@ -82,7 +82,7 @@ _TYPES: dict[str, type[Exception]] = {
 
 
 def of(error: dict[str, Any]) -> Exception:
-    """The exception that a server has told of, with where it was raised, as SkyPilot's says it."""
+    """Rebuild an exception reported by a server, with its traceback, as SkyPilot's client does."""
     if error["type"] == "RequestInterruptedError":
         # Nothing was raised: the server writes it down when it goes.
         return RequestInterruptedError(error["text"])

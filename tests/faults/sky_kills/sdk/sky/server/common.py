@@ -1,4 +1,4 @@
-"""Whether there is a server."""
+"""The check for a server."""
 
 from sky import transport
 

@@ -1,9 +1,9 @@
-"""How certain a status is to be."""
+"""The required certainty of a status."""
 
 from enum import Enum
 
 
 class StatusRefreshMode(Enum):
-    """FORCE asks the clouds."""
+    """FORCE queries the clouds."""
 
     FORCE = "force"
