@@ -1,4 +1,4 @@
-"""Alarms of services other than the learner: they go the same way as the learner's."""
+"""Alarms of services other than the learner take the same way as the learner's."""
 
 from pathlib import Path
 

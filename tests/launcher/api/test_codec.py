@@ -1,4 +1,4 @@
-"""Messages to the domain, with texts that mean harm."""
+"""Conversion of messages to the domain, with hostile texts."""
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb

@@ -69,7 +69,7 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
         "Making",
         pytest.param("Run fake-", marks=pytest.mark.slow),
         pytest.param("rollout-0 running", marks=pytest.mark.slow),
-        # Any: steps that end together are told of together.
+        # Any: steps that end together are reported together.
         "step ",
     ],
 )
@@ -150,7 +150,7 @@ async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None
 
 
 async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Path) -> None:
-    """Once the run is running, the command and its launcher are gone at a blow."""
+    """Once the run is running, kill the command and its launcher at the same time."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = launcher_address.read_address(runs)
@@ -205,7 +205,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.05})
     process = await start_cli("train", str(path), "--runs", str(runs))
     await killed_with_its_launcher(process, runs)
-    # Services outlive their launcher; what else it had started may still end.
+    # Services outlive their launcher; its other children may still be ending.
     await until(lambda: len(left_running(runs)) == 3)
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert (code, "running" in output) == (0, True), output
@@ -219,7 +219,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
     assert again.returncode == 130
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert "outcome stopped, cleanup verified: no process" in output
-    # It would stay for a while, in case that somebody has more to do.
+    # It would stay for a while, for further commands.
     os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
 

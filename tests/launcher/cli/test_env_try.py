@@ -65,8 +65,8 @@ def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path
 
 
 def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:
-    done = run(SPEC, tasks, "--key", "nobody")
-    assert (done.returncode, "no task 'nobody' among 2" in done.stdout) == (1, True)
+    done = run(SPEC, tasks, "--key", "missing")
+    assert (done.returncode, "no task 'missing' among 2" in done.stdout) == (1, True)
 
 
 def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        # As a shell starts what runs in the background.
+        # A shell starts background commands like this.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert process.stdout is not None
@@ -151,12 +151,12 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         process.send_signal(end)
         killed = end is signal.SIGKILL
         assert process.wait(timeout=20) == (-end if killed else 130)
-        # One that was killed waits for nobody: its gateway ends by itself.
+        # A killed command waits for nothing: its gateway ends alone.
         while killed and running(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not running(tmp_path)
-        # The folder of one that was killed goes with the next that needs one, once the kernel has
-        # closed what the gateway held: `ps` misses a process some time before that.
+        # The next command that needs a folder removes that of a killed one, once the kernel has
+        # closed the gateway's files: `ps` misses a process some time before that.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         while killed and scratch_folders_left(tmp_path) and time.monotonic() < deadline:
             with scratch_folder():

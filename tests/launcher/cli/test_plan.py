@@ -26,7 +26,7 @@ from tests.support.sky_launches import VMS
 
 _RUNS = Path("runs")
 _SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
-# Of the machines that deploy/runs/qwen3-8b.toml asks for.
+# The machines that deploy/runs/qwen3-8b.toml requests.
 _LAMBDA = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 cpu_4x_general,,,4.0,16.0,0.1,us-south-3,,
@@ -117,7 +117,7 @@ def offline() -> tuple[str, ...]:
 
 
 def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
-    """What `flotilla plan` says of deploy/runs/qwen3-8b.toml, and its files."""
+    """The output of `flotilla plan` for deploy/runs/qwen3-8b.toml, and its files."""
     words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     done = subprocess.run(
         (*offline, sys.executable, *words),
@@ -214,11 +214,11 @@ def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
 
 
 async def _content(_: RunPlan) -> None:
-    """The services have nothing against the spec; asking them takes seconds."""
+    """Accept the spec without the services' checks, which take seconds."""
 
 
 async def _read_nothing(_: RunContext) -> tuple[dict[str, Any], list[Finding]]:
-    """No section is known; asking the services for them takes seconds."""
+    """Return no section; the services would take seconds to list theirs."""
     return {}, []
 
 

@@ -1,4 +1,4 @@
-"""Commands that prepare a run on this machine, some of which mean harm."""
+"""Commands that prepare a run on this machine, some of them hostile."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
         later = made.stat().st_mtime + 10
         os.utime(source, (later, later))
         await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=False)
-        assert made.read_text() == "x", "a run that goes on keeps what it began with"
+        assert made.read_text() == "x", "a resumed run keeps its initial files"
         await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
         assert made.read_text() == "xx"
 

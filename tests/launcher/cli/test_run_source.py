@@ -1,4 +1,4 @@
-"""The commands on a machine that has FLOTILLA_LAUNCHER and nothing else of the runs."""
+"""The commands on a machine that has only FLOTILLA_LAUNCHER, and no files of the runs."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class Laptop:
 
     @asynccontextmanager
     async def submitted(self, spec: Path) -> AsyncGenerator[str]:
-        """The id of a run that is running. It is submitted for as long as the block lasts."""
+        """Submit a run for the length of the block; yield its id once it is running."""
         command = ("submit", str(spec), "--request-id", "mine")
         async with cli(self.secret, *command) as process:
             assert process.stdout is not None
@@ -79,8 +79,8 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
             assert (code, output.count("hello from rollout-0")) == (0, 1), output
             code, output = await laptop.run("scale", "newest", "rollout=2")
             assert (code, output) == (0, "rollout=2\n")
-            code, output = await laptop.run("status", "nobody")
-            unknown = f"error: there is no run 'nobody' at the launcher at {address}"
+            code, output = await laptop.run("status", "missing")
+            unknown = f"error: there is no run 'missing' at the launcher at {address}"
             assert (code, unknown in output) == (1, True), output
             code, output = await laptop.run("stop", "newest")
             assert (code, output) == (0, f"run {run_id} stopped\n")
@@ -98,7 +98,7 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
 ) -> None:
     served = ("--listen", free_address())
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
-    # Whoever follows a run wants a launcher for as long as that takes.
+    # To follow a run, a launcher is required as long as the run takes.
     async with AsyncExitStack() as launchers:
         first = await launchers.enter_async_context(launcher(tmp_path, *served))
         await address_of(tmp_path, first)

@@ -89,7 +89,7 @@ def _lost(group: GroupSpec) -> Trajectory:
 
 
 async def _fill(journal: Journal) -> None:
-    """Step 1 trained on two groups of the shop; one try in booking was lost."""
+    """Step 1 trained on two groups of the shop; one attempt in booking was lost."""
     shop, other, booking = _group(0, "shop"), _group(1, "shop"), _group(2, "booking")
     for group in (shop, other, booking):
         lease = Lease(f"of-{group.group_id}", group, ((0, 0),), POLICY, "rollout-1", 1.0)

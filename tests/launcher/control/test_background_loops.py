@@ -1,4 +1,4 @@
-"""Turns that go on whatever has become of the one before."""
+"""Turns of a loop that continue whatever the previous turn did."""
 
 import asyncio
 import sqlite3

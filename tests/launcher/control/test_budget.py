@@ -1,4 +1,4 @@
-"""What a run costs, by a clock that jumps as it likes."""
+"""Costs of a run, by a clock that jumps arbitrarily."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}
 
 
 def run_of(live: dict[str, int], state: RunState = RunState.RUNNING) -> Run:
-    """A run with so many started replicas of each service, and one that is not started."""
+    """A run with this many started replicas of each service, and one that is not started."""
     found = [
         Replica(service, index, unit=Unit("u"))
         for service, count in live.items()
@@ -87,7 +87,7 @@ def test_what_is_accrued_is_price_times_uptime_of_every_replica(
 def test_it_does_not_matter_how_often_it_is_counted(
     moments: list[tuple[dict[str, int], float]], pieces: int
 ) -> None:
-    """Nor, then, that a launcher dies and its successor goes on from what is written."""
+    """A launcher may die and its successor continue from the ledger: the sum is the same."""
     finer = [(live, passed / pieces) for live, passed in moments for _ in range(pieces)]
     assert spend(finer).accrued == pytest.approx(spend(moments).accrued)
 

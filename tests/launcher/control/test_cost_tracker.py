@@ -1,4 +1,4 @@
-"""What real runs of fake services cost at a launcher: asked for, watched, limited."""
+"""Costs of real runs of fake services at a launcher: queried, watched, limited."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class DearBackend(LocalBackend):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test does not wait for a minute."""
+    """Count often: a test does not wait for a minute."""
     monkeypatch.setattr(cost_tracker, "EVERY_S", 0.1)
 
 
@@ -116,7 +116,7 @@ async def test_each_time_that_a_replica_has_other_machines_it_costs_what_those_d
 async def test_a_run_that_reaches_its_budget_is_warned_of_drained_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An hour fits into no budget that is spent within a test.
+    # No budget that a test can spend covers an hour.
     monkeypatch.setattr(budget, "check_budget", lambda *_: None)
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
         run_id = await served.start(

@@ -1,4 +1,4 @@
-"""A launcher makes what is missing of a run's `[[prepare]]`, before anything of it costs money."""
+"""A launcher runs the missing parts of a run's `[[prepare]]` before anything costs money."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def table(made: Path, program: str, **more: Any) -> dict[str, Any]:
 
 
 def making(made: Path, sleep_s: float = 0.0) -> str:
-    """A program that leaves a letter for each time that it was run."""
+    """A program that leaves a letter each time it runs."""
     return (
         "import time; print('working', flush=True);"
         f" time.sleep({sleep_s}); open({str(made)!r}, 'a').write('x')"

@@ -1,4 +1,4 @@
-"""What runs of no run is listed and ended, and nothing else."""
+"""Resources that belong to no run are listed and ended, and no others are."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from tests.support.repository import ROOT
 
 
 def ended(folder: Path, run_id: str, cleanup: Cleanup = Cleanup.VERIFIED) -> Ledger:
-    """A ledger with one run of a cloud that has ended."""
+    """A ledger with one ended run on a cloud."""
     store = Ledger(folder / "launcher.sqlite")
     run = Run(run_id, "old", {}, backend="sky", state=RunState.STOPPED, cleanup=cleanup)
     store.begin_run(run, "{}", 1.0, {})
@@ -120,7 +120,7 @@ async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path)
 
 
 class Beginning(FakeBackend):
-    """While it looks, a run is begun."""
+    """Begins a run while the reaper looks."""
 
     def __init__(self, active: list[str]) -> None:
         super().__init__()

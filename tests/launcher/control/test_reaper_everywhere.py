@@ -1,4 +1,4 @@
-"""Whoever asks for a reap may have lost the ledger; a launcher that looks by itself has not."""
+"""The caller of a reap may have lost the ledger; a launcher's own periodic reap has it."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Replicas as they are against those that are wanted, without processes and without a clock."""
+"""Actual against desired replicas, without processes and without a clock."""
 
 from dataclasses import replace
 

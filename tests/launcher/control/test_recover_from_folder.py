@@ -1,4 +1,4 @@
-"""Runs that go on on another machine: by their folder, or from where they are uploaded to."""
+"""Runs that are resumed on another machine: from their folder or from their upload."""
 
 import json
 import shutil
@@ -89,7 +89,7 @@ def test_a_link_and_a_folder_without_a_spec_are_no_runs(tmp_path: Path) -> None:
 
 
 def uploaded(folder: Path, **sections: Any) -> str:
-    """The URL of a run whose only checkpoint is one of fakes."""
+    """The URL of a run whose only checkpoint is a fake."""
     import asyncio
 
     from services.learner.checkpoints.adapters.fsspec_store import open_store

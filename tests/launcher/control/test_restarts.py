@@ -53,7 +53,7 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
     assert run.target_state is RunState.FAILED
     assert "learner-0 was killed by signal 9; gave up after 3 failures" in run.error
     assert run.error.endswith("boom\nout of memory")
-    assert "out of memory" not in notes[0].text, "its error is told with its end"
+    assert "out of memory" not in notes[0].text, "its error is reported with its end"
 
 
 def test_of_a_service_that_refuses_only_the_refusal_is_shown() -> None:

@@ -1,4 +1,4 @@
-"""A run that is done or told to stop: what ends first, and when it counts as ended."""
+"""A run that is done or stopped: the order of its ends, and when it counts as ended."""
 
 from services.launcher.control import restarts, run_end, transitions
 from services.launcher.control.actions import (

@@ -1,4 +1,4 @@
-"""A start that takes longer than its callers wait is done once, and only for somebody."""
+"""A start that takes longer than its callers wait is done once, and only while one waits."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.launcher import serving, spec
 
 
 class Work:
-    """Ends when it is told to; counts how often it was begun and ended early."""
+    """Ends on `done`; counts how often it was begun and cancelled."""
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0
@@ -81,12 +81,12 @@ async def test_a_start_with_a_short_deadline_is_repeated_until_the_run_has_begun
 ) -> None:
     backend = HesitantBackend()
     async with serving(tmp_path, backend) as served:
-        while not backend.asked.is_set():
-            # Each of them shorter than the check of the spec alone.
+        while not backend.queried.is_set():
+            # Each deadline is shorter than the check of the spec alone.
             with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
                 await served.start(spec(), request_id="mine", timeout_s=0.1)
-        assert backend.offers == 1, "each repeat has begun it anew"
-        backend.says.set()
+        assert backend.offers == 1, "each repeat has begun it again"
+        backend.proceed.set()
         run_id = await served.start(spec(), request_id="mine")
         assert [stored.run.run_id for stored in served.launcher.store.list_newest()] == [run_id]
 
@@ -97,7 +97,7 @@ async def test_a_start_that_is_cancelled_while_it_is_under_way_begins_nothing(
     backend = HesitantBackend()
     async with serving(tmp_path, backend) as served:
         starting = asyncio.ensure_future(served.start(spec(), request_id="mine"))
-        await backend.asked.wait()
+        await backend.queried.wait()
         answer = await served.runs.StopRun(pb.StopRunRequest(request_id="mine"))
         assert answer.run_id == ""
         with pytest.raises(grpc.aio.AioRpcError, match="was cancelled before it began a run"):

@@ -1,4 +1,4 @@
-"""What a run goes on with: its own spec, or a corrected file, never one of them in silence."""
+"""The spec of a resumed run: its own or a corrected file, and neither is chosen silently."""
 
 import json
 from pathlib import Path

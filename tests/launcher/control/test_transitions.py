@@ -1,4 +1,4 @@
-"""Words of replicas, noted in the record of their run."""
+"""Reports of replicas, noted in the record of their run."""
 
 from services.launcher.control import transitions
 from services.launcher.state import ROLLOUT

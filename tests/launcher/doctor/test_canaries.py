@@ -1,4 +1,4 @@
-"""An environment that cannot work is named before a run, in its own words and within seconds."""
+"""An environment that cannot work is reported before a run, in its own words, within seconds."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.test_network_check import children
 from tests.support.doctor import probed, says, spec, subject
 
-# Of a machine that does nothing else; what is tested is that nobody waits for a deadline.
+# On an idle machine; the test is that no probe waits for a deadline.
 SOON_S = 40.0
 BROKEN = "def lent(env:\n    return 1\n"
 RAISES = "def lent(env, final_answer=None):\n    return int([][0])\n"

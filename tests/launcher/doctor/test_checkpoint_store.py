@@ -1,4 +1,4 @@
-"""A run on rented machines of which nothing would be kept is not begun by mistake."""
+"""A run on rented machines that would keep nothing is not begun by mistake."""
 
 import sys
 from dataclasses import replace

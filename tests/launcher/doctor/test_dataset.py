@@ -1,4 +1,4 @@
-"""Tasks that a run would choose: none, others than there are, or fewer than its file has."""
+"""Tasks that a run would select: none, unknown ones, or fewer than its file has."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
     one = await opened("learner.select.env_keys=booking")
     says(one, Status.OK, "booking: graded ", "nothing has changed since")
     assert "teleporter" not in one.detail
-    # The probe `dataset` fails of it.
+    # The probe `dataset` fails because of it.
     none = await opened("learner.select.difficulty=[3]")
     says(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
 

@@ -1,4 +1,4 @@
-"""A chat template that no dialect can play is named before an engine is loaded."""
+"""A chat template that no dialect can play is reported before an engine is loaded."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Faults of packages, ports and sizes, planted one at a time and named one at a time."""
+"""Faults of packages, ports and sizes, planted and reported one at a time."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.support.doctor import ProbeResult, probed, says, spec, subject
 
 
 def package(folder: Path, name: str, version: str) -> None:
-    """A package as far as its metadata goes."""
+    """The metadata of a package."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -79,7 +79,7 @@ async def test_an_advertised_address_must_lead_back_to_this_machine(
 
 
 def larger(policy: Path, folder: Path, parameters: float) -> Path:
-    """The same policy, but for what its index says of its size."""
+    """The same policy, with a larger size in its index."""
     shutil.copytree(policy, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     index = {"metadata": {"total_parameters": int(parameters)}, "weight_map": {}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

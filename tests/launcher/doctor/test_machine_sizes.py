@@ -1,4 +1,4 @@
-"""What the doctor says of the machines that a spec asks for: of those that it would really get."""
+"""The doctor's findings about requested machines: about those that the run would really get."""
 
 import os
 from pathlib import Path
@@ -103,7 +103,7 @@ async def test_workers_of_an_engine_are_shared_out_among_its_machines(
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the driver of a machine with two of them shows them."""
+    """Replace the driver's program by one that lists two GPUs."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 81559\necho 81559\n")

@@ -1,4 +1,4 @@
-"""A model of the hub before a run: at which commit it is, whether we may read it, and whether it
+"""A hub model before a run: its commit, whether it may be read, and whether it
 fits."""
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Nodes, environments and clouds that do not answer as they should."""
+"""Nodes, environments and clouds that answer wrongly or not at all."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def children() -> list[str]:
     """Gateways that this process has started and not ended."""
     found: list[str] = []
     for child in psutil.Process().children(recursive=True):
-        # One that ends just now has none.
+        # A gateway that is just ending has none.
         with suppress(psutil.NoSuchProcess):
             found.append(" ".join(child.cmdline()))
     return [command for command in found if "services.env_gateway" in command]
@@ -133,7 +133,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         (tmp_path / ".sky/config.yaml").write_text(f"api_server:\n  endpoint: {named}\n")
         environ = {name: value for name, value in os.environ.items() if "SKYPILOT" not in name}
         environ["HOME"] = str(tmp_path)
-        # SkyPilot's client must not start a server where this one has nothing to say.
+        # SkyPilot's client must not start a server where this double does not answer.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
         (message,) = await run_probe_module(
@@ -143,7 +143,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
             environ,
         )
     assert requests[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
-    # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
+    # The double is a healthy server that knows no cloud; the findings are SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
     assert message.status is Status.FAIL and wrong in message.detail, message.detail
     assert "a-password" not in message.detail

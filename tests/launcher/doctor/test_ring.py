@@ -32,7 +32,7 @@ from services.launcher.security.certificates import mint_identity
 from tests.support.doctor import TOKEN, echo_of, probed, says, spec, subject
 from tests.support.repository import ROOT
 
-# As another machine's: this one has all of 127.0.0.0/8.
+# Another machine's address: this one has all of 127.0.0.0/8.
 THERE = "127.0.0.2:0"
 GIVEN = {TOKEN_VARIABLE: TOKEN}
 Ring = Callable[[bytes, Any], Awaitable[bytes]]
@@ -61,14 +61,14 @@ async def same(request: bytes, _: Any) -> bytes:
 
 
 def shut() -> socket.socket:
-    """Has a port, at which nobody listens as long as this is there."""
+    """Holds a port without listening on it."""
     door = socket.socket()
     door.bind(("127.0.0.1", 0))
     return door
 
 
 def ranks() -> list[str]:
-    """Of those that this process, or an echo of it, has started."""
+    """Ranks that this process, or an echo of it, has started."""
     return [line for each in psutil.Process().children(recursive=True) if (line := rank(each))]
 
 
@@ -97,7 +97,7 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
         port = closed.getsockname()[1]
 
         class Elsewhere(socket.socket):
-            """Listens behind a firewall: nobody is let through to the port that it tells."""
+            """Listens behind a firewall: no connection reaches the port that it names."""
 
             def getsockname(self) -> tuple[str, int]:
                 return ("127.0.0.1", port)
@@ -132,7 +132,7 @@ async def test_two_nodes_that_do_not_reach_each_other_are_named(about: RunContex
 
 
 def meet(seat: RankAssignment, port: int) -> None:
-    """Tell the others of a port, as a rank does."""
+    """Send a port to the other ranks, as a rank does."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     store = TCPStore(seat.host, seat.port, is_master=False)
@@ -207,7 +207,7 @@ async def test_a_node_takes_a_seat_only_with_the_token_and_ends_it_with_the_call
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110 (nobody there to set an event)
+        while not reached():  # noqa: ASYNC110 (nothing there sets an event)
             await asyncio.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The command as a whole: what it prints, how it ends, what it leaves out, and that it ends."""
+"""The command as a whole: its output, its exit code, its omissions, and its end."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""Where the services' environment is on other machines alone, the launcher's own does what it can.
+"""With the services' environment on other machines only, the launcher's own checks what it can.
 
-What it cannot do is told, and refuses no run.
+It reports the rest, and refuses no run for it.
 """
 
 import json
@@ -24,7 +24,7 @@ REPORTED = ("there is no nowhere/bin/python here", "`make setup` makes .venv")
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """As if this interpreter, which is the launcher's, did not have it."""
+    """Hide a package from this interpreter, which is the launcher's."""
     monkeypatch.setitem(sys.modules, module, None)
 
 

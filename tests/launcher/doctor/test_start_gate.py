@@ -1,4 +1,4 @@
-"""The doctor before a start: what is prepared is made first, and what fails refuses the run."""
+"""The doctor before a start: prepared files are made first, and a failure refuses the run."""
 
 import json
 from pathlib import Path

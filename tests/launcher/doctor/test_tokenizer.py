@@ -1,4 +1,4 @@
-"""Tokenizers and tasks that would fail a run, and what is said of them."""
+"""Tokenizers and tasks that would fail a run, and the findings about them."""
 
 import json
 import shutil

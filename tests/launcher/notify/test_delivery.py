@@ -18,12 +18,12 @@ from tests.support.free_ports import free_port
 from tests.support.repository import ROOT
 
 RUN = "demo-1"
-# Before and behind each: two letters are put, marked, sent, and marked as sent.
+# Before and after each: two letters are put, marked, sent, and marked as sent.
 STEPS = 16
 
 
 class Clock:
-    """Time as the test wants it."""
+    """Time as the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -161,7 +161,7 @@ async def test_what_somebody_must_mend_is_said_once_with_the_fix(
         reported = [line["error"] for line in lines if line["event"] == "messages wait"]
         assert len(reported) == 1 and fix in reported[0]
         assert double.requests <= 5
-        # Mended by whoever starts the next launcher.
+        # The start of the next launcher repairs it.
         async with post_office(tmp_path, clock) as (outbox, post):
             clock.now += 700.0
             await post.deliver_due()

@@ -1,4 +1,4 @@
-"""What of a run becomes a message, and to whom it goes."""
+"""The events of a run that become messages, and their recipients."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -142,7 +142,7 @@ def spec_of(double: SlackDouble, **launcher: Any) -> str:
 
 
 class Reported:
-    """A ledger with one run, and a notifier that is told of its events."""
+    """A ledger with one run, and a notifier that gets its events."""
 
     def __init__(self, folder: Path, spec_json: str) -> None:
         self.store = Ledger(folder / "launcher.sqlite")
@@ -158,10 +158,10 @@ class Reported:
         with self.store.transaction():
             self.store.save_run(self.run, [], None)
             self.store.add_event(RUN, 0.0, "state", {"state": state})
-        await self.tell()
+        await self.notify()
 
-    async def tell(self) -> None:
-        """Everything from the beginning, as a successor may."""
+    async def notify(self) -> None:
+        """Notify of all events from the beginning, as a successor may."""
         stored = self.store.get_run(RUN)
         assert stored is not None
         for event in self.store.list_events(RUN, 0):
@@ -190,7 +190,7 @@ async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -
             await one.state(state)
         error = "rollout-1 exited with code 1; gave up"
         await one.state(RunState.FAILED, outcome=Outcome.FAILED, error=error)
-        await one.tell()
+        await one.notify()
         start, end = double.messages
         assert "Run started" in start["text"] and "$2.00 an hour" in start["text"]
         assert end["thread_ts"] == start["ts"]
@@ -213,7 +213,7 @@ async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
 async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_path: Path) -> None:
     alarm = Alarm("no_grade_rate", "shop", "warning", 7, "why", "how")
     solved = Alarm("solved", "desk", "notice", 7, "all pass", "give harder ones")
-    failed = Alarm("run_failed", "all", "error", 7, "the launcher says it too")
+    failed = Alarm("run_failed", "all", "error", 7, "the launcher reports it too")
     raised = Progress(alarms=(alarm, failed, solved))
     async with slack() as double, reports(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
@@ -221,7 +221,7 @@ async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_p
         for progress in (raised, raised, Progress(), raised):
             ledger_writer.write_progress(one.store, RUN, known, progress, 0.0)
             known = progress
-            await one.tell()
+            await one.notify()
         heads = [text.splitlines()[0] for text in double.texts[1:]]
         assert heads == ["⚠️ *Alarm: no grade rate of shop*", "💡 *Notice: solved of desk*"] * 2
         assert "why. how" in double.texts[1]
@@ -236,7 +236,7 @@ async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
             with one.store.transaction():
                 one.store.save_run(one.run, [], None)
                 one.store.add_event(RUN, 0.0, "cost", {"accrued": accrued})
-            await one.tell()
+            await one.notify()
         titles = [text.splitlines()[0] for text in double.texts[1:]]
         assert len(titles) == 2
         assert "85% of the cost are used" in titles[0]

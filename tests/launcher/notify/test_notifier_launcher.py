@@ -1,4 +1,4 @@
-"""A real launcher tells Slack of a run, and so does the one that comes after a kill -9."""
+"""A real launcher reports a run to Slack, and so does its successor after a kill -9."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a machine says of sealed secrets that it cannot open."""
+"""A machine's error about sealed secrets that it cannot open."""
 
 import asyncio
 from pathlib import Path

@@ -64,7 +64,7 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     store = Ledger(path)
     [stored] = store.list_newest()
     assert (stored.run.state, stored.run.outcome) == (RunState.COMPLETED, Outcome.COMPLETED)
-    assert store.list_unpublished() == {}, "nobody is told of what is long past"
+    assert store.list_unpublished() == {}, "old events notify no subscriber"
     store.close()
     Ledger(path).close()
 
@@ -157,7 +157,7 @@ class Registry(registry_service_pb2_grpc.RegistryServiceServicer):
 
 
 def registries(runs: Path) -> GrpcRegistryHost:
-    # The stubs call methods abstract that need not be there.
+    # The stubs declare methods abstract that need not exist.
     servicer: Any = Registry
 
     def add(run_id: str, server: grpc.aio.Server) -> None:
@@ -194,7 +194,7 @@ async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_
     again = await second.open_registry("a", config, a.address)
     assert again.address == a.address
     assert again.secrets_for("learner") == a.secrets_for("learner")
-    # Somebody has the port by now: services that do not find their launcher start anew.
+    # The port is taken by now: services that do not find their launcher restart.
     moved = await second.open_registry("c", config, again.address)
     assert moved.address != again.address
     for run_id in ("a", "c"):

@@ -1,4 +1,4 @@
-"""Members of a run, and who has replaced whom."""
+"""Members of a run, and their replacements."""
 
 import pytest
 

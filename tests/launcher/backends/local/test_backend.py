@@ -21,7 +21,7 @@ def states(run: pb.Run, service: str) -> list[str]:
 async def test_a_run_completes_when_its_learner_is_done_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
-    # Until its rollout serves, which is ended in the middle of its start otherwise.
+    # Until its rollout serves; otherwise it is stopped while it starts.
     hold = tmp_path / "hold"
     hold.touch()
     async with serving(tmp_path) as served:
@@ -43,7 +43,7 @@ async def test_a_crashed_rollout_is_restarted_and_the_run_goes_on(tmp_path: Path
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(learner={"steps": 10**6}, rollout={"crash": "once"}))
         await served.until(run_id, lambda r: any(p.restarts for p in r.replicas))
-        # The run is when the last of its replicas is, which may be another than the rollout.
+        # The run ends with the last of its replicas, which may not be the rollout.
         await served.until(
             run_id,
             lambda r: r.state == pb.RUN_STATE_RUNNING and states(r, "rollout") == ["running"],

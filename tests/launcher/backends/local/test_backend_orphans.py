@@ -1,4 +1,4 @@
-"""Processes that another launcher has left, and those that are nobody's of ours."""
+"""Processes that another launcher has left, and processes that belong to no launcher."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Runs of one machine, and users of one machine, keep out of each other's shared memory."""
+"""Runs of one machine, and users of one machine, do not touch each other's shared memory."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from services.launcher.backends.local.backend import LocalBackend
 from tests.support.repository import ROOT
 
 IS_ROOT = os.geteuid() == 0
-# Of nobody, and of anybody else.
+# The user `nobody`, and an ordinary user.
 STRANGER, USER = 65534, 12345
 
 
@@ -170,7 +170,7 @@ def started(program: str) -> Generator[subprocess.Popen[str]]:
 
 
 def as_user(program: str) -> str:
-    """What a program prints that a user of no rights runs. It imports first: the user need not be
+    """The output of a program run by an unprivileged user. It imports first: the user need not be
     able to read the repository."""
     imports = (
         "import services.launcher.backends.local.backend, services.common.shared_memory, asyncio\n"

@@ -1,4 +1,4 @@
-"""The backend of machines against a SkyPilot in memory; tests/sky has the real one."""
+"""The machine backend against an in-memory SkyPilot; tests/sky has the real one."""
 
 import asyncio
 import socket
@@ -165,10 +165,10 @@ async def test_a_run_is_clean_when_no_job_and_no_cluster_is_shown(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, _ = await group(backend)
-    # What SkyPilot's server was starting when it was stopped: no job knows of it.
+    # SkyPilot's server was stopped while it started this cluster: no job knows of it.
     leaked = f"{learner.name}-99"
     sky.machines[leaked] = Cluster(leaked, "UP", managed=True)
-    stranger = Cluster("somebody-else", "UP")
+    stranger = Cluster("stranger", "UP")
     sky.machines[stranger.name] = stranger
     evidence = await backend.clean_run(sky_launches.RUN_ID)
     assert evidence.gone, evidence.detail

@@ -1,4 +1,4 @@
-"""Which secrets a machine gets: what it cannot do without, and what it may want if it is there."""
+"""The secrets that a machine gets: those it requires, and those it uses if they are set."""
 
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
 async def given(
     backend: SkyBackend, sky: FakeSky, key: ReplicaKey, **changes: Any
 ) -> dict[str, str]:
-    """What the machine of a replica is given, opened."""
+    """The opened secrets of a replica's machine."""
     settings = config(mode="cluster", commit="HEAD")
     await backend.start_replica(launch(key, settings, {**WISH, **changes}))
     values = dict(sky.secrets[-1])

@@ -1,4 +1,4 @@
-"""Which machines an attempt asks for, and which wishes are refused."""
+"""The machines that an attempt requests, and the wishes that are refused."""
 
 from typing import Any
 

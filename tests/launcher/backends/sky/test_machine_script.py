@@ -1,4 +1,4 @@
-"""Machines with strangers between them: what each service is told of its address, by real shell."""
+"""Machines behind port mappings: the address that each service is given, by a real shell."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def arguments(
     public: bool = True,
     metrics: bool = False,
 ) -> list[str]:
-    """Those of a service, as the shell of its machine puts them."""
+    """A service's arguments, as the shell of its machine passes them."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)

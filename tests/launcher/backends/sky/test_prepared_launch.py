@@ -1,4 +1,4 @@
-"""What comes of asking for machines: one, none now, none ever, or somebody else's first."""
+"""Results of requests for machines: one, none now, none ever, or another group's first."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ async def test_who_joins_a_group_that_ends_just_now_comes_with_the_next(
 async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    # It asks, in vain, and sleeps.
+    # It finds no machine and sleeps.
     sky.status, sky.asked = "PENDING", True
     starts = [backend.start_replica(brief(key)) for key in STATIC]
     failed = await asyncio.gather(*starts, return_exceptions=True)
@@ -116,7 +116,7 @@ async def test_a_job_that_waits_for_its_turn_has_not_asked_in_vain(
     assert not starting.done()
     sky.put(sky.attempts[0]["name"], status="RUNNING", submitted=True, started=True)
     unit = await starting
-    # Its machine was taken away, and nobody has another one yet.
+    # Its machine was taken away, and there is no other yet.
     sky.put(unit.name, status="PENDING")
     assert await backend.attach_replica(brief((ROLLOUT, 0)), unit)
     assert sky.job(unit.name).stage is JobStage.RECOVERING

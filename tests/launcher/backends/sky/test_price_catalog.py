@@ -1,4 +1,4 @@
-"""Prices from the catalog that SkyPilot keeps."""
+"""Prices from SkyPilot's catalog."""
 
 from pathlib import Path
 

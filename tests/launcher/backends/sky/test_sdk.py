@@ -1,4 +1,4 @@
-"""SkyPilot's SDK, of the tests, against a server that answers late, badly or never."""
+"""SkyPilot's SDK, as the tests have it, against a server that answers late, badly or never."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Print nothing."""
 
     return AnswersHandler
 
@@ -173,7 +173,7 @@ async def test_a_submission_that_never_arrives_is_not_under_way_for_ever(
         ("SkyletInternalError", StartLostError),
         ("SkyletUnavailableError", StartLostError),
         ("NetworkError", StartLostError),
-        # SkyPilot wraps what it does not know, as its server's database being locked.
+        # SkyPilot wraps errors that it does not know, such as a locked database.
         ("sqlalchemy.exc.OperationalError", StartLostError),
         ("NewsOfTomorrowError", StartLostError),
         ("TypeError", StartLostError),

@@ -1,4 +1,4 @@
-"""Keys that are refused, missing or of somebody else, at doubles that speak real HTTP."""
+"""Keys that are refused, missing or another user's, at doubles that speak real HTTP."""
 
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ async def test_a_key_that_fleet_refuses_is_named_by_its_variable(
     content = at_fleet(
         policy, tasks, fleet_url, "env_gateway.backends.fleet.api_key_env=MY_FLEET_KEY"
     )
-    result = await probed("fleet", subject(content, tmp_path, MY_FLEET_KEY="of-somebody-else"))
+    result = await probed("fleet", subject(content, tmp_path, MY_FLEET_KEY="of-another-user"))
     says(result, Status.FAIL, "refuses the key in MY_FLEET_KEY (401)", "export MY_FLEET_KEY again")
 
 
@@ -144,7 +144,7 @@ async def test_a_token_that_may_post_is_well(policy: Path, tasks: Path, tmp_path
 async def test_a_key_that_a_vendor_repeats_is_hidden(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    secret = "a-canary-that-nobody-may-see"
+    secret = "a-canary-that-must-not-leak"
     with double(lambda *_: (500, {"you sent": secret})) as url:
         about = subject(at_fleet(policy, tasks, url), tmp_path, FLEET_API_KEY=secret)
         result = await probed("fleet", about)
