@@ -1,5 +1,5 @@
-"""Trajectories that must not be believed, over a real socket: each is refused with the status that
-says why, none reaches the journal, and the group still takes a good one afterwards."""
+"""Trajectories that must not be believed, over a real socket: each is refused with a status that
+gives the reason, none reaches the journal, and the group still takes a good one afterwards."""
 
 import asyncio
 import sqlite3

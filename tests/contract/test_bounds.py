@@ -1,4 +1,4 @@
-"""Whoever holds a run's token makes no service grow without end: each call that streams or is
+"""A holder of a run's token makes no service grow without end: each call that streams or is
 remembered has its bound."""
 
 import asyncio
@@ -153,7 +153,7 @@ async def test_a_learner_knows_so_many_workers(
         assert await refusal_of(call) == "TOO_MANY_WORKERS"
         stream: Any = worker.policies.Attach(attach_request(worker, worker_id="another"))
         assert await refusal_of(stream.read()) == "TOO_MANY_WORKERS"
-        # Whoever is known is served as ever.
+        # Known callers are served as before.
         assert await worker.poll()
 
 

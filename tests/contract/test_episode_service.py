@@ -333,7 +333,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
     monkeypatch.setattr("services.env_gateway.api.episode_service._STALL_S", 0.1)
     async with serving(FakeBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
-            await client.stub.Grade(requests("nobody's"), timeout=3)
+            await client.stub.Grade(requests("no-such-episode"), timeout=3)
         ready = (await client.open())[-1]
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED") as errors:
             await client.stub.Grade(requests(ready.episode_id), timeout=3)

@@ -59,7 +59,7 @@ def test_strangers_who_hold_on_to_everything_cost_others_little() -> None:
         assert found["grown_mib"] < 150, name
         # What is more than three times quiet must not be noise of a few milliseconds.
         assert found["p99_ms"] < max(3 * found["quiet_p99_ms"], 50), name
-        # Without a token nobody is listened to, and half of the watches need one.
+        # Calls without a token are refused, and half of the watches need one.
         assert found["holding"]["half_sent"] == 0, name
         assert found["holding"]["watches"] > 250, name
     # Of submissions those with a lease wait; of grades none had an episode.

@@ -153,7 +153,7 @@ async def test_strangers_are_refused_with_the_contracts_reasons(tmp_path: Path) 
             assert await refusal_of(anext(aiter(worker.policies.Attach(odd)))) == (
                 "MALFORMED_REQUEST"
             )
-        unknown = pb.ReportPolicyRequest(worker_id="nobody", outcome=pb.UPDATE_OUTCOME_APPLIED)
+        unknown = pb.ReportPolicyRequest(worker_id="stranger", outcome=pb.UPDATE_OUTCOME_APPLIED)
         assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "UNKNOWN_WORKER"
         worker.run_epoch = 77
         assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "STALE_EPOCH"

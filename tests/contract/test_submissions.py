@@ -48,7 +48,7 @@ async def submission(worker: FakeWorker, attempt: int = 0) -> Submission:
 
 
 def begun(worker: FakeWorker, made: Submission, *, sent: int, on: asyncio.Event) -> Stream:
-    """A call that brings the first messages at once, and the others when it is told to go on."""
+    """A call that brings the first messages at once, and the others when `on` is set."""
 
     async def parts() -> AsyncIterator[pb.SubmitTrajectoryRequest]:
         count = 0
@@ -75,10 +75,10 @@ async def test_what_has_no_lease_is_refused_at_its_header(tmp_path: Path) -> Non
     async with attached(tmp_path) as worker:
         made, never = await submission(worker), asyncio.Event()
         good = made.header.lease_id
-        made.header.lease_id = "nobody's"
+        made.header.lease_id = "no-such-lease"
         refused = await asyncio.wait_for(refusal_of(begun(worker, made, sent=1, on=never)), 3)
         assert refused.reason == "LEASE_LOST"
-        made.header.lease_id, made.header.worker_id = good, "somebody-else"
+        made.header.lease_id, made.header.worker_id = good, "another-worker"
         refused = await asyncio.wait_for(refusal_of(begun(worker, made, sent=1, on=never)), 3)
         assert refused.reason == "LEASE_LOST"
         assert "another worker's" in refused.message

@@ -35,7 +35,7 @@ IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" *
 
 
 class CountingFeed(PolicyClient):
-    """Counts the bytes that come, and damages a difference when told to."""
+    """Counts the bytes that come, and damages a difference on request."""
 
     fetched = 0
     damage = 0
@@ -87,7 +87,7 @@ class Run:
 
 
 class Fetcher:
-    """What a worker stages and keeps."""
+    """The part of a worker that stages and keeps weights."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._staged = folder / "staged"
@@ -163,7 +163,7 @@ async def test_weights_that_nothing_leads_from_are_sent_whole(tmp_path: Path) ->
         await fetcher.fetch(held)
         await run.publish()
         newest = await run.publish()
-        # Nobody asked while the one between was there.
+        # No worker fetched while the version between was there.
         assert await fetcher.fetch(newest) == (run.data, 1.0)
         assert fetcher.kept.policy is not None
         fetcher.kept.policy = replace(fetcher.kept.policy, fingerprint=b"another" * 4)

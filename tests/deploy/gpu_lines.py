@@ -1,4 +1,4 @@
-"""Lines of the services that a machine without GPUs cannot execute, or not as they are meant."""
+"""Lines of the services that a machine without GPUs cannot execute, or only with a substitute."""
 
 import ast
 import re

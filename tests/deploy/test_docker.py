@@ -96,7 +96,7 @@ def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
         assert shown.returncode == 0, shown.stderr
         assert all(word in shown.stdout for word in words if word.startswith("--"))
     if whose == "common":
-        # Where the health check asks when it is told nothing else.
+        # The health check's default address.
         assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
 
 
@@ -116,14 +116,14 @@ def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
 
 @each_file
 def test_any_user_has_a_name_and_a_home_that_is_nobody_elses(path: Path) -> None:
-    """SkyPilot and torch ask for both, and know nobody who is in no list of users."""
+    """SkyPilot and torch require both, and a user in no list of users has neither."""
     final = read(path).stages[-1]
     words = [word for each in final if each.name == "ENV" for word in each.words]
     variables = dict(word.split("=", 1) for word in words)
     home = variables["HOME"]
     assert variables["USER"] == variables["LOGNAME"] == home.rpartition("/")[2]
     assert any(f"chmod 700 {home} " in each.text for each in final if each.name == "RUN")
-    # Who comes as another user brings a home along.
+    # Other users bring a home along.
     options = re.sub(r"\s*\\?\n#\s*", " ", path.read_text())
     mount = f'--user "$(id -u):$(id -g)" --tmpfs "{home}:mode=700,uid=$(id -u)"'
     assert options.count(mount) == options.count('--user "') > 0

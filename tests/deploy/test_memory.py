@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 async def memory_of(
     tmp_path: Path, stem: str, *changes: str, gpus: tuple[int, ...] = ()
 ) -> ProbeResult:
-    """Return the doctor's findings about the memory of a spec on the machines that it asks for, or
+    """Return the doctor's findings about the memory of a spec on the machines that it requests, or
     on one with these GPUs."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
     spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")

@@ -1,4 +1,4 @@
-"""The run specs of deploy/runs: what they ask for exists; what cannot be done yet is refused."""
+"""The run specs of deploy/runs: requested resources exist; unsupported runs are refused."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
 STEMS = [path.stem for path in SPECS]
-# Those that ask SkyPilot for machines, at once or with --launcher.backend=sky.
+# The specs that request machines from SkyPilot, at once or with --launcher.backend=sky.
 ELSEWHERE = [path for path in SPECS if "[launcher.sky" in path.read_text()]
 SERVICES = ("learner", "env_gateway", "rollout")
 
@@ -59,7 +59,7 @@ def test_every_task_file_is_prepared_by_the_spec_itself(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
 def test_no_price_is_written_down(path: Path) -> None:
-    """Prices change; `flotilla plan` asks for them."""
+    """Prices change; `flotilla plan` looks them up."""
     assert not re.search(r"\$ ?\d|USD|per hour", path.read_text())
 
 

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its tables are what the doctor computes and what the code says today."""
+"""The tables of docs/scaling.md match the doctor's computation and today's code."""
 
 import pytest
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.repository import ROOT
 
 SCRIPT = ROOT / "deploy/slurm/run.sbatch"
-# Says what it was started with; told to drain it takes a moment, and ends as when interrupted.
+# Prints its arguments; on SIGTERM it drains for a moment, and ends as when interrupted.
 DOUBLE = """#!/usr/bin/env bash
 echo "$@" >> calls
 trap 'echo draining >> calls; sleep 0.3; echo drained >> calls; exit 130' TERM
@@ -21,7 +21,7 @@ exit "${CODE:-0}"
 """
 
 
-# Runs a step as Slurm would on another node, and says where.
+# Runs a step as Slurm would on another node, and prints which.
 SRUN = """#!/usr/bin/env bash
 case "$*" in *getent*) echo "10.0.0.5 STREAM node1"; exit ;; esac
 echo "srun $*" | sed 's/ --kill-on.*flotilla/ flotilla/' >> steps

@@ -1,4 +1,4 @@
-"""What is installed is what was chosen: packages by hash, actions by commit, no secret astray."""
+"""Only chosen versions are installed: packages by hash, actions by commit, no secret astray."""
 
 import json
 import re

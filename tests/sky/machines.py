@@ -60,7 +60,7 @@ class Machine:
         return self._folder / "root"
 
     def boot(self) -> bool:
-        """Whether it runs: a machine that was killed before it booted never does."""
+        """Boot, and return whether it runs: a machine that was killed before never does."""
         with self._changing:
             if self._killed:
                 return False
@@ -117,7 +117,7 @@ class Machine:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
 
     def _uv_shim(self) -> str:
-        """As on SkyPilot's own images: the runtime is there, and nothing is downloaded."""
+        """Put the runtime in place as SkyPilot's own images do, so that nothing is downloaded."""
         base = self.layout.base
         return (
             "#!/bin/bash\n"

@@ -62,7 +62,7 @@ def _launch(tmp_path: Path, run_id: str, key: ReplicaKey, config: LauncherConfig
 
 
 def _allocations(box: SkySession) -> list[str]:
-    """Return what Slurm itself says is running: the oracle."""
+    """Return the running allocations from Slurm itself: the oracle."""
     listed = subprocess.run(
         ("squeue", "--noheader", "--format=%j"),
         env={"SLURM_CONF": str(box.layout.slurm_conf), "PATH": "/usr/bin:/bin"},

@@ -15,7 +15,7 @@ from tests.sky.session import SkySession
 
 pytestmark = [pytest.mark.sky, pytest.mark.timeout(300)]
 
-# Below pytest's own folder nobody but root may look.
+# Only root can look below pytest's own folder.
 SMALL = Layout(
     base=Path("/var/tmp/flotilla-small"),
     user="flotilla-small",

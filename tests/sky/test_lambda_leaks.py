@@ -1,4 +1,4 @@
-"""What may leave machines of a cloud behind, on the backend for machines without a launcher around
+"""Leaks of a cloud's machines, on the backend for machines without a launcher around
 it. The emulated cloud's own list is what costs money."""
 
 import asyncio
@@ -135,7 +135,7 @@ async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the
 
 
 async def _looked(query: Callable[[], Any]) -> Any:
-    """What was found; None where nobody could be asked."""
+    """Return the findings; None if the cloud cannot be reached."""
     try:
         return await query()
     except BackendUnreachable:

@@ -33,7 +33,7 @@ def made(sky_session: SkySession) -> Iterator[Path]:
 
 
 def write_spec(made: Path) -> Path:
-    """Where the node reads it too; as it is, each service would get a machine of its own."""
+    """Write it to a place that the node reads too, with one machine for all services."""
     wish = harness.spec(made / "policy", made / "tasks.json", steps=3)
     wish["name"] = "solo"
     del wish["learner"]["eval"]

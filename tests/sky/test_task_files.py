@@ -51,7 +51,7 @@ _LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with a catalog, so that SkyPilot asks nobody on the internet."""
+    """A home with a catalog, so that SkyPilot needs no internet."""
     write_catalog(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -83,7 +83,7 @@ def test_a_group_is_a_job_group_whose_end_is_its_learners(home: Path, name: str)
 @pytest.mark.parametrize("mode", ["group", "cluster"])
 @pytest.mark.parametrize("infra", _TAKEN)
 def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: str) -> None:
-    # Which ports Kubernetes can open, a cluster would have to say.
+    # Only a cluster could answer which ports Kubernetes can open.
     closed = infra.partition("/")[0] in {*NO_PORTS, "kubernetes", "ssh"}
     network = "private" if closed else "public"
     for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):

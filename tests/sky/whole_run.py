@@ -35,7 +35,7 @@ ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 # SkyPilot takes two minutes for a group on idle cores, and four times as long on busy ones.
 UP_S = 600.0
 _NAME = "whole"
-# All that a node has, as far as Slurm knows: it is shared with nobody.
+# All that a node has, as far as Slurm knows: it is not shared.
 _NODE = {"cpus": "4", "memory": "4"}
 _GPU = {"infra": "slurm/mini/gpu", "accelerators": "H100:1", **_NODE}
 _CPU = {"infra": "slurm/mini/cpu", **_NODE}
@@ -121,7 +121,7 @@ class Site:
         await self._client.aclose()
 
     async def down(self) -> None:
-        """It stops its runs before it ends."""
+        """Stop the launcher, which stops its runs before it ends."""
         await self._client.aclose()
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
@@ -129,7 +129,7 @@ class Site:
 
 
 def spec(site: Site, mode: str = "group") -> dict[str, Any]:
-    """A run that goes on until it is stopped, with a node for each replica."""
+    """A run that continues until it is stopped, with a node for each replica."""
     wish = harness.spec(
         site.made / "policy", site.made / "tasks.json", steps=100_000, lease_ttl_s=30.0
     )
@@ -263,7 +263,7 @@ class WholeRun:
         return max((stamp.step for stamp in stamps(names)), default=0)
 
     def restored(self) -> list[int]:
-        """The steps at which the learner went on from its store."""
+        """The steps at which the learner resumed from its store."""
         lines = (line for line in self.log("learner-0").splitlines() if '"newest_epoch"' in line)
         return [json.loads(line)["step"] for line in lines]
 
@@ -290,7 +290,7 @@ class WholeRun:
                 return []
 
     def allocations(self) -> list[str]:
-        """Return what Slurm itself says is running: the oracle."""
+        """Return the running allocations from Slurm itself: the oracle."""
         return self.session.box.jobs()
 
     def nodes(self) -> set[str]:

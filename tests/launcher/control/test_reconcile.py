@@ -74,7 +74,7 @@ def test_scaling_down_drains_the_newest_and_indices_are_never_reused() -> None:
 
 def test_what_cannot_be_asked_is_not_late() -> None:
     run = all_started(new_run())
-    away = replace(run, unreachable="nobody answers")
+    away = replace(run, unreachable="no answer")
     assert reconcile_run(away, 1000.0, POLICY)[1] == []
     assert len(reconcile_run(run, 1000.0, POLICY)[1]) == 4
 

@@ -92,7 +92,7 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
             self.finish_unit(unit)
             await asyncio.sleep(0.2 * late)
             self.killed.append(unit)
-            raise BackendUnreachable("nobody answers")
+            raise BackendUnreachable("no answer")
 
     backend = UnreachableAfterKill()
     async with serving(tmp_path, backend) as served:

@@ -1,4 +1,4 @@
-"""With the services' environment on other machines only, the launcher's own checks what it can.
+"""The launcher's own environment checks what it can when the services' is elsewhere only.
 
 It reports the rest, and refuses no run for it.
 """

@@ -16,9 +16,9 @@ from tests.support.doctor import emulator, probed, says, spec, subject
 async def test_a_policy_that_is_neither_here_nor_on_the_hub_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    content = spec(policy, tasks, "policy.model=nobody/no-such-model")
+    content = spec(policy, tasks, "policy.model=missing/no-such-model")
     result = await probed("tokenizer", subject(content, tmp_path))
-    says(result, Status.FAIL, "nobody/no-such-model is neither a folder", "correct policy.model")
+    says(result, Status.FAIL, "missing/no-such-model is neither a folder", "correct policy.model")
 
 
 def no_template(folder: Path) -> None:

@@ -189,7 +189,7 @@ def ssh_client_config(layout: Layout) -> str:
 
 
 def expose(paths: list[Path], stage: Path) -> list[str]:
-    """Shell lines that make paths below private folders reachable for everybody, on this host.
+    """Shell lines that make paths below private folders reachable for all users, on this host.
 
     The private folder is covered by an empty one with only these paths in it.
     """

@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge, and what still lives in them."""
+"""Network namespaces joined by a bridge, and the processes that live in them."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Building the policy folder: what is in it, when it is made anew, and the command line."""
+"""The policy folder: its content, when it is built again, and the command line."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A name alone tells its owner and whether its run is active."""
+"""A name alone identifies its owner and shows whether its run is active."""
 
 import pytest
 
