@@ -77,7 +77,7 @@ async def test_a_followed_runs_link_comes_once_its_learner_has_begun(tmp_path: P
             while "Look inside: http://127.0.0.1:" not in shown.getvalue():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await run.journal.close()
-    assert "goes on without" not in shown.getvalue()
+    assert "continues without" not in shown.getvalue()
 
 
 async def test_a_folder_without_runs_is_named(runs: Path) -> None:

@@ -9,7 +9,7 @@ from services.common.config import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from tests.launcher.doctor import own_environment
-from tests.support.doctor import probed, says, subject
+from tests.support.doctor import check, probed, subject
 
 
 def findings_for(counts: dict[str, int], backend: str = "mcp", **environments: str) -> list[str]:
@@ -77,4 +77,4 @@ async def test_the_doctor_names_the_task(policy: Path, tmp_path: Path) -> None:
     tasks.write_text(tasks.read_text().replace('"env_id": "library"', '"env_id": "libary"', 1))
     spec = load_spec(path, ['--env_gateway.environments.library={backend = "mcp"}'])
     result = await probed("dataset", subject(spec, tmp_path))
-    says(result, Status.WARN, "task 'lend-0' is of environment 'libary'", "did you mean 'library'?")
+    check(result, Status.WARN, "task 'lend-0' is of environment 'libary'", "did you mean 'library'")

@@ -20,7 +20,7 @@ from services.launcher.doctor.adapters.clouds_probe import judge_clouds
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.security.certificates import mint_identity
-from tests.support.doctor import TOKEN, double, echo_of, probed, says, skypilot, spec, subject
+from tests.support.doctor import TOKEN, check, double, echo_of, probed, skypilot, spec, subject
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 
@@ -37,10 +37,10 @@ async def test_an_echo_of_another_run_or_with_another_token_is_told(
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
         result = await probed("echo", replace(about, nodes=(at,), tls=ours))
-        says(result, Status.FAIL, at, "with --tls-dir of the same run")
+        check(result, Status.FAIL, at, "with --tls-dir of the same run")
     with echo_of(**{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
         result = await probed("echo", replace(about, nodes=(at,)))
-        says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+        check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
 
 
 async def test_a_node_where_nothing_listens_is_told(
@@ -49,7 +49,7 @@ async def test_a_node_where_nothing_listens_is_told(
     address = free_address()
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     result = await probed("echo", replace(about, nodes=(address,)))
-    says(result, Status.FAIL, f"{address} does not answer", "firewalls")
+    check(result, Status.FAIL, f"{address} does not answer", "firewalls")
 
 
 @pytest.mark.parametrize("backend", ["local", "sky"])
@@ -58,7 +58,7 @@ async def test_nodes_hear_each_other_in_clear_here_and_under_tls_elsewhere(
 ) -> None:
     about = subject(spec(policy, tasks, f"launcher.backend={backend}"), tmp_path)
     how = "in clear" if backend == "local" else "under TLS"
-    says(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
+    check(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
 
 
 async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show_their_tools(
@@ -68,8 +68,8 @@ async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
-    says(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
-    says(result, Status.FAIL, "booking: 4 tools (book_room,")
+    check(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
+    check(result, Status.FAIL, "booking: 4 tools (book_room,")
     assert not children()
 
 
@@ -93,7 +93,7 @@ async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
         "mcp": {"command": json.loads(command), "instances": True}
     }
     result = await probed("episodes", subject(content, tmp_path))
-    says(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
+    check(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
 
 
 async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
@@ -101,7 +101,7 @@ async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
 ) -> None:
     content = spec(policy, tasks, "launcher.backend=sky")
     result = await probed("clouds", subject(content, tmp_path))
-    says(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
+    check(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
 
 
 async def test_an_api_server_that_does_not_answer_is_told(
@@ -111,9 +111,9 @@ async def test_an_api_server_that_does_not_answer_is_told(
     with double(lambda *_: (401, {})) as url:
         environ = skypilot(tmp_path, url)
         result = await probed("clouds", subject(content, tmp_path, **environ))
-    says(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
+    check(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
     away = await probed("clouds", subject(content, tmp_path, **environ))
-    says(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
+    check(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
 
 
 @pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")

@@ -9,7 +9,7 @@ from services.common.config import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.prompts import judge_prompt
 from tests.launcher.doctor import own_environment
-from tests.support.doctor import probed, says, subject
+from tests.support.doctor import check, probed, subject
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ async def test_the_prompt_with_its_tools_is_counted_as_the_policy_reads_it(
     small = ("rollout.max_input_length=60", "rollout.max_generate_length=40")
     spec = load_spec(path, small)
     result = await probed("episodes", subject(spec, tmp_path))
-    says(result, Status.FAIL, "library: its prompt with tools is", "max_input_length = 60")
-    says(result, Status.FAIL, "policy.max_model_len", "library: 4 tools")
+    check(result, Status.FAIL, "library: its prompt with tools is", "max_input_length = 60")
+    check(result, Status.FAIL, "policy.max_model_len", "library: 4 tools")
     large = ("rollout.max_input_length=8000", "policy.max_model_len=8192")
     result = await probed("episodes", subject(load_spec(path, large), tmp_path))
-    says(result, Status.OK, "tokens of 8000", "library: 4 tools")
+    check(result, Status.OK, "tokens of 8000", "library: 4 tools")
     result = await probed("episodes", subject(load_spec(path, large), tmp_path))
-    says(result, Status.OK, "nothing has changed since")
+    check(result, Status.OK, "nothing has changed since")
 
 
 @pytest.mark.slow
