@@ -69,7 +69,7 @@ def test_no_rpc_is_without_a_case_and_no_case_without_what_may_be_wrong() -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_good_call_does_what_it_says_and_its_repeat_says_the_same(
+async def test_a_good_call_has_its_effect_and_its_repeat_the_same_answer(
     tmp_path: Path, name: str
 ) -> None:
     case: Case = CASES[name]
@@ -100,7 +100,7 @@ async def test_what_is_wrong_with_a_call_is_named(tmp_path: Path, name: str, kin
 
 
 @pytest.mark.parametrize("token", [None, "a-token-of-another-run"])
-async def test_whoever_lacks_the_token_gets_nothing_out_of_a_launcher_that_runs(
+async def test_a_caller_without_the_token_gets_nothing_from_a_launcher(
     tmp_path: Path, token: str | None
 ) -> None:
     async with world(tmp_path) as found:

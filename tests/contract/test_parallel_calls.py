@@ -135,7 +135,7 @@ async def test_two_reads_of_a_turn_are_under_way_together(trusted: str) -> None:
         assert it.library.executed == {"a": 1, "b": 1}
 
 
-async def test_a_servers_hint_is_not_trusted_unless_the_settings_say_so() -> None:
+async def test_a_servers_hint_is_not_trusted_unless_the_settings_allow_it() -> None:
     async with playing(Library(), "off") as it:
         outcome = await it.play("read a", "read b")
         assert _shown(outcome) == ["found a", "found b"]
@@ -190,7 +190,7 @@ async def test_each_call_takes_a_place_at_the_environments_gate() -> None:
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}])
-async def test_a_read_whose_answer_is_lost_is_asked_for_again_and_executed_once(
+async def test_a_read_whose_answer_is_lost_is_requested_again_and_executed_once(
     lost: set[int],
 ) -> None:
     async with playing(Library(together=2)) as it:
@@ -238,7 +238,7 @@ async def test_reads_that_hang_end_each_with_its_own_deadline() -> None:
         assert (await it.episode.request_grade(None, b"", 5.0)).reward == 1.0
 
 
-async def test_a_gateway_that_starts_anew_in_the_middle_loses_the_turn_whole(
+async def test_a_gateway_that_restarts_in_the_middle_loses_the_turn_whole(
     tmp_path: Path,
 ) -> None:
     """Its episodes are gone: no call is answered by guess, and none is made a second time."""

@@ -49,7 +49,7 @@ def _size(path: str) -> int:
     return Path(path).stat().st_size
 
 
-async def test_a_worker_that_attaches_is_told_of_the_newest_policy(tmp_path: Path) -> None:
+async def test_a_worker_that_attaches_gets_the_newest_policy(tmp_path: Path) -> None:
     async with learner(tmp_path, make_config(tmp_path)) as running:
         worker = FakeWorker(running.address)
         stream = worker.policies.Attach(attach_request(worker))

@@ -44,7 +44,7 @@ class PeerWatch:
         self._stream.cancel()
 
 
-async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path) -> None:
+async def test_peers_are_those_that_serve_and_every_change_is_sent(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish(launcher={"backoff_s": 60.0}))
@@ -67,7 +67,7 @@ async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path
         watch.cancel()
 
 
-async def test_a_new_incarnation_replaces_the_old_which_is_told_to_exit(tmp_path: Path) -> None:
+async def test_a_new_incarnation_replaces_the_old_which_must_exit(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         run_id = await served.start(wish())
         old, new = who(run_id, name="old"), who(run_id, name="new")
@@ -81,7 +81,7 @@ async def test_a_new_incarnation_replaces_the_old_which_is_told_to_exit(tmp_path
         assert await beat(served, new) == PB.COMMAND_NONE
 
 
-async def test_a_drained_replica_is_told_so_and_is_no_peer_any_more(tmp_path: Path) -> None:
+async def test_a_drained_replica_is_notified_and_is_no_peer_any_more(tmp_path: Path) -> None:
     backend = FakeBackend()
     backend.stubborn = True
     async with serving(tmp_path, backend) as served:

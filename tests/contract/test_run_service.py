@@ -130,7 +130,7 @@ async def test_runs_started_in_the_same_second_have_ids_of_their_own(tmp_path: P
         assert all(run.spec_json == "" for run in listed.runs)
 
 
-async def test_a_watch_tells_everything_once_and_goes_on_from_where_it_was(
+async def test_a_watch_sends_everything_once_and_resumes_where_it_was(
     tmp_path: Path,
 ) -> None:
     backend = FakeBackend()
@@ -180,7 +180,7 @@ async def test_a_watch_of_a_run_that_ends_ends_with_its_last_state(tmp_path: Pat
         assert names == ["rollout-0", "env_gateway-0"]
 
 
-async def test_an_evaluation_tells_the_learner_and_keeps_the_spec(tmp_path: Path) -> None:
+async def test_an_evaluation_notifies_the_learner_and_keeps_the_spec(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish(), mode=run_service_pb2.RUN_MODE_EVAL_ONLY)
@@ -270,7 +270,7 @@ async def test_many_at_once_all_get_their_answer(tmp_path: Path) -> None:
         assert {run.run_id for run in runs} == {run_id}
 
 
-async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Path) -> None:
+async def test_a_second_launcher_resumes_what_a_dead_one_left(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish())

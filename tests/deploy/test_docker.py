@@ -46,7 +46,7 @@ def test_every_service_has_an_image() -> None:
 
 
 @each_file
-def test_hadolint_has_nothing_to_say(path: Path) -> None:
+def test_hadolint_finds_nothing(path: Path) -> None:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     hadolint = shutil.which("hadolint", path=places)
     if hadolint is None:
@@ -73,7 +73,7 @@ def test_a_base_is_one_digest_and_all_stages_of_all_images_have_it(path: Path) -
 
 
 @each_file
-def test_nobody_runs_as_root(path: Path) -> None:
+def test_no_image_runs_as_root(path: Path) -> None:
     dockerfile = read(path)
     user = dockerfile.last("USER").text
     assert int(user) > 0
@@ -84,7 +84,7 @@ def test_nobody_runs_as_root(path: Path) -> None:
 
 
 @each_file
-def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
+def test_what_an_image_starts_and_polls_is_there(path: Path) -> None:
     dockerfile = read(path)
     service = path.name.removesuffix(".Dockerfile")
     entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
@@ -100,7 +100,7 @@ def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
         assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
 
 
-def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
+def test_the_launchers_health_is_polled_where_its_command_has_it_serve() -> None:
     text = (ROOT / "deploy/docker/launcher.Dockerfile").read_text()
     [command] = re.findall(r"docker run (.+?[^\\])\n", text, re.DOTALL)
     words = shlex.split(command.replace("\\\n#", " "))
@@ -115,7 +115,7 @@ def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
 
 
 @each_file
-def test_any_user_has_a_name_and_a_home_that_is_nobody_elses(path: Path) -> None:
+def test_any_user_has_a_name_and_a_private_home(path: Path) -> None:
     """SkyPilot and torch require both, and a user in no list of users has neither."""
     final = read(path).stages[-1]
     words = [word for each in final if each.name == "ENV" for word in each.words]

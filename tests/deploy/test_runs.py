@@ -64,7 +64,7 @@ def test_no_price_is_written_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
-def test_figures_of_gpu_memory_say_that_they_are_computed(path: Path) -> None:
+def test_figures_of_gpu_memory_are_marked_as_computed(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"\d GB", text) or "computed, not measured" in text
 
@@ -82,7 +82,7 @@ def test_the_commands_of_a_header_name_the_file_itself_and_keys_that_exist(path:
 
 
 @pytest.mark.parametrize("path", ELSEWHERE, ids=[path.stem for path in ELSEWHERE])
-def test_machines_are_asked_for_that_clouds_have(path: Path) -> None:
+def test_requested_machines_exist_at_clouds(path: Path) -> None:
     sky = plan_of(path).config.sky
     assert [problem for service in SERVICES for problem in check_candidates(sky, service)] == []
     assert check_shared_network(sky) == []
@@ -110,6 +110,6 @@ async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missi
     await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 
 
-def test_what_does_not_train_yet_says_so_in_its_first_lines() -> None:
+def test_specs_that_do_not_train_yet_warn_in_their_first_lines() -> None:
     head = (ROOT / "deploy/runs/vl-8b.toml").read_text().splitlines()[:2]
     assert "IT DOES NOT TRAIN YET" in " ".join(head)

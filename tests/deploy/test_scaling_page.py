@@ -11,7 +11,7 @@ from tests.deploy.layouts import LAYOUTS, Layout
 from tests.deploy.scaling_page import PAGE, write_page
 
 
-def test_the_page_is_what_the_tables_say_today() -> None:
+def test_the_page_matches_the_tables_of_today() -> None:
     assert PAGE.read_text() == write_page(), "run `python -m tests.deploy.scaling_page`"
 
 

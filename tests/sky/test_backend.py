@@ -120,7 +120,7 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     await _cleaned(backend, run_id)
 
 
-async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
+async def test_a_machine_that_no_cloud_ever_has_is_a_wrong_wish(
     backend: SkyBackend, tmp_path: Path
 ) -> None:
     wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}

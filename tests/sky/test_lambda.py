@@ -66,7 +66,7 @@ def test_a_machine_outlives_the_api_server_that_was_booting_it(sky_session: SkyS
     assert cloud.machines() == []
 
 
-def test_a_cloud_that_is_away_answers_nobody_but_the_oracle(sky_session: SkySession) -> None:
+def test_a_cloud_that_is_away_answers_only_the_oracle(sky_session: SkySession) -> None:
     cloud = sky_session.cloud
     request = urllib.request.Request(f"{cloud_url(sky_session.layout)}/api/v1/instances")
     request.add_header("Authorization", f"Bearer {CLOUD_KEY}")

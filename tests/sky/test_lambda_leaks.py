@@ -85,7 +85,7 @@ async def test_only_when_no_candidate_has_a_machine_there_is_no_capacity(
     assert (await backend.clean_run(_RUN_ID)).gone
 
 
-async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answers_and_then_reaped(
+async def test_what_boots_while_the_api_server_stops_is_kept_until_it_answers_and_then_reaped(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
@@ -115,7 +115,7 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
     assert (await successor.clean_run(_RUN_ID)).gone
 
 
-async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the_cloud_answers(
+async def test_a_machine_that_cannot_reach_its_cloud_is_reaped_once_the_cloud_answers(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
     """Its launcher is dead, its work has ended, and it is to take itself down in a minute."""

@@ -114,7 +114,7 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
         assert price is not None and price == pytest.approx(catalog.machine_price(machine))
 
 
-def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) -> None:
+def test_a_plan_does_not_wait_for_a_catalog_that_is_not_sent(tmp_path: Path) -> None:
     words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"

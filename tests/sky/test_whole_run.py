@@ -164,7 +164,7 @@ async def test_a_launcher_that_is_killed_has_a_successor_and_no_replica_notices(
     assert whole.log("learner-0").count('"event": "serving"') == 1, "it was not disturbed"
 
 
-async def test_a_learner_whose_node_is_lost_goes_on_elsewhere_from_what_it_uploaded(
+async def test_a_learner_whose_node_is_lost_resumes_elsewhere_from_what_it_uploaded(
     whole: WholeRun,
 ) -> None:
     node, box = await whole.serving(LEARNER), whole.session.box

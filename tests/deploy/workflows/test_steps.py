@@ -148,7 +148,7 @@ def stored_runs(runs: Path) -> list[StoredRun]:
     return found
 
 
-async def test_a_run_is_submitted_with_all_that_was_asked_and_followed(tmp_path: Path) -> None:
+async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -> None:
     folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
     form = {
         "MODALITY": "computer_use",
@@ -251,7 +251,7 @@ async def arguments_of(tmp_path: Path, **form: str) -> list[str]:
     return output.splitlines()
 
 
-async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: Path) -> None:
+async def test_clouds_and_the_run_to_resume_are_chosen_by_name(tmp_path: Path) -> None:
     remote = "s3://bucket/all-runs"
     arguments = await arguments_of(
         tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1", CHECKPOINT_REMOTE=remote
@@ -266,7 +266,7 @@ async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: 
 
 
 @pytest.mark.parametrize("disabled", ["true", "false"])
-async def test_people_are_told_where_the_repository_says(tmp_path: Path, disabled: str) -> None:
+async def test_people_are_notified_where_the_repository_sets(tmp_path: Path, disabled: str) -> None:
     given = {"SLACK_CHANNEL": "#fleet-runs", "WANDB_API_KEY": "key-of-wandb"}
     arguments = await arguments_of(tmp_path, DISABLE_SLACK=disabled, **given)
     assert "key-of-wandb" not in " ".join(arguments)
@@ -278,7 +278,7 @@ async def test_people_are_told_where_the_repository_says(tmp_path: Path, disable
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 
 
-async def test_who_gives_neither_a_channel_nor_a_key_is_told_nothing(tmp_path: Path) -> None:
+async def test_without_a_channel_and_a_key_nothing_is_sent(tmp_path: Path) -> None:
     arguments = await arguments_of(tmp_path)
     assert not [each for each in arguments if "slack" in each or "tracking" in each]
 

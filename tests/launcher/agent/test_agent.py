@@ -69,7 +69,7 @@ async def test_a_command_to_drain_ends_it_with_the_code_of_the_service(tmp_path:
         assert here.log().endswith("drained\n")
 
 
-async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_preemption(
+async def test_sigterm_drains_while_schedulers_wait_and_is_reported_as_preemption(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, drain_s=60.0) as here:
@@ -93,7 +93,7 @@ def _graces(here: WatchedMachine) -> list[float]:
 
 
 @pytest.mark.slow
-async def test_what_ignores_sigterm_has_ended_and_said_so_before_a_scheduler_kills(
+async def test_what_ignores_sigterm_is_ended_and_reported_before_a_scheduler_kills(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, drain_s=60.0) as here:
@@ -207,7 +207,7 @@ def _files_with(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_a_killed_watcher_takes_everything_along_and_a_successor_goes_on(
+async def test_a_killed_watcher_takes_everything_along_and_a_successor_resumes(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path) as here:

@@ -36,7 +36,7 @@ async def refusal(call: Any) -> ServiceError:
     return found
 
 
-async def test_a_report_renews_the_lease_until_somebody_else_has_the_replica(
+async def test_a_report_renews_the_lease_until_another_has_the_replica(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, lease_s=7.0) as here:

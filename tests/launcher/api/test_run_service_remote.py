@@ -46,7 +46,7 @@ async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subpro
         await process.communicate()
 
 
-async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) -> None:
+async def test_launcher_json_lets_only_its_reader_in(tmp_path: Path) -> None:
     served = ("--listen", "0.0.0.0:0", "--advertise", beyond_loopback())
     async with launcher(tmp_path, *served) as process:
         address = await address_of(tmp_path, process)

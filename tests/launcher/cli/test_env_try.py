@@ -57,7 +57,7 @@ def test_calls_from_standard_input_are_made_in_order_and_graded(tasks: Path) -> 
     assert "reward   1\n" in done.stdout
 
 
-def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
+def test_text_without_a_call_is_named_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
     done = run(SPEC, tasks, "--env_gateway.backend=embedded", stdin="what is this?\nfly {}\n")
     assert "not a call: what is this?" in done.stdout
     assert "fly: bad_tool" in done.stdout
@@ -76,7 +76,7 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
     assert "backend: " in done.stdout and "'embedded'" in done.stdout
 
 
-async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
+async def test_a_gateway_that_ends_silently_is_reported_with_its_code_in_one_line() -> None:
     command = (sys.executable, "-c", "raise SystemExit(7)")
     with pytest.raises(GatewayError, match="with code 7: it printed nothing"):
         async with serve_gateway(SPEC, (), print, command=command):

@@ -200,7 +200,7 @@ async def test_a_refresh_brings_what_is_new_and_only_the_blocks_that_have_change
         await run.journal.close()
 
 
-async def test_a_fetch_that_was_cut_goes_on_with_what_had_come(
+async def test_a_fetch_that_was_cut_resumes_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with elsewhere(tmp_path) as found:

@@ -108,7 +108,7 @@ async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess
             await process.wait()
 
 
-async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
+async def test_a_submit_that_is_left_requests_no_stop_and_names_the_run(
     tmp_path: Path,
 ) -> None:
     double = Hanging("StartRun", "ListRuns")
@@ -123,7 +123,7 @@ async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
     assert "  flotilla cancel mine   stops it\n" in output.decode()
 
 
-async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_sure(
+async def test_a_submit_that_is_left_before_it_knows_of_a_run_shows_how_to_check(
     tmp_path: Path,
 ) -> None:
     double = Hanging("ListRuns")
@@ -220,7 +220,7 @@ async def test_a_start_elsewhere_that_is_interrupted_is_cancelled_by_its_request
     assert not (tmp_path / "launcher.sqlite").exists(), "its ledger is elsewhere"
 
 
-async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claims_so(
+async def test_without_the_launchers_confirmation_no_cancellation_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double, interrupts = Hanging(), Interrupts()

@@ -65,7 +65,7 @@ async def train_and_kill(folder: Path, delay_s: float) -> float:
     "delay_s",
     [0.0, *(pytest.param(n / 20, marks=pytest.mark.slow) for n in range(1, 41))],
 )
-async def test_a_launcher_killed_just_after_it_serves_is_soon_missed_and_another_goes_on(
+async def test_a_launcher_killed_just_after_it_serves_is_soon_missed_and_replaced(
     tmp_path: Path, delay_s: float
 ) -> None:
     print(f"noticed after {await train_and_kill(tmp_path, delay_s):.2f} s")
@@ -93,7 +93,7 @@ async def test_a_launcher_killed_in_mid_start_is_soon_missed_and_the_run_is_begu
 
 
 @pytest.mark.slow
-async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path) -> None:
+async def test_a_stop_whose_launcher_dies_reports_it_and_the_fix(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(
         tmp_path,
@@ -122,7 +122,7 @@ async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_run_whose_launcher_died_with_its_command_goes_on_by_the_spec_that_it_has(
+async def test_a_run_whose_launcher_died_with_its_command_continues_with_its_own_spec(
     tmp_path: Path,
 ) -> None:
     runs = tmp_path / "runs"

@@ -71,7 +71,7 @@ def test_a_whole_run_on_one_machine_needs_its_key_and_takes_its_choices() -> Non
     assert task["resources"]["autostop"]["down"] is True
 
 
-def test_a_plan_says_machines_and_prices_offline(
+def test_a_plan_shows_machines_and_prices_offline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = tmp_path / ".sky/catalogs/v8/lambda"
@@ -171,7 +171,7 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
         ("--learner.checkpoint.remote=file:///shared", ""),
     ],
 )
-def test_a_plan_warns_of_a_model_that_nobody_would_have(
+def test_a_plan_warns_of_a_model_that_is_nowhere(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     change: str,
@@ -201,7 +201,7 @@ def test_specs_that_rent_gpus_show_the_key_that_keeps_their_model(path: Path) ->
         assert "\n# remote = " in section
 
 
-def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
+def test_an_impossible_wish_is_a_bad_spec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -244,7 +244,7 @@ def _plan_8b(
     )
 
 
-def test_a_plan_says_what_a_rank_holds(
+def test_a_plan_shows_what_a_rank_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _plan_8b(tmp_path, monkeypatch, []) == 0

@@ -13,7 +13,7 @@ from services.launcher.cli.prepare import PrepareError, run_prepare_commands
 from services.launcher.cli.terminal import Terminal
 
 
-async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
+async def test_a_failed_preparation_shows_its_output(tmp_path: Path) -> None:
     table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
     console = Terminal(file=io.StringIO())
     with pytest.raises(PrepareError, match="no luck"):

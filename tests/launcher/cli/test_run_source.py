@@ -54,7 +54,7 @@ class Laptop:
             await asyncio.wait_for(process.communicate(), 60)
 
 
-async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here(
+async def test_status_logs_scale_and_stop_call_the_launcher_and_need_nothing_here(
     tmp_path: Path,
 ) -> None:
     there, host = tmp_path / "there", beyond_loopback()
@@ -121,7 +121,7 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
         assert printed.count(f"hello from {name}") == 1, printed
 
 
-def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
+def test_commands_for_files_of_a_run_name_the_launchers_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps({"address": "127.0.0.1:9", "token": TOKEN}))
@@ -172,7 +172,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
     assert printed.count("FLOTILLA_LAUNCHER is not the content of a launcher's") == 3
 
 
-def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
+def test_an_error_about_a_silent_launcher_names_what_to_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
@@ -188,6 +188,6 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
 @pytest.mark.parametrize(
     "command", ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export"]
 )
-def test_help_says_which_launcher_is_asked(command: str) -> None:
+def test_help_names_the_called_launcher(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert "FLOTILLA_LAUNCHER" in result.output

@@ -88,7 +88,7 @@ async def test_a_detached_run_is_watched_left_and_watched_to_its_end(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_whoever_watches_a_run_to_its_completion_is_shown_its_files(tmp_path: Path) -> None:
+async def test_a_watch_to_the_completion_of_a_run_shows_its_files(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 3, "step_s": 0.1})
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--detach")
@@ -101,7 +101,7 @@ async def test_whoever_watches_a_run_to_its_completion_is_shown_its_files(tmp_pa
 
 
 @pytest.mark.slow
-async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: Path) -> None:
+async def test_a_watch_whose_launcher_is_killed_continues_with_another(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 80, "step_s": 0.1})
     await run_cli("train", str(path), "--runs", str(runs), "--detach")
@@ -118,7 +118,7 @@ async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
-async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
+async def test_a_submit_that_is_left_leaves_the_run_and_shows_how_to_stop_it(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     runs = tmp_path / "runs"

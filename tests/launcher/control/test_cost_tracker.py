@@ -42,7 +42,7 @@ async def test_a_run_of_which_one_hour_is_too_dear_does_not_start(tmp_path: Path
         assert not (await served.runs.ListRuns(pb.ListRunsRequest())).runs
 
 
-async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
+async def test_a_run_reports_its_cost_to_watchers_and_the_learner(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
@@ -139,7 +139,7 @@ async def test_a_run_whose_time_is_up_is_stopped(tmp_path: Path) -> None:
         assert (run.state, run.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_DEADLINE)
 
 
-async def test_a_launcher_that_goes_on_with_a_run_counts_on_from_what_was_spent(
+async def test_a_launcher_that_resumes_a_run_counts_on_from_what_was_spent(
     tmp_path: Path,
 ) -> None:
     wish = spec(learner={"steps": 5, "step_s": 0.1})

@@ -82,7 +82,7 @@ async def test_a_failure_refuses_the_run_with_the_command_and_its_last_words(
     assert not (tmp_path / run_id / "logs/learner-0.log").exists()
 
 
-async def test_where_the_launcher_lacks_torch_the_refusal_says_to_make_it_with_the_services(
+async def test_a_launcher_without_torch_refuses_and_names_the_services_environment(
     tmp_path: Path,
 ) -> None:
     wish = spec(prepare=[table(tmp_path / "tiny 0", "import torch_that_is_not_here")])

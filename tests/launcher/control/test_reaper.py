@@ -82,7 +82,7 @@ async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
     store.close()
 
 
-async def test_a_run_whose_spec_nobody_can_read_any_more_is_looked_for_and_cleared(
+async def test_a_run_whose_spec_is_unreadable_is_looked_for_and_cleared(
     tmp_path: Path,
 ) -> None:
     store, cloud = Ledger(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
@@ -139,7 +139,7 @@ async def test_a_run_that_is_begun_while_orphans_are_looked_for_is_none(tmp_path
     store.close()
 
 
-async def test_a_run_that_goes_on_is_not_cleaned_for_a_suspicion_of_before(tmp_path: Path) -> None:
+async def test_a_resumed_run_is_not_cleaned_for_an_earlier_suspicion(tmp_path: Path) -> None:
     store, backend = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED), FakeBackend()
     found = await reaper.reap_backend("sky", backend, store, ["old-1"])
     assert (found.cleared, backend.cleaned) == ([], [])

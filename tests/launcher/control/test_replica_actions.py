@@ -84,7 +84,7 @@ async def with_one_to_kill(served: ServedLauncher, backend: FakeBackend) -> str:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_since(
+async def test_a_kill_without_an_answer_does_not_mark_a_backend_that_answers_since(
     tmp_path: Path, late: bool
 ) -> None:
     class UnreachableAfterKill(FakeBackend):
@@ -106,7 +106,7 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
 
 
 @pytest.mark.slow
-async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often(
+async def test_a_backend_gets_one_kill_at_a_time_and_less_and_less_often(
     tmp_path: Path,
 ) -> None:
     class Slow(FakeBackend):
@@ -127,7 +127,7 @@ async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often
         assert waits[0] >= 0.9 and waits[1] >= 1.9
 
 
-async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_started(
+async def test_what_serves_is_drained_though_its_backend_has_not_reported_its_start(
     tmp_path: Path,
 ) -> None:
     backend = SlowBackend()
@@ -156,7 +156,7 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
     assert run.state == pb.RUN_STATE_STOPPED
 
 
-async def test_a_replica_that_was_scaled_away_and_serves_again_is_told_to_stop(
+async def test_a_replica_that_was_scaled_away_and_serves_again_is_stopped(
     tmp_path: Path,
 ) -> None:
     """SkyPilot gives a machine again to a replica that its group declares."""

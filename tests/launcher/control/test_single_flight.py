@@ -40,7 +40,7 @@ async def test_a_repeat_joins_what_a_caller_without_patience_has_begun() -> None
     assert await joint.join_or_begin("one", work) == "result 2", "what is done is not under way"
 
 
-async def test_what_nobody_waits_for_is_given_up_and_can_be_begun_anew() -> None:
+async def test_abandoned_work_is_given_up_and_can_be_begun_again() -> None:
     joint, work = SharedWork[str, str](abandoned_after_s=0.05), Work()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(joint.join_or_begin("one", work), 0.01)
@@ -51,7 +51,7 @@ async def test_what_nobody_waits_for_is_given_up_and_can_be_begun_anew() -> None
     assert await joint.join_or_begin("one", work) == "result 2"
 
 
-async def test_whoever_waits_for_what_is_given_up_is_told() -> None:
+async def test_cancelled_work_raises_for_its_waiters() -> None:
     joint, work = SharedWork[str, str](), Work()
     waiting = asyncio.create_task(joint.join_or_begin("one", work))
     other = asyncio.create_task(joint.join_or_begin("two", work))
@@ -63,7 +63,7 @@ async def test_whoever_waits_for_what_is_given_up_is_told() -> None:
     assert await other == "result 2"
 
 
-async def test_a_failure_that_nobody_waits_for_disturbs_nobody() -> None:
+async def test_a_failure_without_a_waiter_disturbs_no_other() -> None:
     async def fail() -> str:
         await asyncio.sleep(0.02)
         raise ValueError("no")

@@ -139,7 +139,7 @@ async def test_newest_names_a_run_for_resume_and_eval_too(tmp_path: Path) -> Non
     assert stored(runs, own.parent.name)["learner"] == {"steps": 2}
 
 
-async def test_a_launcher_refuses_a_change_of_what_a_run_stands_on_whoever_asks(
+async def test_a_launcher_refuses_a_change_of_a_runs_base_from_any_caller(
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path / "fake-1", learner={"steps": 3})

@@ -89,7 +89,7 @@ async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     check(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
 
 
-async def test_a_verifier_that_raises_where_nothing_was_done_is_told_and_refuses_no_run(
+async def test_a_verifier_that_raises_on_an_untouched_task_is_reported_and_refuses_no_run(
     policy: Path, tmp_path: Path
 ) -> None:
     path = own_environment.write(tmp_path, policy, verifier=RAISES)

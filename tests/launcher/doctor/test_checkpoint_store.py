@@ -40,7 +40,7 @@ async def test_a_store_that_is_set_is_tried_instead(
     check(await probed("store", about), Status.OK, "wrote, read back and removed")
 
 
-async def test_a_bucket_whose_keys_machines_are_not_handed_is_told(
+async def test_a_bucket_whose_keys_machines_do_not_get_is_named(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def answer(*_: object) -> list[Finding]:

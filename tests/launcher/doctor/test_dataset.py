@@ -39,7 +39,7 @@ def three(tmp_path: Path) -> Path:
         ("env_keys=bookings", ("learner.select.env_keys:", "no environment 'bookings'", "booking")),
     ],
 )
-async def test_a_selection_that_leaves_nothing_is_told_in_the_learners_own_words(
+async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     policy: Path, three: Path, tmp_path: Path, override: str, words: tuple[str, ...]
 ) -> None:
     content = spec(policy, three, f"learner.select.{override}")
@@ -47,7 +47,7 @@ async def test_a_selection_that_leaves_nothing_is_told_in_the_learners_own_words
     check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
-async def test_a_selection_that_leaves_nothing_of_an_evaluation_set_is_told_with_its_file(
+async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
     heldout = write(tmp_path / "heldout.json", task("tracker", 1))
@@ -73,7 +73,7 @@ async def test_what_is_counted_is_what_is_used(
     check(await probed("dataset", subject(content, tmp_path)), Status.OK, *words)
 
 
-async def test_a_task_file_that_the_learner_would_refuse_is_told(
+async def test_a_task_file_that_the_learner_would_refuse_fails(
     policy: Path, tmp_path: Path
 ) -> None:
     twice = write(tmp_path / "twice.json", task("booking", 0), task("booking", 0))
@@ -99,7 +99,7 @@ async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
     check(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
 
 
-async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
+async def test_fleet_is_queried_only_for_environments_of_used_tasks(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
     with emulator("a-key-of-tests", "--tasks", str(three), "--env", "booking") as url:

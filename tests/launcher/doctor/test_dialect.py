@@ -14,7 +14,7 @@ from tests.support.model_hub import FIRST, ModelHub, model_hub
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-async def test_a_template_that_cannot_be_played_is_told_with_where_to_look(
+async def test_a_template_that_cannot_be_played_is_named_with_its_page(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "policy"
@@ -26,7 +26,7 @@ async def test_a_template_that_cannot_be_played_is_told_with_where_to_look(
 
 
 @pytest.mark.slow
-async def test_a_template_that_holds_is_told_too(policy: Path, tasks: Path, tmp_path: Path) -> None:
+async def test_a_template_that_holds_is_listed(policy: Path, tasks: Path, tmp_path: Path) -> None:
     check(await probed("dialect", subject(spec(policy, tasks), tmp_path)), Status.OK, "is read as")
 
 

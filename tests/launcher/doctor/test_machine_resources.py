@@ -46,7 +46,7 @@ async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
     check(result, Status.FAIL, "require a GPU, torch 2", "torch for CUDA")
 
 
-async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
+async def test_ports_that_are_taken_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", str(port)])

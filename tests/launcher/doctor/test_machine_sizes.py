@@ -68,7 +68,7 @@ async def test_sizes_are_those_of_the_one_cloud_that_the_spec_names(
         ),
     ],
 )
-async def test_more_gpus_than_a_candidate_has_are_refused_by_the_key_that_asks_for_them(
+async def test_more_gpus_than_a_candidate_has_are_refused_by_the_key_that_requests_them(
     policy: Path, tasks: Path, tmp_path: Path, override: str, words: str
 ) -> None:
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}]}

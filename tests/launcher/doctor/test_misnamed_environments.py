@@ -26,14 +26,14 @@ def findings_for(counts: dict[str, int], backend: str = "mcp", **environments: s
     return [finding.detail for finding in findings]
 
 
-def test_a_rare_name_that_is_almost_another_is_told() -> None:
+def test_a_rare_name_that_is_almost_another_is_found() -> None:
     (reported,) = findings_for({"library": 20, "libary": 1})
     assert reported.startswith("task 'libary-0' is of environment 'libary', and no other")
     assert "did you mean 'library'?" in reported
     assert "correct env_id" in reported
 
 
-def test_where_the_spec_names_environments_one_that_it_does_not_name_is_told() -> None:
+def test_where_the_spec_names_environments_an_unnamed_one_is_reported() -> None:
     (reported,) = findings_for({"library": 5, "shp": 2}, library="")
     assert reported.startswith(
         "2 tasks, as 'shp-0', are of environment 'shp', which [env_gateway.env"
@@ -42,7 +42,7 @@ def test_where_the_spec_names_environments_one_that_it_does_not_name_is_told() -
     assert "did you mean 'library'?" in reported
 
 
-def test_a_table_of_the_spec_whose_name_no_task_has_is_told() -> None:
+def test_a_table_of_the_spec_that_no_task_uses_is_reported() -> None:
     assert any(
         "no task is of environment 'libary' (did you mean 'library'?)" in reported
         for reported in findings_for({"library": 5}, libary="fleet")
@@ -67,7 +67,7 @@ def test_names_that_may_well_be_meant_are_left_alone(
 
 
 @pytest.mark.parametrize("backend", ["embedded", "fleet", "fleet_openenv"])
-def test_a_backend_that_knows_its_names_says_itself_what_it_lacks(backend: str) -> None:
+def test_a_backend_that_knows_its_names_reports_what_it_lacks(backend: str) -> None:
     assert findings_for({"library": 50, "libary": 1}, backend, library="") == []
 
 

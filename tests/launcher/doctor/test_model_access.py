@@ -28,7 +28,7 @@ def about(hub: ModelHub, tasks: Path, folder: Path, *overrides: str) -> RunConte
     return subject(content, folder, **environ)
 
 
-async def test_the_commit_and_the_size_of_a_model_are_told(
+async def test_the_commit_and_the_size_of_a_model_are_shown(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     reported = await probed("model", about(hub, tasks, tmp_path))
@@ -46,7 +46,7 @@ async def test_a_gated_model_is_refused_before_anything_is_rented(
     check(reported, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
 
 
-async def test_a_model_that_does_not_fit_is_told_with_both_sizes(
+async def test_a_model_that_does_not_fit_is_named_with_both_sizes(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     hub.told_sizes["model.safetensors"] = 2**60

@@ -27,7 +27,7 @@ from tests.support.repository import ROOT
 SKY_PYTHON = ROOT / ".venv-sky/bin/python"
 
 
-async def test_an_echo_of_another_run_or_with_another_token_is_told(
+async def test_an_echo_of_another_run_or_with_another_token_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     theirs, ours = (
@@ -43,7 +43,7 @@ async def test_an_echo_of_another_run_or_with_another_token_is_told(
         check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
 
 
-async def test_a_node_where_nothing_listens_is_told(
+async def test_a_node_where_nothing_listens_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     address = free_address()
@@ -83,7 +83,7 @@ def children() -> list[str]:
     return [command for command in found if "services.env_gateway" in command]
 
 
-async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
+async def test_a_backend_that_does_not_start_is_quoted_with_its_error(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     command = json.dumps([sys.executable, "-c", "raise SystemExit('no licence')"])
@@ -96,7 +96,7 @@ async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
     check(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
 
 
-async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
+async def test_a_missing_skypilot_is_reported_with_what_installs_it(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.backend=sky")
@@ -104,7 +104,7 @@ async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
     check(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
 
 
-async def test_an_api_server_that_does_not_answer_is_told(
+async def test_an_api_server_that_does_not_answer_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.backend=sky")
@@ -118,7 +118,7 @@ async def test_an_api_server_that_does_not_answer_is_told(
 
 @pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")
 @pytest.mark.parametrize("status", [200, 503])
-async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_asked(
+async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_queried(
     tmp_path: Path, status: int
 ) -> None:
     requests: list[tuple[str, str]] = []

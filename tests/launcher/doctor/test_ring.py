@@ -156,7 +156,7 @@ async def test_an_interface_that_is_not_on_a_node_is_named_with_the_node(about: 
     check(result, Status.FAIL, f"gloo ring of 2: rank 1 on {at}: ", "is 'nowhere0'")
 
 
-async def test_another_version_of_torch_is_told_of_both_nodes(
+async def test_another_version_of_torch_is_named_by_both_nodes(
     about: RunContext, tmp_path: Path
 ) -> None:
     (tmp_path / "torch").mkdir()
@@ -170,21 +170,21 @@ async def test_another_version_of_torch_is_told_of_both_nodes(
     check(result, Status.FAIL, "versions of torch differ: rank 0 here has 2.")
 
 
-async def test_a_node_with_an_echo_from_before_rings_is_told(about: RunContext) -> None:
+async def test_a_node_with_an_echo_from_before_rings_is_named(about: RunContext) -> None:
     async with node_with(**{METHOD: same}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     check(result, Status.FAIL, f"{at} is no echo, or one of an older version", "start the echo")
     assert not ranks()
 
 
-async def test_a_node_with_another_token_is_told(about: RunContext) -> None:
+async def test_a_node_with_another_token_is_named(about: RunContext) -> None:
     with echo_of(THERE, **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
     assert not ranks()
 
 
-async def test_no_node_is_asked_without_a_token(about: RunContext) -> None:
+async def test_no_node_is_called_without_a_token(about: RunContext) -> None:
     without = replace(about, nodes=("127.0.0.2:1",), environ={})
     assert await ring.probe_ring(without) == await probe_echo(without) == [NO_TOKEN]
 

@@ -28,7 +28,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
 
 
-async def test_packages_that_nobody_here_can_tell_are_warned_of(
+async def test_packages_that_cannot_be_checked_here_are_a_warning(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
@@ -95,7 +95,7 @@ async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to
     check(reported, Status.WARN, *REPORTED, "env_gateway.backends.fleet starts processes")
 
 
-async def test_a_start_tells_what_was_left_out_and_goes_on(
+async def test_a_start_lists_what_was_left_out_and_continues(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, "torch")

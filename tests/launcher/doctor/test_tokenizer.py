@@ -90,7 +90,7 @@ def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
         ),
     ],
 )
-async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
+async def test_a_tokenizer_that_two_sides_would_load_differently_fails(
     policy: Path, tasks: Path, tmp_path: Path, plant: Callable[[Path], Any], words: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "policy"
@@ -119,7 +119,7 @@ async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
         ),
     ],
 )
-async def test_a_second_chat_template_is_told_where_it_differs(
+async def test_a_second_chat_template_is_named_where_it_differs(
     policy: Path,
     tasks: Path,
     tmp_path: Path,
@@ -141,7 +141,7 @@ async def test_a_second_chat_template_is_told_where_it_differs(
         ([{"key": "a", "prompt": "b"}], ("task 0 has no key, or no env_id",)),
     ],
 )
-async def test_a_task_file_that_cannot_be_used_is_told(
+async def test_a_task_file_that_cannot_be_used_is_named(
     policy: Path, tasks: Path, tmp_path: Path, content: Any, words: tuple[str, ...]
 ) -> None:
     path = tmp_path / "tasks.json"
@@ -151,7 +151,7 @@ async def test_a_task_file_that_cannot_be_used_is_told(
     check(await probed("dataset", about), Status.FAIL, *words)
 
 
-async def test_versions_that_fleet_does_not_have_are_told_with_those_that_it_has(
+async def test_versions_that_fleet_lacks_are_reported_with_those_that_it_has(
     policy: Path, tmp_path: Path
 ) -> None:
     known = make_task("booking", "train", 0)

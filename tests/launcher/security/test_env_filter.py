@@ -174,7 +174,7 @@ def _until_said(path: Path, words: str, times: int) -> None:
         time.sleep(0.05)
 
 
-async def test_a_run_that_is_refused_or_fails_says_why_without_a_secret(tmp_path: Path) -> None:
+async def test_a_run_that_is_refused_or_fails_names_no_secret(tmp_path: Path) -> None:
     async with launcher(tmp_path) as here:
         refused = await here.start(here.wish())
         run = await here.until(refused, lambda run: run.state in ENDED)

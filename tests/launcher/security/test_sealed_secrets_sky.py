@@ -81,7 +81,7 @@ async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
         await supervisor.changed.next_change.wait()
 
 
-async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_values(
+async def test_skypilot_gets_names_of_secrets_and_each_task_its_own_values(
     tmp_path: Path, root: Path, canaries: Canaries
 ) -> None:
     runs, sky = tmp_path / "runs", FakeSky()

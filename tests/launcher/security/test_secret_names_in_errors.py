@@ -61,7 +61,7 @@ def doctor(path: Path, environ: Mapping[str, str], *arguments: str) -> list[dict
 
 
 @pytest.mark.slow
-def test_the_doctor_tells_of_refused_keys_without_them(tmp_path: Path) -> None:
+def test_the_doctor_reports_refused_keys_without_them(tmp_path: Path) -> None:
     canaries, repeater = Canaries(), Repeater()
     with double(repeater) as url:
         environ = {**os.environ, **surroundings(canaries, url), "NETRC": os.devnull}
@@ -76,7 +76,7 @@ def test_the_doctor_tells_of_refused_keys_without_them(tmp_path: Path) -> None:
     assert canaries.in_files(tmp_path) == {}
 
 
-def test_a_store_that_refuses_is_told_of_without_its_keys(tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_reported_without_its_keys(tmp_path: Path) -> None:
     canaries, repeater = Canaries(), Repeater()
     with double(repeater) as url:
         path = tmp_path / "spec.json"

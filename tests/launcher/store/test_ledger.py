@@ -56,7 +56,7 @@ def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Pat
         Ledger(path)
 
 
-def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> None:
+def test_a_ledger_of_the_first_version_is_read_and_used(tmp_path: Path) -> None:
     path = tmp_path / "launcher.sqlite"
     db = sqlite3.connect(path)
     db.executescript(FIRST_VERSION)
@@ -70,7 +70,7 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"]), (4, [])])
-def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
+def test_a_ledger_of_an_earlier_version_keeps_what_it_has(
     tmp_path: Path, version: int, lacks: list[str]
 ) -> None:
     path = tmp_path / "launcher.sqlite"

@@ -9,9 +9,7 @@ from services.launcher.store.log_spool import LogGapError, LogSpool
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_log_has_every_byte_once_whatever_is_repeated_and_whoever_dies(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_log_has_every_byte_once_whatever_is_repeated_or_dies(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     log = tmp_path / "logs" / "learner-0.log"
     texts = {name: _text(rng, name) for name in ("first", "second", "third")}
@@ -78,7 +76,7 @@ def test_incarnations_that_take_turns_keep_their_positions(tmp_path: Path) -> No
         ]
 
 
-def test_a_log_that_was_taken_away_is_written_anew(tmp_path: Path) -> None:
+def test_a_log_that_was_taken_away_is_written_again(tmp_path: Path) -> None:
     log = tmp_path / "rollout-1.log"
     LogSpool(log).append_chunk("old", 0, b"before\n")
     LogSpool(log).append_chunk("new", 0, b"one\n")

@@ -63,7 +63,7 @@ def test_the_files_that_are_kept_are_those_of_the_pattern(content: bytes, tmp_pa
     assert not list(tmp_path.glob(".fetch-*"))
 
 
-def test_a_whole_zoo_asks_no_registry(tmp_path: Path) -> None:
+def test_a_whole_zoo_queries_no_registry(tmp_path: Path) -> None:
     content = tarred(FILES)
     registry = FakeRegistry(words=content)
     assert complete_zoo(tmp_path, [archive_of(content)], registry.fetch) == [archive_of(content)]

@@ -100,7 +100,7 @@ def test_a_link_under_the_name_of_a_run_is_neither_followed_nor_counted(tmp_path
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="two users are played, which root alone can do")
-def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> None:
+def test_names_of_a_stranger_stop_no_run_and_are_left_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     name = shared_name("run", runs / "run")

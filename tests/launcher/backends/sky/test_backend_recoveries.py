@@ -21,7 +21,7 @@ def successor(sky: FakeSky, tmp_path: Path, root: Path) -> SkyBackend:
     return SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02)
 
 
-async def test_a_learner_that_finds_no_other_machine_in_time_begins_anew_with_its_group(
+async def test_a_learner_that_finds_no_other_machine_in_time_restarts_with_its_group(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     keys = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 0))

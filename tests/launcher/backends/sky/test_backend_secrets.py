@@ -49,7 +49,7 @@ def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_a
     assert named(command=["python"]) == ()
 
 
-def test_a_store_and_the_hub_have_their_keys_where_they_are_asked() -> None:
+def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
     assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
     assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)
     assert secret_names.optional_secrets(WISH, GATEWAY) == ()

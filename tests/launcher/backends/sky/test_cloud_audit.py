@@ -130,7 +130,7 @@ async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
     assert list(account.machines) == ["2"]
 
 
-async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
+async def test_an_unreachable_cloud_is_no_empty_cloud(
     account: Account, audited: tuple[SkyBackend, FakeSky]
 ) -> None:
     backend, _ = audited
@@ -144,7 +144,7 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
             await query
 
 
-async def test_a_cloud_where_no_run_may_be_is_not_asked(
+async def test_a_cloud_where_no_run_may_be_is_not_queried(
     account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
 ) -> None:
     backend, _ = audited

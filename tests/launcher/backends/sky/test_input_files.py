@@ -93,7 +93,7 @@ def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: P
         ("build/tiny-0", "policy.model"),
     ],
 )
-def test_what_was_not_made_is_refused_by_its_key_before_a_machine_is_asked_for(
+def test_a_missing_file_is_refused_by_its_key_before_a_machine_is_requested(
     tmp_path: Path, lost: str, key: str
 ) -> None:
     root = repository(tmp_path / "root")

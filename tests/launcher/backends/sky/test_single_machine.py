@@ -139,7 +139,7 @@ def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
         ({"RESUME_RUN_NAME": "s3://bucket/prefix/openenv-fleet-grpo-1"}, False),
     ],
 )
-def test_a_run_of_which_nothing_is_kept_says_so_at_its_start(
+def test_a_run_that_keeps_nothing_warns_at_its_start(
     tmp_path: Path, chosen: dict[str, str], warned: bool
 ) -> None:
     printed = started(tmp_path, chosen).stderr

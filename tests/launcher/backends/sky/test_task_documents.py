@@ -133,7 +133,7 @@ def test_the_first_machine_of_a_replica_runs_it_and_the_others_what_joins_it(
 
 
 @pytest.mark.parametrize("key", _KEYS)
-def test_a_replica_of_one_machine_is_asked_nothing_of_nodes(key: tuple[str, int]) -> None:
+def test_a_replica_of_one_machine_gets_no_node_options(key: tuple[str, int]) -> None:
     document = task_documents.replica_task(_site(), key)
     assert "num_nodes" not in document
     assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
@@ -181,7 +181,7 @@ def test_evaluation_is_the_learners_mode() -> None:
     assert "--learner.mode=eval" not in task_documents.replica_task(site, (ROLLOUT, 0))["run"]
 
 
-def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> None:
+def test_labels_describe_a_machine_in_letters_that_all_clouds_take() -> None:
     labels = task_documents.replica_task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"][
         "labels"
     ]

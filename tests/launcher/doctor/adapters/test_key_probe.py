@@ -118,7 +118,7 @@ def slack(body: dict[str, Any], scopes: str) -> Any:
         ({"ok": True}, "channels:read", ("lacks the scope chat:write", "add the scope")),
     ],
 )
-async def test_a_token_that_slack_refuses_or_that_may_not_post_is_told(
+async def test_a_token_that_slack_refuses_or_that_may_not_post_fails(
     policy: Path, tasks: Path, tmp_path: Path, body: Any, scopes: str, words: tuple[str, ...]
 ) -> None:
     with double(slack(body, scopes)) as url:
@@ -152,7 +152,7 @@ async def test_a_key_that_a_vendor_repeats_is_hidden(
     assert secret not in result.detail
 
 
-async def test_a_webhook_that_nobody_listens_at_is_named(
+async def test_a_webhook_without_a_listener_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.notify.webhook_env=MY_HOOK")
@@ -204,7 +204,7 @@ async def test_an_object_is_written_read_and_removed_where_checkpoints_go(
         assert files.find(BUCKET) == []
 
 
-async def test_a_store_that_does_not_answer_is_told_by_its_option(
+async def test_a_store_that_does_not_answer_is_named_by_its_option(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = upload(policy, tasks, f"http://{free_address()}", BUCKET)
