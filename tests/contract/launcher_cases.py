@@ -60,10 +60,10 @@ Refusal = tuple[grpc.StatusCode, str]
 
 @dataclass(frozen=True)
 class Case:
-    """`request` is good; `shows` what the answers to it and to its repeat are to be.
+    """`request` is good; `shows` checks the answers to it and to its repeat.
 
-    `refused` has calls by what is wrong with them. What cannot be wrong with any call of the rpc
-    is in `never`, with the reason.
+    `refused` has bad calls by their fault. Faults that no call of the rpc can have are in `never`,
+    each with the reason.
     """
 
     request: Make

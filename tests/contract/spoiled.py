@@ -11,7 +11,7 @@ Spoil = Callable[[Submission], None]
 INVALID = ("INVALID_ARGUMENT", "MALFORMED_TRAJECTORY")
 LOST = ("NOT_FOUND", "LEASE_LOST")
 UNKNOWN = ("FAILED_PRECONDITION", "UNKNOWN_POLICY")
-# What gRPC itself refuses: a message over the limit of 1 MiB.
+# gRPC itself refuses a message over the limit of 1 MiB.
 TOO_LARGE = ("RESOURCE_EXHAUSTED", "")
 
 

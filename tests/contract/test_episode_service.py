@@ -93,7 +93,7 @@ async def serving(
 
 @asynccontextmanager
 async def refused(code: grpc.StatusCode, reason: str) -> AsyncGenerator[list[ServiceError]]:
-    """The call in the block is refused so; the error is in the list afterwards."""
+    """Check that the call in the block is refused so; the error is in the list afterwards."""
     errors: list[ServiceError] = []
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         yield errors
@@ -338,7 +338,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED") as errors:
             await client.stub.Grade(requests(ready.episode_id), timeout=3)
         assert errors[0].retry_delay_s is not None
-        # It is graded as if nothing had been.
+        # It is graded as if nothing had been sent before.
         assert (await client.grade(ready.episode_id)).HasField("reward")
 
 

@@ -44,7 +44,7 @@ async def test_a_run_trains_every_step_on_what_its_worker_submits(tmp_path: Path
 
 @asynccontextmanager
 async def attached(tmp_path: Path, **changes: Any) -> AsyncGenerator[FakeWorker]:
-    """A worker that follows the policy and does nothing by itself."""
+    """A worker that follows the policy and does nothing on its own."""
     async with learner(tmp_path, make_config(tmp_path, **changes)) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())

@@ -113,7 +113,7 @@ async def test_an_engine_that_was_refused_loads_again_though_its_stream_was_cut_
 
 
 async def test_a_trajectory_may_overtake_the_report_on_its_policy(tmp_path: Path) -> None:
-    """An engine samples from new weights before the learner has heard of it."""
+    """An engine samples from new weights before the learner has received its report."""
     config = make_config(tmp_path, steps=4, max_staleness=1)
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address, delay_s=0.02, report_delay_s=0.15)

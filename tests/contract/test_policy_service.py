@@ -82,7 +82,7 @@ async def test_over_a_public_network_weights_go_by_grpc_alone(
         request.ClearField("transports")
         request.transports.extend(transports)
         updates = aiter(stream := worker.policies.Attach(request))
-        # The first is a late joiner's, which goes by WeightService where it can.
+        # The first is a late joiner's, which uses WeightService where it can.
         if chosen is None:
             assert await refusal_of(anext(updates)) == "NO_COMMON_TRANSPORT"
         else:

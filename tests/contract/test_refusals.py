@@ -18,7 +18,7 @@ from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:
-    """Return why an episode could not be opened, in the words that a failed try carries."""
+    """Return the reason why an episode could not be opened, as a failed attempt carries it."""
     async with running(FakeBackend()) as gateway:
         server = rpc.server(token=TOKEN)
         service = EpisodeService(gateway, lambda: None)

@@ -1,5 +1,5 @@
-"""Weights that a worker fetches as what has changed, from the real server in a process of its own:
-what it stages is what was published, whatever it held and whatever became of it on the way."""
+"""Differences of weights that a worker fetches from the real server in a process of its own: it
+stages exactly what was published, whatever it held and whatever happened on the way."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ from services.rollout.types import FetchedPart, Publication
 from services.rollout.work.weight_staging import KeptWeights, stage_weights
 
 TOKEN = "a-token-of-this-test"
-# Not a whole number of blocks, nor of words.
+# Neither a whole number of blocks nor of words.
 TOTAL = 3 * 2**20 + 17
 IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" * 32))
 
@@ -69,7 +69,7 @@ class Run:
         return self.words.tobytes()[:TOTAL]
 
     async def publish(self, changed: float = 0.02) -> Publication:
-        """Publish words of which so many have changed by one."""
+        """Publish words of which this many have changed by one."""
         where = self._numbers.random(self.words.size) < changed
         self.words = self.words + where.astype(np.uint16)
         self._version += 1
@@ -146,7 +146,7 @@ async def test_a_worker_that_has_skipped_versions_fetches_their_changes_as_one(
         await slow.fetch(first)
         await fetcher.fetch(first)
         for _ in range(3):
-            # Read to its end, so made to its end before the next one.
+            # Read to its end, and so made to its end before the next one.
             await fetcher.fetch(await run.publish())
         newest = await run.publish()
         staged, share = await slow.fetch(newest)
@@ -207,7 +207,7 @@ async def test_what_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path, dam
         assert staged == run.data
         assert share > 1.0
         assert fetches("failed") == before + 1
-        # It is as before from here on.
+        # From here on everything works as before.
         staged, share = await fetcher.fetch(await run.publish())
         assert staged == run.data
         assert share < 0.03

@@ -1,4 +1,4 @@
-"""The images of deploy/docker, as far as they can be looked at without an engine."""
+"""The images of deploy/docker, as far as they can be checked without an engine."""
 
 import os
 import re
@@ -23,8 +23,8 @@ _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 
 def python_module(words: list[str]) -> str:
-    """The module of a command `PYTHON -P -m MODULE ...`: what is mounted at the working directory
-    hides nothing."""
+    """The module of a command `PYTHON -P -m MODULE ...`: files mounted at the working directory
+    do not shadow it."""
     assert words[:3] == ["/opt/flotilla/bin/python", "-P", "-m"]
     return words[3]
 
@@ -168,7 +168,7 @@ def test_no_secret_is_built_in(path: Path) -> None:
         word for name in ("ENV", "ARG") for each in dockerfile.all(name) for word in each.words
     ]
     names = [word.partition("=")[0] for word in declared]
-    # Git's variables are called keys, and hold none.
+    # Git has variables with KEY in their names that hold no secret.
     assert [name for name in names if _SECRET.search(name) and not name.startswith("GIT_")] == []
 
 

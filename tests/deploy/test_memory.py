@@ -15,7 +15,7 @@ from tests.support.doctor import check, probed, subject
 from tests.support.repository import ROOT
 
 QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
-# Of the models' config.json on the hub; weights are not needed.
+# From the models' config.json on the hub; weights are not needed.
 SHAPES: dict[str, dict[str, Any]] = {
     "openenv-fleet-grpo": {
         "hidden_size": 1536,

@@ -44,7 +44,7 @@ def test_a_run_has_the_name_of_its_file(path: Path) -> None:
 def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
     for prepare in parse_prepare_tables(spec_of(path)):
         program, *options, module = prepare.command[:4]
-        # `-P`: what lies in the working directory hides nothing.
+        # `-P`: files in the working directory shadow nothing.
         assert (program, options) == ("python", ["-P", "-m"])
         assert importlib.util.find_spec(module) is not None
 
@@ -106,7 +106,7 @@ async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missi
     assert "rollout: error" in message
     assert "the engine is not given pictures yet" in message
     assert "set images = false" in message
-    # Everything else of it is right: these two lines are what the vision work has to make true.
+    # The rest of the spec is right: vision support will have to lift these two errors.
     await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 
 

@@ -12,7 +12,7 @@ from tests.sky.box.files import SUDO_SHIM
 from tests.sky.box.layout import LOGIN, needed_by_nodes
 from tests.sky.box.namespaces import delete, plug, unmount
 
-# What a machine may write, and what it may keep in shared memory.
+# Limit of a machine's disk, and of its shared memory.
 _DISK = "3g"
 # Read by the runtime on the machine: the cloud's address is fixed in SkyPilot's code.
 ENDPOINT_FILE = "etc/flotilla-cloud"

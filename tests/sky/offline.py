@@ -65,7 +65,7 @@ def write_home(layout: Layout) -> None:
 
 
 def _config(layout: Layout) -> dict[str, Any]:
-    # Each node has a folder of its own there: else two ranks race to make one runtime.
+    # Each node has a folder of its own there: otherwise two ranks race to make one runtime.
     folders = {"workdir": str(layout.home), "tmpdir": str(layout.node_tmp)}
     prices = {"cpu": 0.04, "memory": 0.005, "accelerators": {layout.gpu.upper(): 2.5}}
     return {

@@ -142,7 +142,7 @@ class Rented:
 
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[Rented]:
-    """A launcher for this folder; in the end it drains its runs and goes."""
+    """A launcher for this folder; at the end it drains its runs and exits."""
     await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
     python_path = f"{ROOT}:{ROOT / 'gen'}"
     with (runs / "launcher.log").open("ab") as log:
@@ -182,7 +182,7 @@ async def _address(
 
 
 def service_process(run_id: str, service: str) -> tuple[int, float]:
-    """Id and start of the process of a run's service, on whichever machine it is: machines are
+    """Id and start of the process of a run's service, on any machine: machines are
     namespaces of this one."""
     found = [process for process in psutil.process_iter() if _is(process, run_id, service)]
     [process] = found

@@ -1,4 +1,4 @@
-"""A box with SkyPilot's API server and an emulated cloud: everything that a test of it needs."""
+"""A box with SkyPilot's API server and an emulated cloud: all that a test of it needs."""
 
 import os
 from collections.abc import Generator

@@ -23,7 +23,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(900),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _CPU = {"infra": "slurm/mini/cpu", "cpus": "1", "memory": "1"}

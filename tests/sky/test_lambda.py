@@ -1,4 +1,4 @@
-"""SkyPilot's unmodified provisioner of a cloud against the emulated one, and what goes wrong."""
+"""SkyPilot's unmodified provisioner of a cloud against the emulated one, and its failures."""
 
 import http.client
 import urllib.request

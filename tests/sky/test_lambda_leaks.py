@@ -21,7 +21,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(1800),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _RUN_ID = "leak-20260101-000000"
@@ -106,7 +106,7 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_it_answers_an
     assert len(cloud.machines()) == 1
     await asyncio.to_thread(sky_session.api.start)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
-    # Of an active run it is no orphan, however little SkyPilot knows of it.
+    # A machine of an active run is no orphan, even if SkyPilot does not know it.
     assert await successor.reap_orphans([_RUN_ID]) == []
     assert len(cloud.machines()) == 1
     assert len(await successor.list_orphan_resources([])) == 1
@@ -118,7 +118,7 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_it_answers_an
 async def test_a_machine_that_cannot_reach_its_cloud_is_reaped_once_the_cloud_answers(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
-    """Its launcher is dead, its work has ended, and it is to take itself down in a minute."""
+    """Its launcher is dead, its work has ended, and it takes itself down in a minute."""
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
     unit = await backend.start_replica(wish)
     [machine] = cloud.machines()

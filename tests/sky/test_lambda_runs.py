@@ -20,7 +20,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(5400),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 

@@ -20,7 +20,7 @@ from tests.sky.whole_run import materials
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(900),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _NODE = {"infra": "slurm/mini/cpu", "cpus": "4", "memory": "4"}

@@ -22,13 +22,13 @@ from tests.support.sky_launches import config, launch
 
 pytestmark = [
     pytest.mark.sky,
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 _GPU = {"accelerators": "H100:1", "disk_size": 300}
 _CPU = {"cpus": "4+", "memory": "16+"}
-# Of an infra: SkyPilot's name of the cloud, and what it takes for region and zone.
+# By infra: SkyPilot's name of the cloud, and its values of region and zone.
 _TAKEN = {
     "lambda": ("Lambda", None, None),
     "runpod": ("RunPod", None, None),
@@ -42,7 +42,7 @@ _TAKEN = {
     "slurm/mini/cpu": ("Slurm", "mini", "cpu"),
     "ssh/pool": ("SSH", "ssh-pool", None),
 }
-# SkyPilot looks for these clusters first, here in vain: in its file, or by a package that is away.
+# SkyPilot looks for these clusters first; here it finds none, in its file or without a package.
 _LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
     "slurm/mini/cpu": (ValueError, "Cluster mini not found in Slurm config"),
     "ssh/pool": (ImportError, "Failed to import dependencies for Kubernetes"),

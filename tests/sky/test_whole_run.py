@@ -1,5 +1,5 @@
 """A whole run, from StartRun to the proof that nothing is left: the real launcher, SkyPilot, Slurm
-nodes, watchers and services, under TLS. Only these are not what a rented machine would have:
+nodes, watchers and services, under TLS. Only these differ from a rented machine:
 
 - The rollouts that scale and die play a script in place of vLLM, and compute logprobs from the
   weights that they were sent: one vLLM takes a minute of both cores to start, and those tests start
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="module"),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 MODULES = {
@@ -81,7 +81,7 @@ async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -
 
 
 def check_shows_no_secret(run: WholeRun) -> None:
-    """SkyPilot's database and files, here and on the nodes, and what `ps` shows to everybody."""
+    """SkyPilot's database and files, here and on the nodes, and the public output of `ps`."""
     minted, layout = Canaries(), run.session.layout
     minted.values = {}
     minted.add_minted(run.runs, run.run_id)

@@ -1,4 +1,4 @@
-"""The step that gives SkyPilot the keys of the clouds, as it stands there."""
+"""The workflow's step that gives SkyPilot the keys of the clouds."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-# As awkward as keys may be.
+# Keys with difficult characters.
 KEYS = {
     "LAMBDA_API_KEY": "secret_lambda_0123",
     "RUNPOD_API_KEY": 'rp"a\\b$HOME',

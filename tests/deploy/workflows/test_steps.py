@@ -1,4 +1,4 @@
-"""The steps of the training workflow, as they stand there, against a real launcher."""
+"""The steps of the training workflow, unchanged, against a real launcher."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ def test_nothing_that_a_run_prints_is_a_command_to_github(tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[str]:
-    """A launcher elsewhere; what a repository keeps of it as a secret."""
+    """A separate launcher; yields the secret that a repository keeps of it."""
     await asyncio.to_thread(runs.mkdir)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),

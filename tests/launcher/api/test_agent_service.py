@@ -1,4 +1,4 @@
-"""ReportUnit and PushLogs over the wire: what they refuse, and how."""
+"""ReportUnit and PushLogs over the wire: their refusals, and the forms of these."""
 
 from pathlib import Path
 from typing import Any

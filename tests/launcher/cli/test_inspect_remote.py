@@ -85,7 +85,7 @@ async def elsewhere(
 async def inspecting(
     found: RunThere, *arguments: str
 ) -> AsyncGenerator[tuple[OpenerDirector, str]]:
-    """Serve the pages; what opens them, and the address of the run's page."""
+    """Serve the pages; yield an opener for them, and the address of the run's page."""
     command = ("inspect", *arguments, "--runs", str(found.home / "runs"))
     async with cli(found.secret, *command) as process:
         assert process.stdout is not None

@@ -126,7 +126,7 @@ async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
         assert "401 Unauthorized" in (here.runs / run_id / "logs/learner-0.log").read_text()
         _check_processes(here, restarted)
         _check_places(here, tmp_path)
-        # Notified of the start, in vain.
+        # The notification of the start failed.
         await asyncio.to_thread(_until_said, tmp_path / "stderr", "messages wait", 2)
         await here.stub.StopRun(pb.StopRunRequest(run_id=run_id), timeout=60.0)
         assert here.canaries.traces(await here.answers(run_id)) == set()

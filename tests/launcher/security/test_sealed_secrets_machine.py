@@ -21,8 +21,8 @@ OWN = ("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
 
 
 def give(here: WatchedMachine, canaries: Canaries) -> tuple[str, ...]:
-    """Its secrets, the run's own of the harness and those of others, sealed as the launcher does
-    it; the watcher's options for them."""
+    """Give the machine its secrets, the run's own and those of others, sealed as the launcher does
+    it; return the watcher's options for them."""
     environ = canaries.environ("http://127.0.0.1:9")
     here.secrets |= {name: environ[name] for name in OWN}
     canaries.values = {name: canaries.values[name] for name in OWN}

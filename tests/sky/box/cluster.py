@@ -87,7 +87,7 @@ class Box:
             raise BoxError(f"the box has left {left}")
 
     def left(self) -> Left:
-        """Return what there is of this box now, running or left behind."""
+        """Return the current remains of this box, running or left behind."""
         pids = sorted(self._processes())
         user = self._uid()
         memory = [path for path in _SHARED_MEMORY.iterdir() if path.lstat().st_uid == user]
@@ -103,7 +103,7 @@ class Box:
         return [*files.enter(self.layout, host), *command]
 
     def slurm(self, *command: str, check: bool = True) -> str:
-        """Return what a Slurm command prints on the login host."""
+        """Return the output of a Slurm command on the login host."""
         done = subprocess.run(
             self.command(LOGIN, *command), check=False, capture_output=True, text=True
         )

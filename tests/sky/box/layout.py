@@ -45,7 +45,7 @@ class Layout:
     memory_mb: int = 16000
     gpu: str = "h100"
     gpus: int = 2
-    # Without them there is Slurm only: SkyPilot would download what its nodes need.
+    # Without them there is Slurm only: SkyPilot would download packages for its nodes.
     runtimes: bool = True
 
     @property

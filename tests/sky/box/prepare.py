@@ -76,7 +76,7 @@ def install() -> list[str]:
 
 
 def prepare(layout: Layout) -> None:
-    """Make the user and the nodes' Python environments; what is there already stays."""
+    """Make the user and the nodes' Python environments, where they do not exist yet."""
     require()
     layout.base.mkdir(parents=True, exist_ok=True)
     layout.base.chmod(0o755)
