@@ -52,7 +52,7 @@ class Cloud:
 
     def answers(self) -> bool:
         try:
-            self._ask()
+            self._send()
         except OSError:
             # No emulator, or no box.
             return False
@@ -61,37 +61,37 @@ class Cloud:
     def machines(self) -> list[dict[str, Any]]:
         """Return the machines that are billed now: `id`, `name`, `ip`, `status`, `region`,
         `instance_type`."""
-        return self._ask()["machines"]
+        return self._send()["machines"]
 
     def calls(self) -> list[str]:
         """The paths of the POST requests so far."""
-        return self._ask()["calls"]
+        return self._send()["calls"]
 
     def set_capacity(self, left: int, *regions: str) -> None:
         """Limit the machines that these regions can still give; all regions when none is named."""
-        self._ask({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
+        self._send({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
 
     def set_boot_delay(self, seconds: float) -> None:
         """Delay the next machines until they become active."""
-        self._ask({"boot_delay_s": seconds})
+        self._send({"boot_delay_s": seconds})
 
     def set_away(self, away: bool) -> None:
         """While away, the cloud's API hangs up on all callers; machines continue to run."""
-        self._ask({"away": away})
+        self._send({"away": away})
 
     def set_broken(self, broken: bool) -> None:
         """While broken, the cloud's API answers every call with a server error."""
-        self._ask({"broken": broken})
+        self._send({"broken": broken})
 
     def failed(self, address: str) -> int:
         """Count the calls from this address that got no answer or a server error."""
-        return self._ask()["failed"].count(address)
+        return self._send()["failed"].count(address)
 
     def put_right(self) -> list[dict[str, Any]]:
         """End all faults and all machines; return the machines that a test has left."""
         left = self.machines()
         everywhere = dict.fromkeys(LAMBDA_REGIONS, 4)
-        self._ask({"away": False, "broken": False, "boot_delay_s": 0.5, "capacity": everywhere})
+        self._send({"away": False, "broken": False, "boot_delay_s": 0.5, "capacity": everywhere})
         for machine in left:
             self.preempt(machine["id"])
         self.set_capacity(4)
@@ -103,9 +103,9 @@ class Cloud:
 
     def preempt(self, identity: str) -> None:
         """Take a machine away without a notice."""
-        self._ask({"preempt": identity})
+        self._send({"preempt": identity})
 
-    def _ask(self, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _send(self, wish: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if wish is None else json.dumps(wish).encode()
         with entered(self.layout.namespace(LOGIN)):
             request = urllib.request.Request(f"{cloud_url(self.layout)}/_emulator", data)

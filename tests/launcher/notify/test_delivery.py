@@ -203,11 +203,11 @@ async def test_a_launcher_killed_at_any_step_leaves_one_message_of_each(tmp_path
 
 
 def test_no_byte_of_the_ledger_is_a_secret(tmp_path: Path) -> None:
-    asyncio.run(tell_of_a_secret(tmp_path))
+    asyncio.run(report_a_secret(tmp_path))
     assert not [path for path in tmp_path.iterdir() if TOKEN.encode() in path.read_bytes()]
 
 
-async def tell_of_a_secret(tmp_path: Path) -> None:
+async def report_a_secret(tmp_path: Path) -> None:
     clock = Clock()
     async with slack() as double, post_office(tmp_path, clock) as (outbox, post):
         target = DeliveryTarget("slack", "SLACK_BOT_TOKEN", double.url, CHANNEL_ID)

@@ -127,7 +127,7 @@ async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
         _check_processes(here, restarted)
         _check_places(here, tmp_path)
         # The notification of the start failed.
-        await asyncio.to_thread(_until_said, tmp_path / "stderr", "messages wait", 2)
+        await asyncio.to_thread(_until_logged, tmp_path / "stderr", "messages wait", 2)
         await here.stub.StopRun(pb.StopRunRequest(run_id=run_id), timeout=60.0)
         assert here.canaries.traces(await here.answers(run_id)) == set()
         _check_places(here, tmp_path)
@@ -167,7 +167,7 @@ def _check_places(here: Here, folder: Path) -> None:
             assert stat.S_IMODE(each.stat().st_mode) == wanted, each
 
 
-def _until_said(path: Path, words: str, times: int) -> None:
+def _until_logged(path: Path, words: str, times: int) -> None:
     deadline = time.monotonic() + 30.0
     while path.read_text().count(words) < times:
         assert time.monotonic() < deadline, path.read_text()
