@@ -78,14 +78,14 @@ def test_an_option_that_breaks_a_run_is_refused_before_anything_starts() -> None
 
 
 @pytest.mark.parametrize(
-    ("service", "fix"),
+    ("service", "said"),
     [
         ("rollout", "rollout.engine.nodes: 2, but .* make 3 workers"),
         ("learner", "set learner.rank.shard_within_node = true"),
     ],
 )
 async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are(
-    service: str, fix: str
+    service: str, said: str
 ) -> None:
     def plan_of(nodes: int) -> RunPlan:
         spec = load_spec(ROOT / "deploy/runs/local.toml", ["--learner.rank.shard=true"])
@@ -94,6 +94,6 @@ async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_
         return parse_spec(canonical_json(spec))
 
     await check_spec(plan_of(1))
-    reported = rf"with launcher.sky.{service}.num_nodes.*\n?.*{fix}"
+    reported = rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}"
     with pytest.raises(BadSpecError, match=reported):
         await check_spec(plan_of(2))
