@@ -1,4 +1,4 @@
-"""The engine of `benchmarks.overlap`: what its ratio is measured against."""
+"""The engine of `benchmarks.overlap`, against which its ratio is measured."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def test_all_who_are_served_share_the_rate() -> None:
     began = loop.time()
     await asyncio.gather(*(take(tokens) for tokens in (60, 20, 40)))
     assert ended == [20, 40, 60]
-    # All 120 tokens, whoever asked for them.
+    # All 120 tokens, of both requests.
     assert loop.time() - began >= 0.12
 
 

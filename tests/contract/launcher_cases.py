@@ -1,5 +1,5 @@
-"""Cases for each rpc that a launcher serves: a call that does what it says, and calls that it
-refuses."""
+"""Cases for each rpc that a launcher serves: a call that has its documented effect, and calls
+that it refuses."""
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,10 +60,10 @@ Refusal = tuple[grpc.StatusCode, str]
 
 @dataclass(frozen=True)
 class Case:
-    """`request` is good; `shows` what the answers to it and to its repeat are to be.
+    """`request` is good; `shows` checks the answers to it and to its repeat.
 
-    `refused` has calls by what is wrong with them. What cannot be wrong with any call of the rpc
-    is in `never`, with the reason.
+    `refused` has bad calls by their fault. Faults that no call of the rpc can have are in `never`,
+    each with the reason.
     """
 
     request: Make
@@ -74,7 +74,7 @@ class Case:
 
 def _of_run(message: type[Message]) -> dict[str, tuple[Make, Refusal]]:
     def stranger(_: World) -> Message:
-        return message(run_id="nobody-20260101-000000")  # pyright: ignore[reportCallIssue]
+        return message(run_id="missing-20260101-000000")  # pyright: ignore[reportCallIssue]
 
     return {"unknown run": (stranger, UNKNOWN_RUN)}
 
@@ -224,7 +224,7 @@ REGISTRY_SERVICE = {
                 lambda world: registry_pb.RegisterRequest(**world.member(address="127.0.0.1")),
                 (REFUSED, "BAD_ADDRESS"),
             ),
-            "nobody": (
+            "no incarnation": (
                 lambda world: registry_pb.RegisterRequest(**world.member(incarnation="")),
                 (REFUSED, "BAD_ADDRESS"),
             ),

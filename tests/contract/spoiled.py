@@ -11,7 +11,7 @@ Spoil = Callable[[Submission], None]
 INVALID = ("INVALID_ARGUMENT", "MALFORMED_TRAJECTORY")
 LOST = ("NOT_FOUND", "LEASE_LOST")
 UNKNOWN = ("FAILED_PRECONDITION", "UNKNOWN_POLICY")
-# What gRPC itself refuses: a message over the limit of 1 MiB.
+# gRPC itself refuses a message over the limit of 1 MiB.
 TOO_LARGE = ("RESOURCE_EXHAUSTED", "")
 
 
@@ -175,7 +175,7 @@ CASES: list[tuple[str, Spoil, tuple[str, str]]] = [
     ("a reward of 1e38", lambda s: setattr(s.header, "reward", 1e38), INVALID),
     # B27
     ("a group that is not the lease's", lambda s: setattr(s.header.key, "group_id", "g9"), LOST),
-    ("a lease that nobody has", lambda s: setattr(s.header, "lease_id", "none"), LOST),
+    ("an unknown lease", lambda s: setattr(s.header, "lease_id", "none"), LOST),
     ("an attempt beyond the group", lambda s: setattr(s.header.key, "attempt_index", 2), INVALID),
     ("a try beyond the last", lambda s: setattr(s.header.key, "try", 99), INVALID),
     # B28, B29

@@ -1,5 +1,5 @@
-"""Trajectories that must not be believed, over a real socket: each is refused with the status that
-says why, none reaches the journal, and the group still takes a good one afterwards."""
+"""Trajectories that must not be believed, over a real socket: each is refused with a status that
+gives the reason, none reaches the journal, and the group still takes a good one afterwards."""
 
 import asyncio
 import sqlite3
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass
 class Desk:
-    """A learner, and a worker that does nothing by itself."""
+    """A learner, and a worker that does nothing on its own."""
 
     folder: Path
     worker: FakeWorker
@@ -44,7 +44,7 @@ class Desk:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def desk(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Desk]:
-    """One learner for all cases: none of them changes anything."""
+    """One learner for all cases: no case changes anything."""
     folder = tmp_path_factory.mktemp("desk")
     config = make_config(folder, groups_per_step=128, lease_ttl_s=60.0)
     async with learner(folder, config) as running:
@@ -154,7 +154,7 @@ async def test_a_stream_out_of_order_is_refused_and_changes_nothing(
 
 async def test_a_flood_is_cut_off_at_what_its_header_announced(desk: Desk) -> None:
     """The learner keeps no more than 8 bytes for each token that the header names, and does not
-    wait for the end of what is too much."""
+    read the excess to its end."""
     lease = await desk.lease()
     header = (await parts_of(desk.graded(lease)))[0]
 

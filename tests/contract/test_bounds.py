@@ -1,5 +1,5 @@
-"""Whoever holds a run's token makes no service grow without end: each call that streams or is
-remembered has its bound."""
+"""A holder of a run's token makes no service grow without end: each call that streams or is
+held in memory has its bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ async def test_connections_leave_a_service_files_of_its_own(
         host, _, port = at.address.rpartition(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
         try:
-            # The server greets who is let in.
+            # The server greets the callers that it accepts.
             for reader, _ in held:
                 assert await asyncio.wait_for(reader.read(1), 5)
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -104,7 +104,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
         assert errors[0].retry_delay_s is not None
         more.set()
         assert (await reading).HasField("reward")
-        # What was read holds no room any more, and neither does what was refused.
+        # Read and refused requests hold no room any more.
         assert not client.service.reading_bytes
         assert (await client.grade(second.episode_id, b"x" * 1000)).HasField("reward")
 
@@ -153,7 +153,7 @@ async def test_a_learner_knows_so_many_workers(
         assert await refusal_of(call) == "TOO_MANY_WORKERS"
         stream: Any = worker.policies.Attach(attach_request(worker, worker_id="another"))
         assert await refusal_of(stream.read()) == "TOO_MANY_WORKERS"
-        # Whoever is known is served as ever.
+        # Known callers are served as before.
         assert await worker.poll()
 
 

@@ -93,7 +93,7 @@ async def serving(
 
 @asynccontextmanager
 async def refused(code: grpc.StatusCode, reason: str) -> AsyncGenerator[list[ServiceError]]:
-    """The call in the block is refused so; the error is in the list afterwards."""
+    """Check that the call in the block is refused so; the error is in the list afterwards."""
     errors: list[ServiceError] = []
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         yield errors
@@ -129,7 +129,7 @@ async def test_an_episode_opens_calls_grades_and_closes() -> None:
     assert backend.running == {}
 
 
-async def test_the_largest_ready_fits_into_a_message_and_says_everything() -> None:
+async def test_the_largest_ready_fits_into_a_message_and_is_complete() -> None:
     backend = FakeBackend()
     tools = [Tool(f"t{i:03}", "\N{ROCKET}" * 300, '{"type": "object"}') for i in range(400)]
     backend.tools = tuple(tools)
@@ -201,7 +201,7 @@ async def test_opening_more_than_the_limit_is_refused_for_good() -> None:
         assert "env_gateway.limits.max_episodes" in errors[0].message
 
 
-async def test_a_full_queue_says_when_to_come_again() -> None:
+async def test_a_full_queue_names_the_next_time() -> None:
     limits = {"max_episodes": 1, "max_waiting": 1}
     async with serving(FakeBackend(), limits=limits) as client:
         await client.open(0)
@@ -286,7 +286,7 @@ async def test_a_grade_without_its_header_first_is_refused() -> None:
         await client.stub.Grade(requests())
 
 
-async def test_capacity_is_told_at_once_and_after_each_change() -> None:
+async def test_capacity_is_sent_at_once_and_after_each_change() -> None:
     async with serving(FakeBackend(), limits={"max_episodes": 3}) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest())
         first = await watch.read()
@@ -310,7 +310,7 @@ async def test_status_counts_by_environment() -> None:
         assert status.instances_created == 1
 
 
-async def test_a_draining_gateway_opens_nothing_and_asks_its_process_to_end() -> None:
+async def test_a_draining_gateway_opens_nothing_and_stops_its_process() -> None:
     async with serving(FakeBackend()) as client:
         await client.open(0)
         drain = await client.stub.Drain(pb.DrainRequest())
@@ -333,12 +333,12 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
     monkeypatch.setattr("services.env_gateway.api.episode_service._STALL_S", 0.1)
     async with serving(FakeBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
-            await client.stub.Grade(requests("nobody's"), timeout=3)
+            await client.stub.Grade(requests("no-such-episode"), timeout=3)
         ready = (await client.open())[-1]
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED") as errors:
             await client.stub.Grade(requests(ready.episode_id), timeout=3)
         assert errors[0].retry_delay_s is not None
-        # It is graded as if nothing had been.
+        # It is graded as if nothing had been sent before.
         assert (await client.grade(ready.episode_id)).HasField("reward")
 
 

@@ -23,11 +23,11 @@ from tests.support.launcher import TOKEN, serving
 from tests.support.repository import ROOT
 
 SERVED = ("RunService", "RegistryService")
-# What may be wrong with a call of any rpc; a case has it, or says why it cannot be.
+# Ways in which a call of any rpc may be wrong; a case has each, or a reason why it cannot be.
 KINDS = {"bad input", "unknown run"}
 METHODS = {rpc.path.rpartition(".")[2]: rpc for rpc in of_service(*SERVED)}
 WRONG = [(name, kind) for name, case in CASES.items() for kind in case.refused]
-# They show a run that goes on meanwhile.
+# These show a run that continues meanwhile.
 MOVING = {"RunService/GetRun", "RunService/ListRuns"}
 REASON = re.compile(r'StatusCode\.([A-Z_]+),\s*"([A-Z_]+)"')
 DOCUMENTED = re.compile(r"^//   ([A-Z_]+) +([A-Z_]+)\b", re.MULTILINE)
@@ -43,7 +43,7 @@ async def world(folder: Path) -> AsyncGenerator[World]:
 
 
 async def answers(found: World, name: str, request: Any) -> list[Any]:
-    """All that an rpc says; streams end when they are old."""
+    """All answers of an rpc; streams end when they are old."""
     service, _, method = name.partition("/")
     stub = found.served.runs if service == "RunService" else found.served.registry
     call = getattr(stub, method)(request, timeout=20.0)
@@ -54,7 +54,7 @@ async def answers(found: World, name: str, request: Any) -> list[Any]:
         async for each in call:
             replies.append(each)
     except grpc.aio.AioRpcError as error:
-        # By its reason: one that is refused says another.
+        # A refused stream has another reason.
         known = service_error(error)
         if known is None or known.reason != "STREAM_AGE":
             raise
@@ -69,7 +69,7 @@ def test_no_rpc_is_without_a_case_and_no_case_without_what_may_be_wrong() -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_good_call_does_what_it_says_and_its_repeat_says_the_same(
+async def test_a_good_call_has_its_effect_and_its_repeat_the_same_answer(
     tmp_path: Path, name: str
 ) -> None:
     case: Case = CASES[name]
@@ -99,8 +99,8 @@ async def test_what_is_wrong_with_a_call_is_named(tmp_path: Path, name: str, kin
         assert (await found.served.get(found.run_id)).replicas == before.replicas
 
 
-@pytest.mark.parametrize("token", [None, "a-token-of-somebody-else"])
-async def test_whoever_lacks_the_token_gets_nothing_out_of_a_launcher_that_runs(
+@pytest.mark.parametrize("token", [None, "a-token-of-another-run"])
+async def test_a_caller_without_the_token_gets_nothing_from_a_launcher(
     tmp_path: Path, token: str | None
 ) -> None:
     async with world(tmp_path) as found:

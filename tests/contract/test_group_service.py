@@ -44,7 +44,7 @@ async def test_a_run_trains_every_step_on_what_its_worker_submits(tmp_path: Path
 
 @asynccontextmanager
 async def attached(tmp_path: Path, **changes: Any) -> AsyncGenerator[FakeWorker]:
-    """A worker that follows the policy and does nothing by itself."""
+    """A worker that follows the policy and does nothing on its own."""
     async with learner(tmp_path, make_config(tmp_path, **changes)) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())
@@ -221,7 +221,7 @@ async def test_a_second_learner_on_a_runs_folder_is_refused(tmp_path: Path) -> N
             open_journal(tmp_path / "run")
 
 
-async def test_on_policy_runs_go_on_when_groups_are_dropped(tmp_path: Path) -> None:
+async def test_on_policy_runs_continue_when_groups_are_dropped(tmp_path: Path) -> None:
     config = make_config(tmp_path, steps=2, max_staleness=0, max_tries=1, max_requeues=0)
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address)

@@ -1,4 +1,4 @@
-"""Strangers who hold on: what each of them may hold, and what all of them cost everybody else."""
+"""Strangers that hold connections: the bound of each, and their cost for all other callers."""
 
 import asyncio
 import json
@@ -57,11 +57,11 @@ def test_strangers_who_hold_on_to_everything_cost_others_little() -> None:
     for name, found in figures.items():
         assert found["holding"]["connections"] == 500, name
         assert found["grown_mib"] < 150, name
-        # What is more than three times quiet must not be noise of a few milliseconds.
+        # Noise of a few milliseconds must not count as three times the quiet figure.
         assert found["p99_ms"] < max(3 * found["quiet_p99_ms"], 50), name
-        # Without a token nobody is listened to, and half of the watches need one.
+        # Calls without a token are refused, and half of the watches need one.
         assert found["holding"]["half_sent"] == 0, name
         assert found["holding"]["watches"] > 250, name
-    # Of submissions those with a lease wait; of grades none had an episode.
+    # Submissions with a lease wait; grades had no episode.
     assert figures["learner"]["holding"]["submissions"] < 40
     assert figures["env_gateway"]["holding"]["submissions"] == 0

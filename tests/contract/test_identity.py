@@ -1,4 +1,4 @@
-"""Nobody who is not of the run gets anything out of any service: every rpc of every contract."""
+"""A caller from outside the run gets nothing out of any service: every rpc of every contract."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

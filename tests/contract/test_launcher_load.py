@@ -1,4 +1,4 @@
-"""A hundred callers of a launcher at once: all are answered, with all there is."""
+"""A hundred concurrent callers of a launcher: all get complete answers."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from tests.support.launcher import TOKEN, ServedLauncher, serving
 
 CALLERS = 100
 BURSTS, LINES = 30, 10
-# So short that every follower comes back several times.
+# So short that every follower reconnects several times.
 STREAM_AGE_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""What a worker says of its engine is believed only once it has shown it (I6)."""
+"""A worker's statement about its engine is believed only once the engine has shown it (I6)."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ from tests.support.learner import FakeWorker, graded, learner, make_config
 async def updated(
     tmp_path: Path,
 ) -> AsyncGenerator[tuple[FakeWorker, policy_service_pb2.Update]]:
-    """A worker that was told of the first policy and has not reported it."""
+    """A worker that was given the first policy and has not reported it."""
     async with learner(tmp_path, make_config(tmp_path)) as running:
         worker = FakeWorker(running.address)
         call = worker.policies.Attach(attach_request(worker))
@@ -99,7 +99,7 @@ async def test_a_claimed_policy_is_sent_again_when_it_was_not_shown(tmp_path: Pa
 async def test_an_engine_that_was_refused_loads_again_though_its_stream_was_cut_meanwhile(
     tmp_path: Path,
 ) -> None:
-    """What it claims to hold is what was found to be wrong."""
+    """It claims to hold the policy that was found to be wrong."""
     async with updated(tmp_path) as (worker, update):
         assert not update.reload
         await worker.policies.ReportPolicy(report(worker, update, logprob=-1.0))
@@ -113,7 +113,7 @@ async def test_an_engine_that_was_refused_loads_again_though_its_stream_was_cut_
 
 
 async def test_a_trajectory_may_overtake_the_report_on_its_policy(tmp_path: Path) -> None:
-    """An engine samples from new weights before the learner has heard of it."""
+    """An engine samples from new weights before the learner has received its report."""
     config = make_config(tmp_path, steps=4, max_staleness=1)
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address, delay_s=0.02, report_delay_s=0.15)

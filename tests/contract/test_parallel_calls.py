@@ -1,5 +1,5 @@
-"""Calls of one turn from the rollout's loop to a real MCP server over HTTP, by way of a gateway on
-a real socket: what only reads goes together, all else alone, and nothing twice."""
+"""Calls of one turn from the rollout's loop to a real MCP server over HTTP, through a gateway on
+a real socket: read-only calls run together, all others alone, and none twice."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ class LossyService(EpisodeService):
 
 @dataclass(slots=True)
 class Turns:
-    """An open episode, and what plays turns in it."""
+    """An open episode, and the player of its turns."""
 
     library: Library
     gateway: Gateway
@@ -89,7 +89,7 @@ async def closing_backend(backend: Backend) -> AsyncGenerator[Backend]:
 async def serving_gateway(
     settings: dict[str, Any], listen: str = "127.0.0.1:0", **changes: Any
 ) -> AsyncGenerator[tuple[str, LossyService, Gateway]]:
-    """Its address, its service and the gateway itself."""
+    """Serve a gateway; yield its address, its service and itself."""
     config = McpConfig.model_validate(settings)
     server = rpc.server(token=TOKEN)
     async with (
@@ -128,14 +128,14 @@ async def playing(library: Library, trust: str = "hinted", **changes: Any) -> As
 
 @pytest.mark.parametrize("trusted", ["hinted", "listed"])
 async def test_two_reads_of_a_turn_are_under_way_together(trusted: str) -> None:
-    """Neither is answered before the other has come."""
+    """Neither is answered before the other has arrived."""
     async with playing(Library(together=2), trusted) as it:
         outcome = await it.play("read a", "read b")
         assert _shown(outcome) == ["found a", "found b"]
         assert it.library.executed == {"a": 1, "b": 1}
 
 
-async def test_a_servers_hint_is_not_trusted_unless_the_settings_say_so() -> None:
+async def test_a_servers_hint_is_not_trusted_unless_the_settings_allow_it() -> None:
     async with playing(Library(), "off") as it:
         outcome = await it.play("read a", "read b")
         assert _shown(outcome) == ["found a", "found b"]
@@ -190,7 +190,7 @@ async def test_each_call_takes_a_place_at_the_environments_gate() -> None:
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}])
-async def test_a_read_whose_answer_is_lost_is_asked_for_again_and_executed_once(
+async def test_a_read_whose_answer_is_lost_is_requested_again_and_executed_once(
     lost: set[int],
 ) -> None:
     async with playing(Library(together=2)) as it:
@@ -238,10 +238,10 @@ async def test_reads_that_hang_end_each_with_its_own_deadline() -> None:
         assert (await it.episode.request_grade(None, b"", 5.0)).reward == 1.0
 
 
-async def test_a_gateway_that_starts_anew_in_the_middle_loses_the_turn_whole(
+async def test_a_gateway_that_restarts_in_the_middle_loses_the_turn_whole(
     tmp_path: Path,
 ) -> None:
-    """Its episodes are gone: no call is answered by guess, and none is made a second time."""
+    """Its episodes are gone: no answer is guessed, and no call is made a second time."""
     library, journal = Library(), tmp_path / "gateway.sqlite"
     library.hold.clear()
     async with serving_library(library) as url, AsyncExitStack() as second:
@@ -255,7 +255,7 @@ async def test_a_gateway_that_starts_anew_in_the_middle_loses_the_turn_whole(
             turn = asyncio.create_task(execute_calls(calls, episode, AttemptState(0.0), limits()))
             await until(lambda: library.inside == 2)
         again = serving_gateway(settings, address, journal=journal, incarnation="two")
-        # Also the closing of the lost episode is answered.
+        # The closing of the lost episode is answered too.
         async with again:
             with pytest.raises(EnvironmentLost, match="EPISODE_LOST"):
                 await turn

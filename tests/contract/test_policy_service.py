@@ -49,7 +49,7 @@ def _size(path: str) -> int:
     return Path(path).stat().st_size
 
 
-async def test_a_worker_that_attaches_is_told_of_the_newest_policy(tmp_path: Path) -> None:
+async def test_a_worker_that_attaches_gets_the_newest_policy(tmp_path: Path) -> None:
     async with learner(tmp_path, make_config(tmp_path)) as running:
         worker = FakeWorker(running.address)
         stream = worker.policies.Attach(attach_request(worker))
@@ -82,7 +82,7 @@ async def test_over_a_public_network_weights_go_by_grpc_alone(
         request.ClearField("transports")
         request.transports.extend(transports)
         updates = aiter(stream := worker.policies.Attach(request))
-        # The first is a late joiner's, which goes by WeightService where it can.
+        # The first is a late joiner's, which uses WeightService where it can.
         if chosen is None:
             assert await refusal_of(anext(updates)) == "NO_COMMON_TRANSPORT"
         else:
@@ -153,7 +153,7 @@ async def test_strangers_are_refused_with_the_contracts_reasons(tmp_path: Path) 
             assert await refusal_of(anext(aiter(worker.policies.Attach(odd)))) == (
                 "MALFORMED_REQUEST"
             )
-        unknown = pb.ReportPolicyRequest(worker_id="nobody", outcome=pb.UPDATE_OUTCOME_APPLIED)
+        unknown = pb.ReportPolicyRequest(worker_id="stranger", outcome=pb.UPDATE_OUTCOME_APPLIED)
         assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "UNKNOWN_WORKER"
         worker.run_epoch = 77
         assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "STALE_EPOCH"

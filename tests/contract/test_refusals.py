@@ -18,7 +18,7 @@ from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:
-    """Return why an episode could not be opened, in the words that a failed try carries."""
+    """Return the reason why an episode could not be opened, as a failed attempt carries it."""
     async with running(FakeBackend()) as gateway:
         server = rpc.server(token=TOKEN)
         service = EpisodeService(gateway, lambda: None)
@@ -39,14 +39,14 @@ async def opened(task: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("task", "refusal", "said"),
+    ("task", "refusal", "reported"),
     [
         (task_json(env_id="elsewhere"), Refusal.UNKNOWN_ENVIRONMENT, "no environment 'elsewhere'"),
         ('{"key": "t", "prompt": "p"}', Refusal.BAD_TASK, "env_id (or env_key) is missing"),
     ],
 )
 async def test_the_learner_recognises_what_the_gateway_refuses_for_good(
-    task: str, refusal: Refusal, said: str
+    task: str, refusal: Refusal, reported: str
 ) -> None:
     detail = await opened(task)
     key = AttemptKey("g", 0, 0)
@@ -54,4 +54,4 @@ async def test_the_learner_recognises_what_the_gateway_refuses_for_good(
     found = common_refusal([lost])
     assert found is not None
     assert found[0] is refusal
-    assert said in found[1]
+    assert reported in found[1]

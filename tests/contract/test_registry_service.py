@@ -44,7 +44,7 @@ class PeerWatch:
         self._stream.cancel()
 
 
-async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path) -> None:
+async def test_peers_are_those_that_serve_and_every_change_is_sent(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish(launcher={"backoff_s": 60.0}))
@@ -59,7 +59,7 @@ async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path
         assert await beat(served, gateway) == PB.COMMAND_NONE
         assert await watch.next() == [("127.0.0.1:11", "a")]
         backend.finish_unit(unit, 1)
-        assert await watch.next() == [], "a dead process is nobody's peer"
+        assert await watch.next() == [], "a dead process is no peer"
         heir = who(run_id, "env_gateway", name="b")
         await register(served, heir, 12)
         await beat(served, heir)
@@ -67,7 +67,7 @@ async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path
         watch.cancel()
 
 
-async def test_a_new_incarnation_replaces_the_old_which_is_told_to_exit(tmp_path: Path) -> None:
+async def test_a_new_incarnation_replaces_the_old_which_must_exit(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         run_id = await served.start(wish())
         old, new = who(run_id, name="old"), who(run_id, name="new")
@@ -81,7 +81,7 @@ async def test_a_new_incarnation_replaces_the_old_which_is_told_to_exit(tmp_path
         assert await beat(served, new) == PB.COMMAND_NONE
 
 
-async def test_a_drained_replica_is_told_so_and_is_no_peer_any_more(tmp_path: Path) -> None:
+async def test_a_drained_replica_is_notified_and_is_no_peer_any_more(tmp_path: Path) -> None:
     backend = FakeBackend()
     backend.stubborn = True
     async with serving(tmp_path, backend) as served:
@@ -125,7 +125,7 @@ async def test_a_helper_started_by_hand_is_a_peer_and_goes_with_the_run(tmp_path
 async def test_who_is_not_of_an_active_run_is_turned_away(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         expected = (grpc.StatusCode.NOT_FOUND, "UNKNOWN_RUN")
-        assert (await refusal(register(served, who("nobody"))))[:2] == expected
+        assert (await refusal(register(served, who("stranger"))))[:2] == expected
         run_id = await served.start(wish())
         code, reason, message = await refusal(beat(served, who(run_id)))
         assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_REPLICA")

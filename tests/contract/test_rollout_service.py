@@ -103,7 +103,7 @@ async def test_nothing_is_sampled_before_weights_are_loaded() -> None:
         assert error.reason == "NO_POLICY"
 
 
-async def test_status_says_what_is_served() -> None:
+async def test_status_shows_what_is_served() -> None:
     async with client() as it:
         status = await it.stub.GetStatus(pb.GetStatusRequest())
         assert (status.phase, status.worker_id) == ("sampling", "rollout-0")

@@ -41,7 +41,7 @@ async def units(backend: FakeBackend, service: str) -> list[Unit]:
     raise AssertionError(f"{service} was never started")
 
 
-async def say(served: ServedLauncher, run_id: str, service: str, phase: str = "serving") -> int:
+async def report(served: ServedLauncher, run_id: str, service: str, phase: str = "serving") -> int:
     """Register and beat as replica 0 of a service, and return the command."""
     who: dict[str, Any] = {
         "run_id": run_id,
@@ -74,7 +74,7 @@ async def test_a_plan_names_commands_without_secrets_and_starts_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "expected"),
     [
         ("{", "the spec is not JSON"),
         ("[]", "not a JSON object"),
@@ -85,24 +85,24 @@ async def test_a_plan_names_commands_without_secrets_and_starts_nothing(tmp_path
     ],
 )
 async def test_a_bad_spec_is_refused_with_the_key_and_the_fix(
-    tmp_path: Path, bad: str, says: str
+    tmp_path: Path, bad: str, expected: str
 ) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         request = run_service_pb2.StartRunRequest(request_id="1", spec_json=bad)
         code, reason, message = await refusal(served.runs.StartRun(request))
         assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_SPEC")
-        assert says in message
+        assert expected in message
         assert (await served.runs.ListRuns(run_service_pb2.ListRunsRequest())).runs == []
 
 
 async def test_what_the_machine_lacks_is_refused_before_anything_starts(tmp_path: Path) -> None:
     backend = FakeBackend()
-    backend.refuse = "asks for 8 GPUs, this machine has 0"
+    backend.refuse = "requires 8 GPUs, this machine has 0"
     async with serving(tmp_path, backend) as served:
         request = run_service_pb2.StartRunRequest(request_id="1", spec_json=json.dumps(wish()))
         _, reason, message = await refusal(served.runs.StartRun(request))
         assert reason == "BAD_SPEC"
-        assert "asks for 8 GPUs" in message
+        assert "requires 8 GPUs" in message
 
 
 async def test_a_repeated_start_is_the_same_run_also_when_both_come_at_once(
@@ -130,7 +130,7 @@ async def test_runs_started_in_the_same_second_have_ids_of_their_own(tmp_path: P
         assert all(run.spec_json == "" for run in listed.runs)
 
 
-async def test_a_watch_tells_everything_once_and_goes_on_from_where_it_was(
+async def test_a_watch_sends_everything_once_and_resumes_where_it_was(
     tmp_path: Path,
 ) -> None:
     backend = FakeBackend()
@@ -138,7 +138,7 @@ async def test_a_watch_tells_everything_once_and_goes_on_from_where_it_was(
         run_id = await served.start(wish())
         await units(backend, "learner")
         for service in ("env_gateway", "rollout", "learner"):
-            await say(served, run_id, service)
+            await report(served, run_id, service)
         seen = await watch(served, run_id, 0)
         assert [event.event for event in seen] == list(range(1, len(seen) + 1))
         states = [e.state for e in seen if e.WhichOneof("what") == "state"]
@@ -168,7 +168,7 @@ async def test_a_watch_of_a_run_that_ends_ends_with_its_last_state(tmp_path: Pat
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish())
         [learner] = await units(backend, "learner")
-        await say(served, run_id, "learner", phase="done")
+        await report(served, run_id, "learner", phase="done")
         backend.finish_unit(learner, 0)
         request = run_service_pb2.WatchRunRequest(run_id=run_id)
         events = [event async for event in served.runs.WatchRun(request)]
@@ -180,7 +180,7 @@ async def test_a_watch_of_a_run_that_ends_ends_with_its_last_state(tmp_path: Pat
         assert names == ["rollout-0", "env_gateway-0"]
 
 
-async def test_an_evaluation_tells_the_learner_and_keeps_the_spec(tmp_path: Path) -> None:
+async def test_an_evaluation_notifies_the_learner_and_keeps_the_spec(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish(), mode=run_service_pb2.RUN_MODE_EVAL_ONLY)
@@ -199,7 +199,7 @@ async def test_only_a_run_that_has_ended_and_is_not_complete_is_resumed(tmp_path
         again = run_service_pb2.StartRunRequest(request_id="2", resume_run_id=run_id)
         code, reason, _ = await refusal(served.runs.StartRun(again))
         assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "RUN_ACTIVE")
-        await say(served, run_id, "learner", phase="done")
+        await report(served, run_id, "learner", phase="done")
         backend.finish_unit(learner, 0)
         await served.ended(run_id)
         code, reason, message = await refusal(served.runs.StartRun(again))
@@ -207,7 +207,7 @@ async def test_only_a_run_that_has_ended_and_is_not_complete_is_resumed(tmp_path
         assert "a spec with more steps" in message
         again.spec_json = json.dumps(wish(learner={"steps": 99}))
         assert (await served.runs.StartRun(again)).run_id == run_id
-        again.request_id, again.resume_run_id = "3", "nobody"
+        again.request_id, again.resume_run_id = "3", "missing"
         code, reason, _ = await refusal(served.runs.StartRun(again))
         assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_RUN")
 
@@ -215,7 +215,7 @@ async def test_only_a_run_that_has_ended_and_is_not_complete_is_resumed(tmp_path
 async def test_scaling_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         run_id = await served.start(wish())
-        for service, replicas, says in (
+        for service, replicas, expected in (
             ("rolout", 2, "no service 'rolout'"),
             ("learner", 2, "learner can have 1 to 1 replicas"),
             ("rollout", 0, "rollout can have 1 to 256 replicas"),
@@ -225,7 +225,7 @@ async def test_scaling_is_refused_where_it_makes_no_sense(tmp_path: Path) -> Non
             )
             code, reason, message = await refusal(served.runs.ScaleService(request))
             assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_SERVICE")
-            assert says in message
+            assert expected in message
         await served.runs.StopRun(run_service_pb2.StopRunRequest(run_id=run_id))
         request = run_service_pb2.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=2)
         code, reason, _ = await refusal(served.runs.ScaleService(request))
@@ -270,7 +270,7 @@ async def test_many_at_once_all_get_their_answer(tmp_path: Path) -> None:
         assert {run.run_id for run in runs} == {run_id}
 
 
-async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Path) -> None:
+async def test_a_second_launcher_resumes_what_a_dead_one_left(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish())
@@ -286,7 +286,7 @@ async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Pat
             resume = run_service_pb2.StartRunRequest(request_id="2", resume_run_id=run_id)
             assert (await refusal(second.runs.StartRun(resume)))[1] == "RUN_ACTIVE"
             for service in ("env_gateway", "learner", "rollout"):
-                await say(second, run_id, service)
+                await report(second, run_id, service)
             await second.until(run_id, lambda r: r.state == run_service_pb2.RUN_STATE_RUNNING)
             [unit] = await units(heir, "rollout")
             heir.finish_unit(unit, 1)

@@ -1,5 +1,5 @@
-"""Submissions that are not finished: what has no lease is refused at its header, what stands still
-gives its place up, and what waits for room is left unread."""
+"""Unfinished submissions: without a lease they are refused at the header, stalled ones lose
+their place, and those that wait for room are not read."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ Stream = grpc.aio.StreamUnaryCall
 
 @asynccontextmanager
 async def attached(tmp_path: Path, **intake: float) -> AsyncGenerator[FakeWorker]:
-    """A worker that follows the policy and does nothing by itself."""
+    """A worker that follows the policy and does nothing on its own."""
     config = make_config(tmp_path, lease_ttl_s=60.0, intake=intake)
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address)
@@ -48,7 +48,7 @@ async def submission(worker: FakeWorker, attempt: int = 0) -> Submission:
 
 
 def begun(worker: FakeWorker, made: Submission, *, sent: int, on: asyncio.Event) -> Stream:
-    """A call that brings the first messages at once, and the others when it is told to go on."""
+    """A call that brings the first messages at once, and the others when `on` is set."""
 
     async def parts() -> AsyncIterator[pb.SubmitTrajectoryRequest]:
         count = 0
@@ -75,14 +75,14 @@ async def test_what_has_no_lease_is_refused_at_its_header(tmp_path: Path) -> Non
     async with attached(tmp_path) as worker:
         made, never = await submission(worker), asyncio.Event()
         good = made.header.lease_id
-        made.header.lease_id = "nobody's"
+        made.header.lease_id = "no-such-lease"
         refused = await asyncio.wait_for(refusal_of(begun(worker, made, sent=1, on=never)), 3)
         assert refused.reason == "LEASE_LOST"
-        made.header.lease_id, made.header.worker_id = good, "somebody-else"
+        made.header.lease_id, made.header.worker_id = good, "another-worker"
         refused = await asyncio.wait_for(refusal_of(begun(worker, made, sent=1, on=never)), 3)
         assert refused.reason == "LEASE_LOST"
         assert "another worker's" in refused.message
-        # The lease itself is none the worse for it.
+        # The lease itself is still good.
         assert not (await worker.submit(made)).repeated_submission
 
 
@@ -90,7 +90,7 @@ async def test_what_has_no_lease_is_refused_at_its_header(tmp_path: Path) -> Non
 async def test_a_submission_that_stands_still_is_ended_and_may_be_sent_again(
     tmp_path: Path, sent: int
 ) -> None:
-    # What is sent again must not stand still for so long on a busy machine.
+    # The repeated parts must not stall for so long on a busy machine.
     async with attached(tmp_path, stall_s=1.0) as worker:
         made = await submission(worker)
         refused = await refusal_of(begun(worker, made, sent=sent, on=asyncio.Event()))
@@ -99,7 +99,7 @@ async def test_a_submission_that_stands_still_is_ended_and_may_be_sent_again(
             "STREAM_STALLED",
         )
         assert refused.retry_delay_s is not None
-        # Under the same try.
+        # Of the same attempt.
         assert not (await worker.submit(made)).repeated_submission
 
 
@@ -117,7 +117,7 @@ async def test_a_lease_that_is_lost_on_the_way_ends_its_submission(tmp_path: Pat
 
 
 def large(made: Submission, tokens: int) -> Submission:
-    """The same, with so many tokens by the environment besides."""
+    """Add this many tokens by the environment to a submission."""
     sequence = made.header.sequences[0]
     sequence.spans.authors.append(trajectory_pb2.AUTHOR_ENVIRONMENT)
     sequence.spans.lengths.append(tokens)
@@ -135,7 +135,7 @@ async def test_what_finds_no_room_waits_and_then_comes_in(tmp_path: Path) -> Non
             large(graded(lease, attempt, worker.policy, reward=1.0), 100)
             for attempt in lease.attempts
         )
-        # 1,040 sequences would be too many: the room is filled by what headers weigh.
+        # 1,040 sequences would be too many: the headers alone fill the room.
         for made in (first, second):
             made.header.turns.CopyFrom(make_turns(2000))
             made.header.checks_passed.extend(["x" * 100] * 600)

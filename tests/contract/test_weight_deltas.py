@@ -1,5 +1,5 @@
-"""Weights that a worker fetches as what has changed, from the real server in a process of its own:
-what it stages is what was published, whatever it held and whatever became of it on the way."""
+"""Differences of weights that a worker fetches from the real server in a process of its own: it
+stages exactly what was published, whatever it held and whatever happened on the way."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -29,13 +29,13 @@ from services.rollout.types import FetchedPart, Publication
 from services.rollout.work.weight_staging import KeptWeights, stage_weights
 
 TOKEN = "a-token-of-this-test"
-# Not a whole number of blocks, nor of words.
+# Neither a whole number of blocks nor of words.
 TOTAL = 3 * 2**20 + 17
 IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" * 32))
 
 
 class CountingFeed(PolicyClient):
-    """Counts the bytes that come, and damages a difference when told to."""
+    """Counts the bytes that come, and damages a difference on request."""
 
     fetched = 0
     damage = 0
@@ -69,7 +69,7 @@ class Run:
         return self.words.tobytes()[:TOTAL]
 
     async def publish(self, changed: float = 0.02) -> Publication:
-        """Publish words of which so many have changed by one."""
+        """Publish words of which this many have changed by one."""
         where = self._numbers.random(self.words.size) < changed
         self.words = self.words + where.astype(np.uint16)
         self._version += 1
@@ -87,7 +87,7 @@ class Run:
 
 
 class Fetcher:
-    """What a worker stages and keeps."""
+    """The part of a worker that stages and keeps weights."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._staged = folder / "staged"
@@ -146,7 +146,7 @@ async def test_a_worker_that_has_skipped_versions_fetches_their_changes_as_one(
         await slow.fetch(first)
         await fetcher.fetch(first)
         for _ in range(3):
-            # Read to its end, so made to its end before the next one.
+            # Read to its end, and so made to its end before the next one.
             await fetcher.fetch(await run.publish())
         newest = await run.publish()
         staged, share = await slow.fetch(newest)
@@ -163,7 +163,7 @@ async def test_weights_that_nothing_leads_from_are_sent_whole(tmp_path: Path) ->
         await fetcher.fetch(held)
         await run.publish()
         newest = await run.publish()
-        # Nobody asked while the one between was there.
+        # No worker fetched while the version between was there.
         assert await fetcher.fetch(newest) == (run.data, 1.0)
         assert fetcher.kept.policy is not None
         fetcher.kept.policy = replace(fetcher.kept.policy, fingerprint=b"another" * 4)
@@ -207,7 +207,7 @@ async def test_what_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path, dam
         assert staged == run.data
         assert share > 1.0
         assert fetches("failed") == before + 1
-        # It is as before from here on.
+        # From here on everything works as before.
         staged, share = await fetcher.fetch(await run.publish())
         assert staged == run.data
         assert share < 0.03

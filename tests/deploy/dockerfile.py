@@ -1,4 +1,4 @@
-"""Dockerfiles read as far as tests look at them."""
+"""Dockerfiles, parsed as far as the tests need."""
 
 import json
 import re
@@ -16,7 +16,7 @@ class Instruction:
 
     @property
     def words(self) -> list[str]:
-        """Its arguments, in either of the two notations; of a HEALTHCHECK those of its CMD."""
+        """Its arguments, in either of the two notations; for a HEALTHCHECK those of its CMD."""
         text = self.text.partition("CMD ")[2] if self.name == "HEALTHCHECK" else self.text
         return json.loads(text) if text.startswith("[") else text.split()
 

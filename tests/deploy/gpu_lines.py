@@ -1,4 +1,4 @@
-"""Lines of the services that a machine without GPUs cannot execute, or not as they are meant."""
+"""Lines of the services that a machine without GPUs cannot execute, or only with a substitute."""
 
 import ast
 import re
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-# Of torch: its module, and what shares memory of GPUs.
+# Torch's module, and the functions that share memory of GPUs.
 _NAMES = ("cuda", "_share_cuda_", "_new_shared_cuda")
 _WORD = re.compile(r"\b(cuda|nccl)\b|nvidia-smi", re.IGNORECASE)
-# By file and line: what happens there on a GPU, and what stands in for it where there is none.
+# By file and line: its purpose on a GPU, and its substitute on a machine without one.
 GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "services/common/tensors/transfer_group.py": {
         'group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))': (
@@ -189,7 +189,7 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def find_gpu_lines() -> Iterator[tuple[str, str]]:
-    """Yield file and line of what speaks of CUDA or NCCL in code that uses torch."""
+    """Yield file and line of each mention of CUDA or NCCL in code that uses torch."""
     for path in sorted((ROOT / "services").rglob("*.py")):
         text = path.read_text()
         if re.search(r"^\s*(import|from) torch", text, re.MULTILINE):

@@ -12,7 +12,7 @@ from services.launcher.doctor.model_size import ModelSize
 from tests.support.doctor import sections
 from tests.support.repository import ROOT
 
-# Of the models' config.json and weights on the hub.
+# From the models' config.json and weights on the hub.
 MODELS: Mapping[str, ModelSize] = {
     "openenv-fleet-grpo": ModelSize(
         1_543_714_304, 28, 1536, 8960, 151_936, kv_heads=2, head_dim=128, positions=32_768
@@ -43,7 +43,7 @@ class Layout:
         return load_spec(ROOT / f"deploy/runs/{self.spec}.toml", self.overrides)
 
     def measure_needs(self) -> MemoryNeeds:
-        """Return what the doctor computes of its memory."""
+        """Return the doctor's computation of its memory."""
         content = self.read_spec()
         own = sections(content)
         policy = parse_shared(content, where="spec").policy

@@ -1,4 +1,4 @@
-"""The page of scaling. `python -m tests.deploy.scaling_page` writes it from its tables."""
+"""The page about scaling. `python -m tests.deploy.scaling_page` writes it from its tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

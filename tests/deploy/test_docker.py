@@ -1,4 +1,4 @@
-"""The images of deploy/docker, as far as they can be looked at without an engine."""
+"""The images of deploy/docker, as far as they can be checked without an engine."""
 
 import os
 import re
@@ -23,8 +23,8 @@ _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 
 def python_module(words: list[str]) -> str:
-    """The module of a command `PYTHON -P -m MODULE ...`: what is mounted at the working directory
-    hides nothing."""
+    """The module of a command `PYTHON -P -m MODULE ...`: files mounted at the working directory
+    do not shadow it."""
     assert words[:3] == ["/opt/flotilla/bin/python", "-P", "-m"]
     return words[3]
 
@@ -46,7 +46,7 @@ def test_every_service_has_an_image() -> None:
 
 
 @each_file
-def test_hadolint_has_nothing_to_say(path: Path) -> None:
+def test_hadolint_finds_nothing(path: Path) -> None:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     hadolint = shutil.which("hadolint", path=places)
     if hadolint is None:
@@ -73,7 +73,7 @@ def test_a_base_is_one_digest_and_all_stages_of_all_images_have_it(path: Path) -
 
 
 @each_file
-def test_nobody_runs_as_root(path: Path) -> None:
+def test_no_image_runs_as_root(path: Path) -> None:
     dockerfile = read(path)
     user = dockerfile.last("USER").text
     assert int(user) > 0
@@ -84,7 +84,7 @@ def test_nobody_runs_as_root(path: Path) -> None:
 
 
 @each_file
-def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
+def test_what_an_image_starts_and_polls_is_there(path: Path) -> None:
     dockerfile = read(path)
     service = path.name.removesuffix(".Dockerfile")
     entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
@@ -96,11 +96,11 @@ def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
         assert shown.returncode == 0, shown.stderr
         assert all(word in shown.stdout for word in words if word.startswith("--"))
     if whose == "common":
-        # Where the health check asks when it is told nothing else.
+        # The health check's default address.
         assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
 
 
-def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
+def test_the_launchers_health_is_polled_where_its_command_has_it_serve() -> None:
     text = (ROOT / "deploy/docker/launcher.Dockerfile").read_text()
     [command] = re.findall(r"docker run (.+?[^\\])\n", text, re.DOTALL)
     words = shlex.split(command.replace("\\\n#", " "))
@@ -115,15 +115,15 @@ def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
 
 
 @each_file
-def test_any_user_has_a_name_and_a_home_that_is_nobody_elses(path: Path) -> None:
-    """SkyPilot and torch ask for both, and know nobody who is in no list of users."""
+def test_any_user_has_a_name_and_a_private_home(path: Path) -> None:
+    """SkyPilot and torch require both, and a user in no list of users has neither."""
     final = read(path).stages[-1]
     words = [word for each in final if each.name == "ENV" for word in each.words]
     variables = dict(word.split("=", 1) for word in words)
     home = variables["HOME"]
     assert variables["USER"] == variables["LOGNAME"] == home.rpartition("/")[2]
     assert any(f"chmod 700 {home} " in each.text for each in final if each.name == "RUN")
-    # Who comes as another user brings a home along.
+    # Other users bring a home along.
     options = re.sub(r"\s*\\?\n#\s*", " ", path.read_text())
     mount = f'--user "$(id -u):$(id -g)" --tmpfs "{home}:mode=700,uid=$(id -u)"'
     assert options.count(mount) == options.count('--user "') > 0
@@ -168,7 +168,7 @@ def test_no_secret_is_built_in(path: Path) -> None:
         word for name in ("ENV", "ARG") for each in dockerfile.all(name) for word in each.words
     ]
     names = [word.partition("=")[0] for word in declared]
-    # Git's variables are called keys, and hold none.
+    # Git has variables with KEY in their names that hold no secret.
     assert [name for name in names if _SECRET.search(name) and not name.startswith("GIT_")] == []
 
 

@@ -57,7 +57,7 @@ def _commands() -> list[Any]:
 
 @each_page
 def test_keys_are_keys(page: str) -> None:
-    """As options of a command, or by themselves in backticks."""
+    """Keys appear as options of a command, or alone in backticks."""
     key = r"((?:launcher|learner)(?:\.[a-z_]+)+)"
     named = set(re.findall(rf"(?:--|`){key}(?=[`= .])", text_of(page)))
     known = {key for name, cls in SECTIONS.items() for key in keys_of(cls, name)}

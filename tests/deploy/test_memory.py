@@ -11,11 +11,11 @@ import pytest
 from services.common.config import apply_override, load_spec
 from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.memory_estimate import GIB
-from tests.support.doctor import probed, says, subject
+from tests.support.doctor import check, probed, subject
 from tests.support.repository import ROOT
 
 QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
-# Of the models' config.json on the hub; weights are not needed.
+# From the models' config.json on the hub; weights are not needed.
 SHAPES: dict[str, dict[str, Any]] = {
     "openenv-fleet-grpo": {
         "hidden_size": 1536,
@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 async def memory_of(
     tmp_path: Path, stem: str, *changes: str, gpus: tuple[int, ...] = ()
 ) -> ProbeResult:
-    """Return the doctor's findings about the memory of a spec on the machines that it asks for, or
+    """Return the doctor's findings about the memory of a spec on the machines that it requests, or
     on one with these GPUs."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
     spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")
@@ -71,11 +71,11 @@ async def test_8b_trains_and_samples_on_four_gpus_of_80_gb(tmp_path: Path) -> No
     result = await memory_of(tmp_path, "qwen3-8b", gpus=(80 * GIB,) * 4)
     assert result.status is Status.OK, result.detail
     three = await memory_of(tmp_path, "qwen3-8b", gpus=(80 * GIB,) * 3)
-    says(three, Status.FAIL, "come to 4 for all replicas, the machine of --gpus has 3")
+    check(three, Status.FAIL, "come to 4 for all replicas, the machine of --gpus has 3")
 
 
 async def test_32b_is_refused_with_the_key_that_is_missing_when_its_ranks_do_not_split_it(
     tmp_path: Path,
 ) -> None:
     result = await memory_of(tmp_path, "qwen3-32b", "--learner.rank.shard=false")
-    says(result, Status.FAIL, "for the learner's", "; set learner.rank.shard = true")
+    check(result, Status.FAIL, "for the learner's", "; set learner.rank.shard = true")

@@ -1,4 +1,4 @@
-"""The run specs of deploy/runs: what they ask for exists; what cannot be done yet is refused."""
+"""The run specs of deploy/runs: requested resources exist; unsupported runs are refused."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
 STEMS = [path.stem for path in SPECS]
-# Those that ask SkyPilot for machines, at once or with --launcher.backend=sky.
+# The specs that request machines from SkyPilot, at once or with --launcher.backend=sky.
 ELSEWHERE = [path for path in SPECS if "[launcher.sky" in path.read_text()]
 SERVICES = ("learner", "env_gateway", "rollout")
 
@@ -44,7 +44,7 @@ def test_a_run_has_the_name_of_its_file(path: Path) -> None:
 def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
     for prepare in parse_prepare_tables(spec_of(path)):
         program, *options, module = prepare.command[:4]
-        # `-P`: what lies in the working directory hides nothing.
+        # `-P`: files in the working directory shadow nothing.
         assert (program, options) == ("python", ["-P", "-m"])
         assert importlib.util.find_spec(module) is not None
 
@@ -59,12 +59,12 @@ def test_every_task_file_is_prepared_by_the_spec_itself(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
 def test_no_price_is_written_down(path: Path) -> None:
-    """Prices change; `flotilla plan` asks for them."""
+    """Prices change; `flotilla plan` looks them up."""
     assert not re.search(r"\$ ?\d|USD|per hour", path.read_text())
 
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
-def test_figures_of_gpu_memory_say_that_they_are_computed(path: Path) -> None:
+def test_figures_of_gpu_memory_are_marked_as_computed(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"\d GB", text) or "computed, not measured" in text
 
@@ -82,7 +82,7 @@ def test_the_commands_of_a_header_name_the_file_itself_and_keys_that_exist(path:
 
 
 @pytest.mark.parametrize("path", ELSEWHERE, ids=[path.stem for path in ELSEWHERE])
-def test_machines_are_asked_for_that_clouds_have(path: Path) -> None:
+def test_requested_machines_exist_at_clouds(path: Path) -> None:
     sky = plan_of(path).config.sky
     assert [problem for service in SERVICES for problem in check_candidates(sky, service)] == []
     assert check_shared_network(sky) == []
@@ -106,10 +106,10 @@ async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missi
     assert "rollout: error" in message
     assert "the engine is not given pictures yet" in message
     assert "set images = false" in message
-    # Everything else of it is right: these two lines are what the vision work has to make true.
+    # The rest of the spec is right: vision support will have to lift these two errors.
     await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 
 
-def test_what_does_not_train_yet_says_so_in_its_first_lines() -> None:
+def test_specs_that_do_not_train_yet_warn_in_their_first_lines() -> None:
     head = (ROOT / "deploy/runs/vl-8b.toml").read_text().splitlines()[:2]
     assert "IT DOES NOT TRAIN YET" in " ".join(head)

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its tables are what the doctor computes and what the code says today."""
+"""The tables of docs/scaling.md match the doctor's computation and today's code."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.deploy.layouts import LAYOUTS, Layout
 from tests.deploy.scaling_page import PAGE, write_page
 
 
-def test_the_page_is_what_the_tables_say_today() -> None:
+def test_the_page_matches_the_tables_of_today() -> None:
     assert PAGE.read_text() == write_page(), "run `python -m tests.deploy.scaling_page`"
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.repository import ROOT
 
 SCRIPT = ROOT / "deploy/slurm/run.sbatch"
-# Says what it was started with; told to drain it takes a moment, and ends as when interrupted.
+# Prints its arguments; on SIGTERM it drains for a moment, and ends as when interrupted.
 DOUBLE = """#!/usr/bin/env bash
 echo "$@" >> calls
 trap 'echo draining >> calls; sleep 0.3; echo drained >> calls; exit 130' TERM
@@ -21,7 +21,7 @@ exit "${CODE:-0}"
 """
 
 
-# Runs a step as Slurm would on another node, and says where.
+# Runs a step as Slurm would on another node, and prints which.
 SRUN = """#!/usr/bin/env bash
 case "$*" in *getent*) echo "10.0.0.5 STREAM node1"; exit ;; esac
 echo "srun $*" | sed 's/ --kill-on.*flotilla/ flotilla/' >> steps
@@ -60,7 +60,7 @@ def test_a_job_trains_in_a_runs_folder_of_its_own_and_ends_as_the_run(
     assert calls(repository) == ["train a.toml --runs runs/slurm-17 --seed=1"]
 
 
-def test_a_job_that_begins_again_goes_on_with_its_run(repository: Path) -> None:
+def test_a_job_that_begins_again_resumes_its_run(repository: Path) -> None:
     journal = repository / "runs/slurm-17/a-1/journal.sqlite"
     journal.parent.mkdir(parents=True)
     journal.touch()
@@ -98,7 +98,7 @@ def test_when_its_time_is_up_a_job_waits_until_the_run_has_drained(repository: P
     assert calls(repository)[1:] == ["draining", "drained"]
 
 
-def test_without_a_spec_or_outside_of_slurm_it_says_what_is_missing(repository: Path) -> None:
+def test_without_a_spec_or_outside_of_slurm_it_names_what_is_missing(repository: Path) -> None:
     for arguments, slurm, message in (
         ((), repository, "name a run spec"),
         (("a.toml",), "", "sbatch"),

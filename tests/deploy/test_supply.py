@@ -1,4 +1,4 @@
-"""What is installed is what was chosen: packages by hash, actions by commit, no secret astray."""
+"""Only chosen versions are installed: packages by hash, actions by commit, no secret astray."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_what_builds_the_project_has_the_versions_of_the_environment_it_is_insta
 
 
 def commands(path: Path) -> list[str]:
-    """The commands of a file that have pip install something, the Makefile's variables in place."""
+    """The commands of a file that install packages with pip, the Makefile's variables in place."""
     text = re.sub(r"\s*\\\n\s*", " ", path.read_text())
     variables = dict(re.findall(r"^([A-Z]+) := (.*)$", text, re.MULTILINE))
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_actions_are_commits() -> None:
 def test_no_secret_is_in_the_environment_of_more_than_a_step() -> None:
     for path in WORKFLOWS:
         lines = path.read_text().splitlines()
-        # A step's variables stand deeper than a job's and a workflow's.
+        # A step's variables are indented deeper than a job's and a workflow's.
         named = [line for line in lines if "secrets." in line]
         assert all(line.startswith(" " * 10) for line in named), path.name
 

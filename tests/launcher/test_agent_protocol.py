@@ -1,4 +1,4 @@
-"""How a replica's machines and logs are named."""
+"""Names of a replica's machines and logs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Specs whose commands and paths mean harm, and the commands that others become."""
+"""Specs with hostile commands and paths, and the commands that others become."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ async def test_b52_a_new_run_never_takes_a_folder_or_link_that_is_there(tmp_path
     async with serving(runs) as served:
         first = await served.start(spec())
         await served.ended(first)
-        # Whatever the clock says, the next ids are all taken by links to somewhere else.
+        # Independent of the clock, the next ids are all taken by links to another place.
         base = first.rpartition("-")[0]
         for second in range(60):
             (runs / f"{base}-{int(first[-6:]) + second + 1:06d}").symlink_to(outside)
@@ -75,7 +75,7 @@ def test_a_run_that_other_machines_reach_has_certificates_and_its_gateway_on_loo
     for service in ("learner", "env_gateway", "rollout"):
         words = command(config, service)
         assert words[words.index("--tls-dir") + 1] == f"/runs/.identity/a-1/{service}"
-        # The backend knows this machine's own address, and adds it.
+        # The backend adds this machine's own address, which it knows.
         assert ("--listen" in words) is (service == "env_gateway")
 
 

@@ -1,4 +1,4 @@
-"""Alarms of services other than the learner: they go the same way as the learner's."""
+"""Alarms of services other than the learner take the same way as the learner's."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_what_two_gateways_see_is_one_alarm_until_both_see_it_no_more() -> None:
     assert names(raised) == []
 
 
-def test_the_next_launcher_knows_whose_alarms_it_was_told_before() -> None:
+def test_the_next_launcher_knows_whose_alarms_were_reported() -> None:
     before = RaisedAlarms(())
     before.replace_alarms(GATEWAY, [LATE], 7)
     before.replace_alarms(LEARNER, [ENTROPY], 7)

@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _act(session: SkySession, action: str) -> int:
-    """The exit code: 0, or 1 for the status of a session that is not there."""
+    """Return the exit code: 0, or 1 for the status of a session that does not exist."""
     if action == "start":
         session.start()
     elif action == "stop":

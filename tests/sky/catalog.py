@@ -1,7 +1,7 @@
-"""SkyPilot's catalog in small: what machines there are and what they cost, for want of internet.
+"""A small SkyPilot catalog: the machines that exist and their prices, without internet.
 
 SkyPilot downloads these tables, but never over a file that has no checksum beside it. The prices
-are of a day; what tests compare is their order.
+are of one day; tests compare only their order.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""What tests ask of the emulated cloud, and the emulator as a process on the login host."""
+"""Tests' access to the emulated cloud, and the emulator as a process on the login host."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ _START_S = 20.0
 
 
 class Cloud:
-    """The emulator: its faults, and its own list of machines, which nobody else can falsify."""
+    """The emulator: its faults, and its own list of machines, which cannot be falsified."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -44,7 +44,7 @@ class Cloud:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """The emulator takes its machines with it."""
+        """Stop the emulator, which takes its machines with it."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(_START_S)
@@ -52,7 +52,7 @@ class Cloud:
 
     def answers(self) -> bool:
         try:
-            self._ask()
+            self._send()
         except OSError:
             # No emulator, or no box.
             return False
@@ -61,37 +61,37 @@ class Cloud:
     def machines(self) -> list[dict[str, Any]]:
         """Return the machines that are billed now: `id`, `name`, `ip`, `status`, `region`,
         `instance_type`."""
-        return self._ask()["machines"]
+        return self._send()["machines"]
 
     def calls(self) -> list[str]:
         """The paths of the POST requests so far."""
-        return self._ask()["calls"]
+        return self._send()["calls"]
 
     def set_capacity(self, left: int, *regions: str) -> None:
-        """How many more machines each of these regions can give; of all when none is named."""
-        self._ask({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
+        """Limit the machines that these regions can still give; all regions when none is named."""
+        self._send({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
 
     def set_boot_delay(self, seconds: float) -> None:
-        """How long the next machines take to become active."""
-        self._ask({"boot_delay_s": seconds})
+        """Delay the next machines until they become active."""
+        self._send({"boot_delay_s": seconds})
 
     def set_away(self, away: bool) -> None:
-        """While away, the cloud's API hangs up on everybody; machines go on."""
-        self._ask({"away": away})
+        """While away, the cloud's API hangs up on all callers; machines continue to run."""
+        self._send({"away": away})
 
     def set_broken(self, broken: bool) -> None:
-        """While broken, the cloud's API answers everybody that something went wrong."""
-        self._ask({"broken": broken})
+        """While broken, the cloud's API answers every call with a server error."""
+        self._send({"broken": broken})
 
     def failed(self, address: str) -> int:
-        """How many calls from this address got nothing, or that something went wrong."""
-        return self._ask()["failed"].count(address)
+        """Count the calls from this address that got no answer or a server error."""
+        return self._send()["failed"].count(address)
 
     def put_right(self) -> list[dict[str, Any]]:
-        """End all faults and all machines; returns the machines that a test has left."""
+        """End all faults and all machines; return the machines that a test has left."""
         left = self.machines()
         everywhere = dict.fromkeys(LAMBDA_REGIONS, 4)
-        self._ask({"away": False, "broken": False, "boot_delay_s": 0.5, "capacity": everywhere})
+        self._send({"away": False, "broken": False, "boot_delay_s": 0.5, "capacity": everywhere})
         for machine in left:
             self.preempt(machine["id"])
         self.set_capacity(4)
@@ -103,9 +103,9 @@ class Cloud:
 
     def preempt(self, identity: str) -> None:
         """Take a machine away without a notice."""
-        self._ask({"preempt": identity})
+        self._send({"preempt": identity})
 
-    def _ask(self, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _send(self, wish: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if wish is None else json.dumps(wish).encode()
         with entered(self.layout.namespace(LOGIN)):
             request = urllib.request.Request(f"{cloud_url(self.layout)}/_emulator", data)

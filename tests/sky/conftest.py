@@ -17,6 +17,6 @@ def sky_session() -> Iterator[SkySession]:
         pytest.skip("SkyPilot is not in this environment: make test-sky")
     with SkySession() as session, session.inside():
         with warnings.catch_warnings(action="ignore"):
-            # SkyPilot uses what its dependencies have deprecated.
+            # SkyPilot uses deprecated parts of its dependencies.
             import_module("sky.jobs")
         yield session

@@ -1,6 +1,6 @@
 """An emulator of Lambda Cloud's HTTP API, as far as SkyPilot's provisioner uses it.
 
-`python -m tests.sky.lambda_cloud` listens on the login host of the box. What tests ask of it goes
+`python -m tests.sky.lambda_cloud` listens on the login host of the box. Requests of tests go
 to /_emulator: `Cloud` there is the client, and its list of machines the oracle for leaks.
 """
 
@@ -35,7 +35,7 @@ class Refusal(Exception):
 
 @dataclass
 class Account:
-    """What the cloud knows: keys, rules, machines, and the faults that it is to have."""
+    """The cloud's state: keys, rules, machines, and injected faults."""
 
     layout: Layout
     keys: list[Json] = field(default_factory=list[Json])
@@ -49,7 +49,7 @@ class Account:
     away: bool = False
     broken: bool = False
     calls: list[str] = field(default_factory=list[str])
-    # From whom they came meanwhile.
+    # The addresses of these calls.
     failed: list[str] = field(default_factory=list[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -79,7 +79,7 @@ class Account:
         return {"instance_ids": [identity]}
 
     def terminate(self, identity: str) -> Json | None:
-        """What is shown of a machine for the last time; None when there is no such machine."""
+        """Return a machine as shown for the last time; None when there is no such machine."""
         with self._lock:
             shown, machine = self.machines.pop(identity, (None, None))
             if shown is None or machine is None:
@@ -90,7 +90,7 @@ class Account:
         return shown
 
     def change(self, wish: Json) -> None:
-        """Faults, as tests wish them."""
+        """Set faults as a test requests."""
         self.capacity.update(wish.get("capacity", {}))
         self.boot_delay_s = wish.get("boot_delay_s", self.boot_delay_s)
         self.away = wish.get("away", self.away)

@@ -1,4 +1,4 @@
-"""On a machine of the emulated cloud: SkyPilot's runtime, which stops idle machines, asks there.
+"""On a machine of the emulated cloud: directs SkyPilot's runtime, which stops idle machines, there.
 
 Copied into the machine's runtime and imported when Python starts, because the address of the real
 cloud is fixed in SkyPilot's code.

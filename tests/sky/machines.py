@@ -12,7 +12,7 @@ from tests.sky.box.files import SUDO_SHIM
 from tests.sky.box.layout import LOGIN, needed_by_nodes
 from tests.sky.box.namespaces import delete, plug, unmount
 
-# What a machine may write, and what it may keep in shared memory.
+# Limit of a machine's disk, and of its shared memory.
 _DISK = "3g"
 # Read by the runtime on the machine: the cloud's address is fixed in SkyPilot's code.
 ENDPOINT_FILE = "etc/flotilla-cloud"
@@ -60,7 +60,7 @@ class Machine:
         return self._folder / "root"
 
     def boot(self) -> bool:
-        """Whether it runs: a machine that was killed before it booted never does."""
+        """Boot, and return whether it runs: a machine that was killed before never does."""
         with self._changing:
             if self._killed:
                 return False
@@ -117,7 +117,7 @@ class Machine:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
 
     def _uv_shim(self) -> str:
-        """As on SkyPilot's own images: the runtime is there, and nothing is downloaded."""
+        """Put the runtime in place as SkyPilot's own images do, so that nothing is downloaded."""
         base = self.layout.base
         return (
             "#!/bin/bash\n"

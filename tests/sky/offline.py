@@ -20,17 +20,17 @@ _BUILD_WHEEL = "from sky.backends import wheel_utils; wheel_utils.build_sky_whee
 
 
 def cloud_url(layout: Layout) -> str:
-    """Where the emulator of the cloud listens, seen from every host of the box."""
+    """Return the address of the cloud's emulator, seen from every host of the box."""
     return f"http://{layout.address(LOGIN)}:{CLOUD_PORT}"
 
 
 def api_url(layout: Layout) -> str:
-    """Where SkyPilot's API server listens on the login host."""
+    """Return the address of SkyPilot's API server on the login host."""
     return f"http://127.0.0.1:{layout.api_port}"
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """What a process that uses SkyPilot on the login host has in its environment."""
+    """Return the environment of a process that uses SkyPilot on the login host."""
     return {
         "HOME": str(layout.client),
         "SKYPILOT_API_SERVER_ENDPOINT": api_url(layout),
@@ -65,7 +65,7 @@ def write_home(layout: Layout) -> None:
 
 
 def _config(layout: Layout) -> dict[str, Any]:
-    # Each node has a folder of its own there: else two ranks race to make one runtime.
+    # Each node has a folder of its own there: otherwise two ranks race to make one runtime.
     folders = {"workdir": str(layout.home), "tmpdir": str(layout.node_tmp)}
     prices = {"cpu": 0.04, "memory": 0.005, "accelerators": {layout.gpu.upper(): 2.5}}
     return {

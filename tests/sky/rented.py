@@ -1,6 +1,6 @@
 """A launcher in a process of its own on the login host, which rents machines of the emulated cloud.
 
-Its services are stand-ins that register, send heartbeats and end as they are told; everything
+Its services are stand-ins that register, send heartbeats and end on request; everything
 between them and the launcher is real: SkyPilot, machines, watchers, TLS.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LIMIT_S = 1800.0
 _POLL_S = 1.0
 _START_S = 60.0
-# The stand-ins have no model, no tasks and no keys that the doctor could look at.
+# The stand-ins have no model, no tasks and no keys that the doctor could check.
 _SKIPPED = sorted({probe.name for probe in PROBES} - {"clouds", "secrets"})
 CPU = {"infra": "lambda/us-south-1", "cpus": "4"}
 
@@ -79,7 +79,7 @@ class Rented:
 
     runs: Path
     stub: "RunServiceAsyncStub"
-    # What people were told of its runs.
+    # The messages of its runs to people.
     messages: list[str] = field(default_factory=list[str])
     _watches: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
@@ -100,25 +100,25 @@ class Rented:
             run = await self.get(run_id)
             if reached(run):
                 return run
-            told = "\n".join(self.messages)
-            assert time.monotonic() < deadline, f"waited {limit_s:.0f} s; {run}\n{told}"
+            shown = "\n".join(self.messages)
+            assert time.monotonic() < deadline, f"waited {limit_s:.0f} s; {run}\n{shown}"
             await asyncio.sleep(_POLL_S)
 
     async def running(self, run_id: str) -> pb.Run:
-        """Once all services serve. A run that ends instead is a failure."""
+        """Wait until all services serve. A run that ends instead is a failure."""
         run = await self.until(run_id, lambda run: run.state >= pb.RUN_STATE_RUNNING)
         assert run.state == pb.RUN_STATE_RUNNING, f"{run}\n{self.messages}"
         return run
 
-    async def told(self, *words: str) -> None:
-        """Once people were told something with all these words in it."""
+    async def notified(self, *words: str) -> None:
+        """Wait until a message contains all these words."""
         deadline = time.monotonic() + _LIMIT_S
         while not any(all(word in text for word in words) for text in self.messages):
-            assert time.monotonic() < deadline, f"never said {words}: {self.messages}"
+            assert time.monotonic() < deadline, f"no message with {words}: {self.messages}"
             await asyncio.sleep(_POLL_S)
 
     async def stop(self, run_id: str) -> pb.Run:
-        """Once the run has ended, whatever became of its machines."""
+        """Stop the run and return it, whatever became of its machines."""
         request = pb.StopRunRequest(run_id=run_id)
         request.grace.FromSeconds(20)
         await self.stub.StopRun(request, timeout=_LIMIT_S)
@@ -142,7 +142,7 @@ class Rented:
 
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[Rented]:
-    """A launcher for this folder; in the end it drains its runs and goes."""
+    """A launcher for this folder; at the end it drains its runs and exits."""
     await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
     python_path = f"{ROOT}:{ROOT / 'gen'}"
     with (runs / "launcher.log").open("ab") as log:
@@ -182,7 +182,7 @@ async def _address(
 
 
 def service_process(run_id: str, service: str) -> tuple[int, float]:
-    """Id and start of the process of a run's service, on whichever machine it is: machines are
+    """Id and start of the process of a run's service, on any machine: machines are
     namespaces of this one."""
     found = [process for process in psutil.process_iter() if _is(process, run_id, service)]
     [process] = found

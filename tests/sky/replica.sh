@@ -1,5 +1,5 @@
 #!/bin/bash
-# In the place of a machine's interpreter: a replica that works until it is asked to end. The file
+# In the place of a machine's interpreter: a replica that works until it is stopped. The file
 # `work-is-done` in the working directory of its machine ends its work.
 echo "replica $*"
 [ -n "$FLOTILLA_TOKEN" ] && echo "token arrived"

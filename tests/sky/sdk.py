@@ -17,7 +17,7 @@ def launch(task: Any, cluster: str) -> tuple[int, Any]:
 
 
 def logs(cluster: str, job: int) -> str:
-    """What a job prints until it ends."""
+    """Return a job's output until it ends."""
     kept = io.StringIO()
     import_module("sky").tail_logs(cluster, job, follow=True, output_stream=kept)
     return kept.getvalue()
@@ -31,7 +31,7 @@ def queue(job: int) -> list[tuple[str, int]]:
 
 
 def recoveries(job: int) -> list[int]:
-    """How often each task of a managed job has been given a new cluster."""
+    """Count the new clusters that each task of a managed job has been given."""
     sky, jobs = import_module("sky"), import_module("sky.jobs")
     records, *_ = sky.get(jobs.queue_v2(refresh=False, job_ids=[job]))
     return [record.recovery_count for record in records]

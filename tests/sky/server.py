@@ -16,7 +16,7 @@ _NO_SERVER_HERE = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
 
 
 class ApiServer:
-    """May be stopped and started again: what it knows lies in SkyPilot's home."""
+    """May be stopped and started again: its state lies in SkyPilot's home."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -57,7 +57,7 @@ class ApiServer:
         self.forget()
 
     def forget(self) -> None:
-        """After something else has ended the process."""
+        """Forget the process after something else has ended it."""
         if self._process is not None:
             self._process.wait(_STOP_S)
             self._process = None
@@ -75,6 +75,6 @@ class ApiServer:
 
     def _environment(self) -> dict[str, str]:
         python_path = f"{ROOT}:{ROOT / 'gen'}"
-        # Clients here may start none, but this is no client.
+        # Clients here may start no server, but this is no client.
         inherited = {k: v for k, v in os.environ.items() if k != _NO_SERVER_HERE}
         return {**inherited, **environment(self.layout), "PYTHONPATH": python_path}

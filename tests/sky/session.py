@@ -1,4 +1,4 @@
-"""A box with SkyPilot's API server and an emulated cloud: everything that a test of it needs."""
+"""A box with SkyPilot's API server and an emulated cloud: all that a test of it needs."""
 
 import os
 from collections.abc import Generator
@@ -36,7 +36,7 @@ class SkySession:
             self.cloud.start()
             self.api.start()
         except BaseException:
-            # Ctrl-C too: what runs by now would go on without anybody.
+            # Ctrl-C too: the processes that run by now would stay without an owner.
             self.stop()
             raise
 

@@ -117,7 +117,7 @@ class SlurmJob:
         return {node: services for node, services in found.items() if services}
 
     def command_lines(self) -> str:
-        """All that anybody on the nodes could read of the job."""
+        """Everything that users of the nodes can read of the job."""
         pids = processes_in(map(self._box.layout.namespace, self._box.layout.nodes))
         return "\n".join(Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace") for pid in pids)
 

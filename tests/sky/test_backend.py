@@ -23,7 +23,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(900),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _CPU = {"infra": "slurm/mini/cpu", "cpus": "1", "memory": "1"}
@@ -62,7 +62,7 @@ def _launch(tmp_path: Path, run_id: str, key: ReplicaKey, config: LauncherConfig
 
 
 def _allocations(box: SkySession) -> list[str]:
-    """Return what Slurm itself says is running: the oracle."""
+    """Return the running allocations from Slurm itself: the oracle."""
     listed = subprocess.run(
         ("squeue", "--noheader", "--format=%j"),
         env={"SLURM_CONF": str(box.layout.slurm_conf), "PATH": "/usr/bin:/bin"},
@@ -120,7 +120,7 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     await _cleaned(backend, run_id)
 
 
-async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
+async def test_a_machine_that_no_cloud_ever_has_is_a_wrong_wish(
     backend: SkyBackend, tmp_path: Path
 ) -> None:
     wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}

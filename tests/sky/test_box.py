@@ -15,7 +15,7 @@ from tests.sky.session import SkySession
 
 pytestmark = [pytest.mark.sky, pytest.mark.timeout(300)]
 
-# Below pytest's own folder nobody but root may look.
+# Only root can look below pytest's own folder.
 SMALL = Layout(
     base=Path("/var/tmp/flotilla-small"),
     user="flotilla-small",
@@ -48,7 +48,7 @@ def test_every_host_is_a_machine_of_its_own(box: Box) -> None:
         assert SMALL.address(host) in output(box, host, "ip", "-brief", "-4", "address")
 
 
-def test_slurm_runs_jobs_on_the_node_that_has_what_they_ask_for(box: Box) -> None:
+def test_slurm_runs_jobs_on_the_node_that_has_what_they_request(box: Box) -> None:
     on_gpu = ("srun", "--partition=gpu", "--gres=gpu:h100:2", "--chdir=/")
     assert output(box, LOGIN, "srun", "--chdir=/", "hostname") == "mini2"
     assert output(box, LOGIN, *on_gpu, "hostname") == "mini1"
@@ -79,7 +79,7 @@ def test_a_box_that_runs_is_neither_started_again_nor_stopped_by_others(box: Box
     assert box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split() == ["idle", "idle"]
 
 
-def test_an_ordinary_user_is_told_to_be_root(box: Box) -> None:
+def test_an_ordinary_user_must_become_root(box: Box) -> None:
     python = ("env", f"PYTHONPATH={ROOT}:{ROOT}/gen", sys.executable, "-m", "tests.sky.box", "stop")
     done = subprocess.run(
         box.command("mini1", *python), check=False, capture_output=True, text=True, cwd="/"

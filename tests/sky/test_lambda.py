@@ -1,4 +1,4 @@
-"""SkyPilot's unmodified provisioner of a cloud against the emulated one, and what goes wrong."""
+"""SkyPilot's unmodified provisioner of a cloud against the emulated one, and its failures."""
 
 import http.client
 import urllib.request
@@ -29,7 +29,7 @@ def task(run: str, accelerator: str) -> Any:
 
 
 def status(cluster: str) -> list[Any]:
-    """Return what SkyPilot says of a cluster after it has asked the cloud."""
+    """Return SkyPilot's state of a cluster after it has queried the cloud."""
     sky = import_module("sky")
     force = import_module("sky").StatusRefreshMode.FORCE
     return sky.get(sky.status([cluster], refresh=force))
@@ -47,12 +47,12 @@ def test_without_capacity_the_next_region_is_taken_and_a_preempted_machine_is_no
     assert "served by vm-" in logs("elsewhere", job)
     assert len(status("elsewhere")) == 1
     cloud.preempt(machine["id"])
-    # Where SkyPilot's own look at the cluster takes too long, it answers what it knew before.
+    # Where SkyPilot's own look at the cluster takes too long, it answers with its last state.
     until("the machine is missed", lambda: status("elsewhere") == [])
 
 
 def test_a_machine_outlives_the_api_server_that_was_booting_it(sky_session: SkySession) -> None:
-    """Why a launcher needs a reaper of its own: SkyPilot forgets the request."""
+    """SkyPilot forgets the request: a launcher needs a reaper of its own."""
     sky = import_module("sky")
     cloud = sky_session.cloud
     cloud.set_boot_delay(20)
@@ -66,7 +66,7 @@ def test_a_machine_outlives_the_api_server_that_was_booting_it(sky_session: SkyS
     assert cloud.machines() == []
 
 
-def test_a_cloud_that_is_away_answers_nobody_but_the_oracle(sky_session: SkySession) -> None:
+def test_a_cloud_that_is_away_answers_only_the_oracle(sky_session: SkySession) -> None:
     cloud = sky_session.cloud
     request = urllib.request.Request(f"{cloud_url(sky_session.layout)}/api/v1/instances")
     request.add_header("Authorization", f"Bearer {CLOUD_KEY}")

@@ -1,4 +1,4 @@
-"""What may leave machines of a cloud behind, on the backend for machines without a launcher around
+"""Leaks of a cloud's machines, on the backend for machines without a launcher around
 it. The emulated cloud's own list is what costs money."""
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(1800),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _RUN_ID = "leak-20260101-000000"
@@ -85,7 +85,7 @@ async def test_only_when_no_candidate_has_a_machine_there_is_no_capacity(
     assert (await backend.clean_run(_RUN_ID)).gone
 
 
-async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answers_and_then_reaped(
+async def test_what_boots_while_the_api_server_stops_is_kept_until_it_answers_and_then_reaped(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
@@ -106,7 +106,7 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
     assert len(cloud.machines()) == 1
     await asyncio.to_thread(sky_session.api.start)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
-    # Of an active run it is no orphan, however little SkyPilot knows of it.
+    # A machine of an active run is no orphan, even if SkyPilot does not know it.
     assert await successor.reap_orphans([_RUN_ID]) == []
     assert len(cloud.machines()) == 1
     assert len(await successor.list_orphan_resources([])) == 1
@@ -115,10 +115,10 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
     assert (await successor.clean_run(_RUN_ID)).gone
 
 
-async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the_cloud_answers(
+async def test_a_machine_that_cannot_reach_its_cloud_is_reaped_once_the_cloud_answers(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
-    """Its launcher is dead, its work has ended, and it is to take itself down in a minute."""
+    """Its launcher is dead, its work has ended, and it takes itself down in a minute."""
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
     unit = await backend.start_replica(wish)
     [machine] = cloud.machines()
@@ -135,7 +135,7 @@ async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the
 
 
 async def _looked(query: Callable[[], Any]) -> Any:
-    """What was found; None where nobody could be asked."""
+    """Return the findings; None if the cloud cannot be reached."""
     try:
         return await query()
     except BackendUnreachable:

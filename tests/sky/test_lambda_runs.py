@@ -1,6 +1,6 @@
 """Runs on machines of an emulated cloud, through SkyPilot's unmodified provisioner of that cloud.
 
-What the cloud itself lists is what costs money, whatever anybody else believes.
+The cloud's own list is what costs money, whatever any other component believes.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.sky.session import SkySession
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(5400),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -60,7 +60,7 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
         assert learner["region"] == {"name": "us-west-1"}
         assert learner["instance_type"] == {"name": "gpu_1x_h100_pcie"}
         price = LAMBDA_MACHINES["gpu_1x_h100_pcie"][-1]
-        await rented.told(f"learner-0 costs ${price:.2f} an hour")
+        await rented.notified(f"learner-0 costs ${price:.2f} an hour")
 
         process, job = service_process(run_id, "learner"), await _job_of("learner")
         before, lost = await rented.get(run_id), _machine_of(sky_session, "rollout")
@@ -68,7 +68,7 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
         until("another machine", lambda: len(cloud.machines()) == 3)
         found = _machine_of(sky_session, "rollout")
         assert found["id"] != lost["id"]
-        await rented.told("rollout-0 has the machine", f"vm-{found['id'][:8]}")
+        await rented.notified("rollout-0 has the machine", f"vm-{found['id'][:8]}")
 
         assert _machine_of(sky_session, "learner")["id"] == learner["id"]
         assert (await _job_of("learner")).job_id == job.job_id

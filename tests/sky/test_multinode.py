@@ -16,12 +16,12 @@ pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="module"),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 NODES = "services.learner.ranks"
 ENGINE_NODES = "services.rollout.nodes"
-# Long enough to be looked at.
+# Long enough for a look at the nodes.
 STEPS = 10
 
 
@@ -78,6 +78,6 @@ async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing
     await check_gone(run, ended)
     assert run.log("learner-0").count('"event": "step"') == 3
     assert '"event": "the service ended"' in run.log("rollout-0-node-1")
-    # One worker on each: what they print comes from both.
+    # One worker on each: their lines come from both.
     assert run.log("rollout-0-node-0-worker-0")
     assert run.log("rollout-0-node-1-worker-0")

@@ -20,7 +20,7 @@ from tests.sky.whole_run import materials
 pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(900),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 _NODE = {"infra": "slurm/mini/cpu", "cpus": "4", "memory": "4"}
@@ -33,7 +33,7 @@ def made(sky_session: SkySession) -> Iterator[Path]:
 
 
 def write_spec(made: Path) -> Path:
-    """Where the node reads it too; as it is, each service would get a machine of its own."""
+    """Write it to a place that the node reads too, with one machine for all services."""
     wish = harness.spec(made / "policy", made / "tasks.json", steps=3)
     wish["name"] = "solo"
     del wish["learner"]["eval"]

@@ -102,7 +102,7 @@ def test_a_job_of_several_nodes_drains_when_its_time_is_up(
     check_gone(box, job)
     log = (job.run_dir / "logs/learner-0.log").read_text()
     assert '"event": "the service ended"' in log
-    # Nothing of what was committed is lost, and the number of nodes may be another.
+    # No commit is lost, and the number of nodes may be another.
     job.submit("--nodes=3", overrides=(f"--learner.steps={done + 2}",))
     job.until(lambda: job.state() in ("COMPLETED", "FAILED"))
     assert job.state() == "COMPLETED", job.explained()
@@ -111,7 +111,7 @@ def test_a_job_of_several_nodes_drains_when_its_time_is_up(
     check_gone(box, job)
 
 
-def test_a_job_whose_node_dies_begins_again_and_goes_on(box: Box, made: Path, folder: Path) -> None:
+def test_a_job_whose_node_dies_begins_again_and_resumes(box: Box, made: Path, folder: Path) -> None:
     job = SlurmJob(box, made, folder, spec(made, steps=10, checkpoint={"every": 1}))
     job.submit(TWO)
     job.until(lambda: job.steps() > 1)

@@ -22,13 +22,13 @@ from tests.support.sky_launches import config, launch
 
 pytestmark = [
     pytest.mark.sky,
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 _GPU = {"accelerators": "H100:1", "disk_size": 300}
 _CPU = {"cpus": "4+", "memory": "16+"}
-# Of an infra: SkyPilot's name of the cloud, and what it takes for region and zone.
+# By infra: SkyPilot's name of the cloud, and its values of region and zone.
 _TAKEN = {
     "lambda": ("Lambda", None, None),
     "runpod": ("RunPod", None, None),
@@ -42,7 +42,7 @@ _TAKEN = {
     "slurm/mini/cpu": ("Slurm", "mini", "cpu"),
     "ssh/pool": ("SSH", "ssh-pool", None),
 }
-# SkyPilot looks for these clusters first, here in vain: in its file, or by a package that is away.
+# SkyPilot looks for these clusters first; here it finds none, in its file or without a package.
 _LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
     "slurm/mini/cpu": (ValueError, "Cluster mini not found in Slurm config"),
     "ssh/pool": (ImportError, "Failed to import dependencies for Kubernetes"),
@@ -51,7 +51,7 @@ _LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with a catalog, so that SkyPilot asks nobody on the internet."""
+    """A home with a catalog, so that SkyPilot needs no internet."""
     write_catalog(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -83,7 +83,7 @@ def test_a_group_is_a_job_group_whose_end_is_its_learners(home: Path, name: str)
 @pytest.mark.parametrize("mode", ["group", "cluster"])
 @pytest.mark.parametrize("infra", _TAKEN)
 def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: str) -> None:
-    # Which ports Kubernetes can open, a cluster would have to say.
+    # Only a cluster could answer which ports Kubernetes can open.
     closed = infra.partition("/")[0] in {*NO_PORTS, "kubernetes", "ssh"}
     network = "private" if closed else "public"
     for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):
@@ -114,7 +114,7 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
         assert price is not None and price == pytest.approx(catalog.machine_price(machine))
 
 
-def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) -> None:
+def test_a_plan_does_not_wait_for_a_catalog_that_is_not_sent(tmp_path: Path) -> None:
     words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"

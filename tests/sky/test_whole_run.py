@@ -1,5 +1,5 @@
 """A whole run, from StartRun to the proof that nothing is left: the real launcher, SkyPilot, Slurm
-nodes, watchers and services, under TLS. Only these are not what a rented machine would have:
+nodes, watchers and services, under TLS. Only these differ from a rented machine:
 
 - The rollouts that scale and die play a script in place of vLLM, and compute logprobs from the
   weights that they were sent: one vLLM takes a minute of both cores to start, and those tests start
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.sky,
     pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="module"),
-    # SkyPilot uses what its own dependencies deprecate.
+    # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
 MODULES = {
@@ -81,7 +81,7 @@ async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -
 
 
 def check_shows_no_secret(run: WholeRun) -> None:
-    """SkyPilot's database and files, here and on the nodes, and what `ps` shows to everybody."""
+    """SkyPilot's database and files, here and on the nodes, and the public output of `ps`."""
     minted, layout = Canaries(), run.session.layout
     minted.values = {}
     minted.add_minted(run.runs, run.run_id)
@@ -92,7 +92,7 @@ def check_shows_no_secret(run: WholeRun) -> None:
 
 
 async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> None:
-    """Whoever lacks the run's certificate or its token, at every rpc."""
+    """Check that callers without the run's certificate or token are refused, at every rpc."""
     member = certificates.load_identity(run.runs, run.run_id)
     assert member is not None
     of_another = certificates.mint_identity(run.run_id).tls_for(ROLLOUT)
@@ -109,7 +109,7 @@ async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> 
 def dial(address: str, service: str, shown: Tls) -> grpc.aio.Channel:
     options = [
         ("grpc.ssl_target_name_override", shown.name_of(service)),
-        # Else it would share the connection of another who may come in.
+        # Otherwise it would share the connection of an accepted caller.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     return grpc.aio.secure_channel(address, channel_credentials(shown), options=options)
@@ -121,7 +121,7 @@ async def test_a_second_rollout_takes_part_and_leaves_again(whole: WholeRun) -> 
     node = await whole.serving(ROLLOUT, 1)
     assert MODULES[ROLLOUT] in whole.working()[node]
     await whole.until(lambda _: "rollout-1" in {worker for worker, _ in whole.trained_by()})
-    # At once: SkyPilot may not yet have said that it has started.
+    # At once: SkyPilot may not yet have reported the start.
     await whole.scale(1)
     await whole.until(lambda _: "the service ended" in whole.log("rollout-1"))
     await whole.until(lambda run: whole.replica(run, ROLLOUT, 1).state == "stopped", UP_S)
@@ -164,7 +164,7 @@ async def test_a_launcher_that_is_killed_has_a_successor_and_no_replica_notices(
     assert whole.log("learner-0").count('"event": "serving"') == 1, "it was not disturbed"
 
 
-async def test_a_learner_whose_node_is_lost_goes_on_elsewhere_from_what_it_uploaded(
+async def test_a_learner_whose_node_is_lost_resumes_elsewhere_from_what_it_uploaded(
     whole: WholeRun,
 ) -> None:
     node, box = await whole.serving(LEARNER), whole.session.box
@@ -189,7 +189,7 @@ async def test_a_stopped_run_leaves_nothing(whole: WholeRun) -> None:
 
 async def check_gone(run: WholeRun, ended: pb.Run) -> None:
     assert ended.cleanup == pb.CLEANUP_VERIFIED, ended.cleanup_detail
-    # SkyPilot has asked Slurm to end them, and Slurm leaves them some seconds.
+    # SkyPilot has requested their end from Slurm, which leaves them some seconds.
     for _ in range(30):
         if not run.allocations() and not run.leftovers():
             break

@@ -1,4 +1,4 @@
-"""A whole run on the box: the real launcher, a client of it, and what the box shows of the run."""
+"""A whole run on the box: the real launcher, a client of it, and the run's traces on the box."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 # SkyPilot takes two minutes for a group on idle cores, and four times as long on busy ones.
 UP_S = 600.0
 _NAME = "whole"
-# All that a node has, as far as Slurm knows: it is shared with nobody.
+# All that a node has, as far as Slurm knows: it is not shared.
 _NODE = {"cpus": "4", "memory": "4"}
 _GPU = {"infra": "slurm/mini/gpu", "accelerators": "H100:1", **_NODE}
 _CPU = {"infra": "slurm/mini/cpu", **_NODE}
@@ -68,12 +68,12 @@ def materials(session: SkySession) -> Generator[Path]:
 
 @dataclass
 class Site:
-    """A launcher that serves on the login host, a client of it, and what its runs are made of."""
+    """A launcher that serves on the login host, a client of it, and the materials of its runs."""
 
     session: SkySession
     runs: Path
     made: Path
-    # Of a node that has nothing to do, by its name.
+    # The processes of an idle node, by its name.
     daemons: dict[str, Counter[str]]
     _process: asyncio.subprocess.Process | None = None
     _client: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -85,7 +85,7 @@ class Site:
         return self._stub
 
     async def up(self) -> None:
-        """Start the launcher; it takes over what another one has left."""
+        """Start the launcher; it takes over the runs of an earlier one."""
         variables = {
             **os.environ,
             "FLOTILLA_TEST_TASKS": str(self.made / "tasks.json"),
@@ -121,7 +121,7 @@ class Site:
         await self._client.aclose()
 
     async def down(self) -> None:
-        """It stops its runs before it ends."""
+        """Stop the launcher, which stops its runs before it ends."""
         await self._client.aclose()
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
@@ -129,7 +129,7 @@ class Site:
 
 
 def spec(site: Site, mode: str = "group") -> dict[str, Any]:
-    """A run that goes on until it is stopped, with a node for each replica."""
+    """A run that continues until it is stopped, with a node for each replica."""
     wish = harness.spec(
         site.made / "policy", site.made / "tasks.json", steps=100_000, lease_ttl_s=30.0
     )
@@ -195,13 +195,13 @@ class WholeRun:
 
     @staticmethod
     def replica(run: pb.Run, service: str, index: int) -> pb.ServiceReplica:
-        """An empty one where there is none."""
+        """Return the replica; an empty one where there is none."""
         wanted = (service, index)
         found = (each for each in run.replicas if (each.service, each.replica) == wanted)
         return next(found, pb.ServiceReplica())
 
     async def ended(self) -> pb.Run:
-        """The run once it has ended by itself."""
+        """Return the run once it has ended on its own."""
         deadline = time.monotonic() + 2 * UP_S
         while (run := await self.get()).state not in ENDED:
             assert time.monotonic() < deadline, self._explained(run)
@@ -210,14 +210,14 @@ class WholeRun:
         return run
 
     async def stop(self) -> pb.Run:
-        """Stop it as Ctrl-C does; return the run as it has ended."""
+        """Stop it as Ctrl-C does; return the run after its end."""
         await self._site.stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
         return await self.get()
 
     async def serving(
         self, service: str, index: int = 0, *, but: str = "", limit_s: float = UP_S
     ) -> str:
-        """The node of a replica, once it serves there, and not on one that it had before."""
+        """Return the node of a replica once it serves there, and not on an earlier one."""
 
         def served(run: pb.Run) -> bool:
             replica = self.replica(run, service, index)
@@ -231,7 +231,7 @@ class WholeRun:
         return next(node for node in layout.nodes if layout.address(node) == host)
 
     async def until(self, reached: Callable[[pb.Run], bool], limit_s: float = 120.0) -> pb.Run:
-        """Poll until the run, which has not ended, is as wished."""
+        """Poll until the run, which has not ended, meets the condition."""
         deadline = time.monotonic() + limit_s
         while not reached(run := await self.get()):
             assert run.state not in ENDED, self._explained(run)
@@ -249,7 +249,7 @@ class WholeRun:
         return self.runs / self.run_id / "logs"
 
     def log(self, replica: str) -> str:
-        """Return what the launcher has of a replica's log."""
+        """Return the launcher's log of a replica."""
         return (self._logs() / f"{replica}.log").read_text()
 
     def steps(self) -> int:
@@ -263,7 +263,7 @@ class WholeRun:
         return max((stamp.step for stamp in stamps(names)), default=0)
 
     def restored(self) -> list[int]:
-        """The steps at which the learner went on from its store."""
+        """The steps at which the learner resumed from its store."""
         lines = (line for line in self.log("learner-0").splitlines() if '"newest_epoch"' in line)
         return [json.loads(line)["step"] for line in lines]
 
@@ -290,7 +290,7 @@ class WholeRun:
                 return []
 
     def allocations(self) -> list[str]:
-        """Return what Slurm itself says is running: the oracle."""
+        """Return the running allocations from Slurm itself: the oracle."""
         return self.session.box.jobs()
 
     def nodes(self) -> set[str]:
@@ -298,7 +298,7 @@ class WholeRun:
         return set(self.session.box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split())
 
     def leftovers(self) -> dict[str, Counter[str]]:
-        """Return, by node, what runs there and would not if there had been no run."""
+        """Return, by node, the processes that only a run can have left."""
         now, before = processes(self.session), self._site.daemons
         more = {node: now[node] - before[node] - Counter({"": 1}) for node in now}
         return {node: found for node, found in more.items() if found}
@@ -310,7 +310,7 @@ class WholeRun:
 
 
 def processes(session: SkySession) -> dict[str, Counter[str]]:
-    """Return, by node, all that runs there: how many processes of which program."""
+    """Return, by node, all its processes: how many of which program."""
     layout = session.layout
     return {
         node: Counter(map(_program, processes_in([layout.namespace(node)])))

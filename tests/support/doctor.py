@@ -57,7 +57,7 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
 
 
 async def probed(name: str, about: RunContext) -> ProbeResult:
-    """Return what one probe says."""
+    """Return the result of one probe."""
     chosen = [probe for probe in PROBES if probe.name == name]
     return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
@@ -99,7 +99,7 @@ def skypilot(folder: Path, url: str) -> dict[str, str]:
     return {"PYTHONPATH": search, "SKYPILOT_API_SERVER_ENDPOINT": url}
 
 
-def says(result: ProbeResult, status: Status, *words: str) -> None:
+def check(result: ProbeResult, status: Status, *words: str) -> None:
     assert result.status is status, result.detail
     for word in words:
         assert word in result.detail, result.detail

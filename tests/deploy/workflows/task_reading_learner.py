@@ -1,4 +1,4 @@
-"""A fake learner that knows which tasks it is asked for, as the real one does."""
+"""A fake learner that knows the tasks selected for it, as the real one does."""
 
 from services.common.service_main import run_service_process
 from services.learner.config.sampling import SelectConfig

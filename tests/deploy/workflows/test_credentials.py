@@ -1,4 +1,4 @@
-"""The step that gives SkyPilot the keys of the clouds, as it stands there."""
+"""The workflow's step that gives SkyPilot the keys of the clouds."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-# As awkward as keys may be.
+# Keys with difficult characters.
 KEYS = {
     "LAMBDA_API_KEY": "secret_lambda_0123",
     "RUNPOD_API_KEY": 'rp"a\\b$HOME',
@@ -34,7 +34,7 @@ def run(home: Path, **environ: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_keys_come_to_where_skypilot_looks_for_them_and_nobody_else_may_look(
+def test_keys_come_to_where_skypilot_reads_them_and_no_other_user_can(
     tmp_path: Path,
 ) -> None:
     output = run(tmp_path, **KEYS)
@@ -55,7 +55,7 @@ def test_keys_come_to_where_skypilot_looks_for_them_and_nobody_else_may_look(
     )
 
 
-def test_new_keys_replace_those_of_before_but_not_what_somebody_else_has_put_there(
+def test_new_keys_replace_those_of_before_but_not_those_of_other_users(
     tmp_path: Path,
 ) -> None:
     (tmp_path / ".aws").mkdir()

@@ -1,4 +1,4 @@
-"""What the jobs of a runner leave to each other lies where no checkout removes it."""
+"""Files that a runner's jobs leave to each other lie where no checkout removes them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The steps of the training workflow, as they stand there, against a real launcher."""
+"""The steps of the training workflow, unchanged, against a real launcher."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.support.launcher import left_running, spec
 from tests.support.repository import ROOT
 
 REQUEST = "gha-1-1"
-# As a form leaves them that nobody has filled in, but for the spec and its machine.
+# An empty form, except for the spec and its machine.
 FORM = {
     "TASK_NAME": "fake",
     "MODALITY": "all",
@@ -91,12 +91,12 @@ def test_nothing_that_a_run_prints_is_a_command_to_github(tmp_path: Path) -> Non
         assert printed == "::add-mask::0"
         assert re.fullmatch("::stop-commands::[0-9a-f]{32}", stopped)
         words.add(stopped)
-    assert len(words) == 2, "whoever can guess the word can have GitHub listen again"
+    assert len(words) == 2, "a guessed word would let GitHub listen again"
 
 
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[str]:
-    """A launcher elsewhere; what a repository keeps of it as a secret."""
+    """A separate launcher; yields the secret that a repository keeps of it."""
     await asyncio.to_thread(runs.mkdir)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
@@ -117,7 +117,7 @@ def _secret_of(runs: Path) -> str:
 
 
 async def start(name: str, folder: Path, secret: str, **form: str) -> asyncio.subprocess.Process:
-    """Run a step as GitHub does: `bash -e`, what was asked in the environment."""
+    """Run a step as GitHub does: `bash -e`, with the inputs in the environment."""
     surroundings = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}",
@@ -148,7 +148,7 @@ def stored_runs(runs: Path) -> list[StoredRun]:
     return found
 
 
-async def test_a_run_is_submitted_with_all_that_was_asked_and_followed(tmp_path: Path) -> None:
+async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -> None:
     folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
     form = {
         "MODALITY": "computer_use",
@@ -189,7 +189,7 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         async for line in process.stdout:
             if b"run running" in line:
                 break
-        # As a runner does to what has not ended some seconds after it was asked to.
+        # A runner does this to processes that have not ended some seconds after the request.
         os.killpg(process.pid, signal.SIGKILL)
         await process.communicate()
         code, output = await run_step("cancel", folder, secret)
@@ -201,11 +201,11 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         assert again == 0
 
 
-# The launcher goes after 30 s in which nobody asks it anything.
+# The launcher ends after 30 s without a request.
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
-    tmp_path: Path, asked: signal.Signals
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     folder, home = checkout(tmp_path / "job", steps=10_000), tmp_path / "home"
     await asyncio.to_thread(home.mkdir)
@@ -216,7 +216,7 @@ async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
         if b"run running" in line:
             break
     assert left_running(runs)
-    os.killpg(process.pid, asked)
+    os.killpg(process.pid, number)
     await asyncio.sleep(0.2)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -226,7 +226,7 @@ async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
     assert "stopped, machines: verified" in output
     (stored,) = stored_runs(runs)
     assert stored.run.state is RunState.STOPPED
-    # The launcher goes by itself when nobody has asked it anything for a while.
+    # The launcher ends alone after a while without requests.
     async with asyncio.timeout(60):
         while left_running(runs):  # noqa: ASYNC110 (other processes)
             await asyncio.sleep(0.2)
@@ -251,26 +251,26 @@ async def arguments_of(tmp_path: Path, **form: str) -> list[str]:
     return output.splitlines()
 
 
-async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: Path) -> None:
+async def test_clouds_and_the_run_to_resume_are_chosen_by_name(tmp_path: Path) -> None:
     remote = "s3://bucket/all-runs"
-    asked = await arguments_of(
+    arguments = await arguments_of(
         tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1", CHECKPOINT_REMOTE=remote
     )
-    assert f"--learner.checkpoint.remote={remote}" in asked
-    assert asked[:3] == ["submit", "deploy/runs/fake.toml", "--request-id"]
-    assert asked[asked.index("--resume") + 1] == "demo-1"
-    overrides = [each for each in asked if each.startswith("--launcher.")]
+    assert f"--learner.checkpoint.remote={remote}" in arguments
+    assert arguments[:3] == ["submit", "deploy/runs/fake.toml", "--request-id"]
+    assert arguments[arguments.index("--resume") + 1] == "demo-1"
+    overrides = [each for each in arguments if each.startswith("--launcher.")]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     config = run_plan.parse_spec(json.dumps(text)).config
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
 
 
 @pytest.mark.parametrize("disabled", ["true", "false"])
-async def test_people_are_told_where_the_repository_says(tmp_path: Path, disabled: str) -> None:
+async def test_people_are_notified_where_the_repository_sets(tmp_path: Path, disabled: str) -> None:
     given = {"SLACK_CHANNEL": "#fleet-runs", "WANDB_API_KEY": "key-of-wandb"}
-    asked = await arguments_of(tmp_path, DISABLE_SLACK=disabled, **given)
-    assert "key-of-wandb" not in " ".join(asked)
-    overrides = [each for each in asked if re.match(r"--(launcher|learner)\.", each)]
+    arguments = await arguments_of(tmp_path, DISABLE_SLACK=disabled, **given)
+    assert "key-of-wandb" not in " ".join(arguments)
+    overrides = [each for each in arguments if re.match(r"--(launcher|learner)\.", each)]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     reported = TrackingConfig.model_validate(text["learner"]["tracking"])
     assert reported.backends == ("jsonl", "console", "wandb")
@@ -278,15 +278,15 @@ async def test_people_are_told_where_the_repository_says(tmp_path: Path, disable
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 
 
-async def test_who_gives_neither_a_channel_nor_a_key_is_told_nothing(tmp_path: Path) -> None:
-    asked = await arguments_of(tmp_path)
-    assert not [each for each in asked if "slack" in each or "tracking" in each]
+async def test_without_a_channel_and_a_key_nothing_is_sent(tmp_path: Path) -> None:
+    arguments = await arguments_of(tmp_path)
+    assert not [each for each in arguments if "slack" in each or "tracking" in each]
 
 
 async def test_what_is_typed_into_a_form_is_never_run(tmp_path: Path) -> None:
     evil = "$(touch pwned)`touch pwned`\"; touch pwned; '"
-    asked = await arguments_of(tmp_path, ENV_KEYS=evil, MAX_TASKS=evil, RESUME_RUN_NAME=evil)
-    assert f"--learner.select.max_tasks={evil}" in asked
+    arguments = await arguments_of(tmp_path, ENV_KEYS=evil, MAX_TASKS=evil, RESUME_RUN_NAME=evil)
+    assert f"--learner.select.max_tasks={evil}" in arguments
     assert not (tmp_path / "job/pwned").exists()
 
 

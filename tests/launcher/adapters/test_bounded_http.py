@@ -1,5 +1,5 @@
-"""Servers that a launcher asks may answer for ever, or with whatever they like: they are asked
-again later, or nobody heeds them, and the launcher goes on."""
+"""Servers that a launcher queries may answer without end, or with anything: they are queried
+again later or ignored, and the launcher continues."""
 
 import asyncio
 import gzip
@@ -34,7 +34,7 @@ ENDLESS = b"x" * 2**16
 
 @asynccontextmanager
 async def serving(start: bytes, *, endless: bytes = b"", pause_s: float = 0) -> AsyncGenerator[str]:
-    """A server that answers everything so; with `endless` it goes on for as long as it is heard."""
+    """A server that answers every request with this; with `endless` it sends until cut off."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -105,14 +105,14 @@ async def test_json_that_is_none_or_too_much_is_no_answer(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("header", "seconds"),
     [
         *(("7", 7.0), ("0.5", 0.5), ("", 5.0), ("soon", 5.0), ("nan", 5.0), ("-1", 5.0)),
         *(("9" * 400, 3600.0), ("inf", 3600.0), ("1e9", 3600.0)),
     ],
 )
-def test_nobody_is_waited_for_longer_than_an_hour(told: str, seconds: float) -> None:
-    assert retry_after(httpx.Response(429, headers={"retry-after": told})) == seconds
+def test_no_wait_is_longer_than_an_hour(header: str, seconds: float) -> None:
+    assert retry_after(httpx.Response(429, headers={"retry-after": header})) == seconds
 
 
 LETTER = Letter(

@@ -1,4 +1,4 @@
-"""A real watcher over a real process, with a launcher that serves, goes and comes back."""
+"""A real watcher over a real process, with a launcher that serves, leaves and returns."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def test_a_command_to_drain_ends_it_with_the_code_of_the_service(tmp_path:
         assert here.log().endswith("drained\n")
 
 
-async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_preemption(
+async def test_sigterm_drains_while_schedulers_wait_and_is_reported_as_preemption(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, drain_s=60.0) as here:
@@ -81,19 +81,19 @@ async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_pree
         assert not here.left()
         notes = here.served.launcher.store.list_events(here.run_id, 0)
         assert any("is losing its machine" in str(event.body) for event in notes)
-        # The rest of these seconds is for the last word.
+        # The rest of these seconds is for the final report.
         assert _graces(here) == [DEFAULT_LEFT_S - 2.0]
         assert DEFAULT_LEFT_S < SLURM_KILL_WAIT_S
 
 
 def _graces(here: WatchedMachine) -> list[float]:
-    """What the watcher gave its service each time it had it drain."""
+    """The grace periods that the watcher gave its service for draining."""
     lines = [json.loads(line) for line in here.output.splitlines() if line.startswith("{")]
     return [line["grace_s"] for line in lines if line["event"] == "draining"]
 
 
 @pytest.mark.slow
-async def test_what_ignores_sigterm_has_ended_and_said_so_before_a_scheduler_kills(
+async def test_what_ignores_sigterm_is_ended_and_reported_before_a_scheduler_kills(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, drain_s=60.0) as here:
@@ -170,7 +170,7 @@ def _spot() -> dict[str, object]:
 
 
 async def test_secrets_reach_the_service_in_files_that_do_not_stay(tmp_path: Path) -> None:
-    reported = tmp_path / "told.json"
+    reported = tmp_path / "reported.json"
     async with machine(tmp_path, tls=True) as here:
         process = await here.watch("tell", str(reported))
         pid = await here.begins()
@@ -189,7 +189,7 @@ async def test_secrets_reach_the_service_in_files_that_do_not_stay(tmp_path: Pat
 
 
 def _seen_of(service: int, watcher: int) -> bytes:
-    """What others may read of the processes."""
+    """The parts of these processes that other users can read."""
     names = (f"{service}/environ", f"{service}/cmdline", f"{watcher}/cmdline")
     return b"".join(Path("/proc", name).read_bytes() for name in names)
 
@@ -207,7 +207,7 @@ def _files_with(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_a_killed_watcher_takes_everything_along_and_a_successor_goes_on(
+async def test_a_killed_watcher_takes_everything_along_and_a_successor_resumes(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path) as here:
@@ -261,7 +261,7 @@ async def test_a_further_machine_obeys_and_logs_but_does_not_speak_for_its_repli
         await here.until(lambda: log.exists() and "serve begins" in log.read_text())
         assert here.last(service) is None
         assert here.log(service) == ""
-        # What a run's folder is, is the first machine's business.
+        # The first machine is responsible for the content of a run's folder.
         assert not here.run_dir.exists()
         here.supervisor.request_stop(30.0)
         assert await asyncio.wait_for(further.wait(), 40) == 0

@@ -56,7 +56,7 @@ def test_done_and_wrongly_configured_are_final(code: int) -> None:
     assert (watch.stage, watch.verdict.code) == (WatchStage.OVER, code)
 
 
-def test_a_lease_that_runs_out_drains_then_kills_and_says_so() -> None:
+def test_a_lease_that_runs_out_drains_then_kills_and_reports() -> None:
     watch = watches.renew_lease(running(30.0), 5.0, 30.0)
     assert watches.decide_action(watch, 34.9) == (watch, None)
     assert watches.next_due(watch) == 35.0
@@ -70,7 +70,7 @@ def test_a_lease_that_runs_out_drains_then_kills_and_says_so() -> None:
     assert watches.record_exit(watch, ExitStatus(-9), 47.0).verdict.code == EXIT_SILENCE
 
 
-def test_an_answer_that_was_long_under_way_renews_only_from_when_it_was_asked_for() -> None:
+def test_an_answer_that_was_long_under_way_renews_only_from_its_request() -> None:
     watch = watches.renew_lease(running(10.0), 8.0, 0.0)
     assert (watch.renewed, watch.lease_s) == (8.0, 10.0)
     assert watches.renew_lease(watch, 3.0, 10.0).renewed == 8.0
@@ -91,7 +91,7 @@ def test_a_later_cause_only_shortens_what_is_left() -> None:
     assert (watch.cause, watch.due) == (EndCause.ASKED, 3.0)
 
 
-def test_a_machine_that_goes_is_told_until_the_end() -> None:
+def test_a_lost_machine_is_reported_until_the_end() -> None:
     watch = watches.request_end(running(), EndCause.PREEMPTED, 0.0, 10.0)
     assert watch.phase is UnitPhase.PREEMPTED
     watch = watches.record_exit(watch, ExitStatus(0), 1.0)
@@ -104,5 +104,5 @@ def test_a_replica_that_cannot_be_prepared_never_starts() -> None:
     assert watch.verdict == ExitStatus(2, "no journal")
 
 
-def test_a_signal_is_told_as_a_shell_does() -> None:
+def test_a_signal_is_coded_as_a_shell_does() -> None:
     assert (ExitStatus(-9).shell_code, ExitStatus(3).shell_code) == (137, 3)

@@ -1,4 +1,4 @@
-"""The log of a replica on another machine arrives once, whoever is cut off or killed meanwhile."""
+"""The log of a replica on another machine arrives once, whatever is cut off or killed meanwhile."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ async def _begins(here: WatchedMachine, number: int) -> None:
 
 
 async def _cut_off_now_and_then(here: WatchedMachine, rng: random.Random) -> None:
-    """The launcher's server goes and comes back, with another memory of what it has."""
+    """Restart the launcher's server now and then, with a different memory of what it has."""
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0.1, 0.9))
         await here.registry.down()
@@ -52,7 +52,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _compare(truth: list[str], arrived: list[str]) -> None:
-    """A worker that is killed may have printed one line more than it has told."""
+    """A worker that is killed may have printed one line more than it has reported."""
     assert len(truth) > 200
     assert len(set(arrived)) == len(arrived)
     reported = set(truth)

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, url: str | None) -> RunFolder:
     return RunFolder(tmp_path / "runs" / "fake-1", url, path, tmp_path / "unit.log")
 
 
-async def test_a_machine_that_has_the_journal_goes_on_with_it(tmp_path: Path) -> None:
+async def test_a_machine_that_has_the_journal_resumes_it(tmp_path: Path) -> None:
     found = folder(tmp_path, "file:///nowhere")
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
@@ -63,7 +63,7 @@ async def test_an_empty_store_lets_a_new_run_begin_and_no_other(tmp_path: Path) 
         await found.ensure_ready(True, POLICY)
 
 
-async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: Path) -> None:
+async def test_a_store_out_of_reach_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -88,7 +88,7 @@ async def test_a_learner_whose_run_is_lost_does_not_start(tmp_path: Path) -> Non
         assert "has trained, but this machine has nothing of it" in here.log("learner")
 
 
-async def test_a_learner_that_has_told_of_steps_is_not_begun_elsewhere(tmp_path: Path) -> None:
+async def test_a_learner_that_has_reported_steps_is_not_begun_elsewhere(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         body: dict[str, Any] = {"phase": "training", "step": 3, "total_steps": 9, "metrics": {}}
         here.served.launcher.store.add_event(here.run_id, 0.0, "progress", body)

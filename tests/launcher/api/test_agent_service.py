@@ -1,4 +1,4 @@
-"""ReportUnit and PushLogs over the wire: what they refuse, and how."""
+"""ReportUnit and PushLogs over the wire: their refusals, and the forms of these."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ async def refusal(call: Any) -> ServiceError:
     return found
 
 
-async def test_a_report_renews_the_lease_until_somebody_else_has_the_replica(
+async def test_a_report_renews_the_lease_until_another_has_the_replica(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path, lease_s=7.0) as here:
@@ -64,7 +64,7 @@ async def test_a_log_is_appended_to_where_it_is_known_and_nowhere_else(tmp_path:
         assert here.log() == "one\n"
         refused = await refusal(registry.PushLogs(push(here, chunk=b"x" * (MAX_CHUNK_BYTES + 1))))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_LOG")
-        for service in ("../../elsewhere", "somebody"):
+        for service in ("../../elsewhere", "stranger"):
             refused = await refusal(registry.PushLogs(push(here, service=service)))
             assert refused.reason == "BAD_LOG"
         for name in ("../rollout-x", "rollout-0", "rollout-node-1", "learner-x"):
@@ -93,7 +93,7 @@ async def test_a_replica_that_has_lost_its_machine_has_used_up_no_restart(tmp_pa
             exited = report(here, incarnation=f"{lost}", exit_code=EXIT_PREEMPTED)
             exited.phase = registry_pb.UNIT_PHASE_EXITED
             await here.served.registry.ReportUnit(exited)
-            # SkyPilot says that its job has failed.
+            # SkyPilot reports that its job has failed.
             here.backend.finish_unit(here.backend.list_running("rollout")[0], code=1)
             await here.until(lambda again=lost: replica().restarts == again and replica().is_live)
         assert replica().failures == ()

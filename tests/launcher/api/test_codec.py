@@ -1,11 +1,11 @@
-"""Messages to the domain, with texts that mean harm."""
+"""Conversion of messages to the domain, with hostile texts."""
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.launcher.api import codec
 
 
-def test_what_a_learner_says_of_an_alarm_cannot_steer_a_terminal() -> None:
+def test_a_learners_text_of_an_alarm_cannot_steer_a_terminal() -> None:
     words = "\x1b]0;t\x07why" + "x" * 9_999
     alarm = alarm_pb.Alarm(rule="r\x1b[2J", scope="a\nb", cause=words, fix="\x9b")
     request = registry_pb.HeartbeatRequest(alarms=[alarm])

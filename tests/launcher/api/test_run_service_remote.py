@@ -1,4 +1,4 @@
-"""A launcher that serves RunService to other machines: with certificates, and to nobody else."""
+"""A launcher that serves RunService to other machines: only to holders of its certificates."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subpro
         await process.communicate()
 
 
-async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) -> None:
+async def test_launcher_json_lets_only_its_reader_in(tmp_path: Path) -> None:
     served = ("--listen", "0.0.0.0:0", "--advertise", beyond_loopback())
     async with launcher(tmp_path, *served) as process:
         address = await address_of(tmp_path, process)
@@ -60,7 +60,7 @@ async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) 
             async with opened(address.address, "launcher") as channel:
                 codes = await refusals(channel, rpcs, token=address.token)
             assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
-        for token in (None, "a-token-of-somebody-else"):
+        for token in (None, "a-token-of-another-run"):
             channel = rpc.plain_channel(address.address, tls=address.tls, peer="launcher")
             async with channel:
                 codes = await refusals(channel, rpcs, token=token)
@@ -123,7 +123,7 @@ async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
 
 @asynccontextmanager
 async def registry_of_a_run(runs: Path) -> AsyncGenerator[str]:
-    """The address of the registry that a launcher serves to machines elsewhere."""
+    """The address of the registry that a launcher serves to other machines."""
     certificates.store_identity(runs, run())
     store = Ledger(runs / "launcher.sqlite")
     registries = GrpcRegistryHost(runs, lambda run_id, server: add_registry(served, run_id, server))
@@ -147,11 +147,11 @@ async def test_every_rpc_of_a_runs_registry_needs_the_runs_certificate_and_its_t
             async with opened(address, "launcher") as channel:
                 codes = await refusals(channel, rpcs, token=run().token)
             assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
-        for token in (None, "a-token-of-somebody-else"):
+        for token in (None, "a-token-of-another-run"):
             async with member(address, "launcher") as channel:
                 codes = await refusals(channel, rpcs, token=token)
             assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
         async with member(address, "launcher") as channel:
             codes = await refusals(channel, rpcs, token=run().token)
-        # A member comes through to a launcher that does not know this run.
+        # A member of a run that the launcher does not know gets through.
         assert codes == {each.path: grpc.StatusCode.NOT_FOUND for each in rpcs}

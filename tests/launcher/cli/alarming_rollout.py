@@ -1,5 +1,5 @@
-"""A rollout process that plays without an engine: each attempt ends without a grade, in the words
-of a verifier that the spec gives; or in a template error."""
+"""A rollout process that plays without an engine: each attempt ends without a grade, with the text
+of a verifier that the spec gives; or with a template error."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from tests.support.learner import FakeWorker, failed
 
 
 class Config(ConfigModel):
-    """What the verifier says, or with `unrendered` the chat template."""
+    """The verifier's text, or with `unrendered` the chat template's."""
 
     words: str
     unrendered: bool = False
@@ -25,7 +25,7 @@ class Config(ConfigModel):
 
 
 class Ungraded(FakeWorker):
-    """Hands in tries without a grade."""
+    """Submits attempts without a grade."""
 
     def __init__(self, channel: grpc.aio.Channel, config: Config) -> None:
         super().__init__("", channel=channel)

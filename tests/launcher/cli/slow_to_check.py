@@ -12,7 +12,7 @@ from tests.support import fake_service
 
 def main() -> None:
     if "--check-config" in sys.argv:
-        # Whoever checks it next reads standard input too.
+        # The real check reads standard input again.
         text = sys.stdin.read()
         sys.stdin = io.StringIO(text)
         _wait(json.loads(text))
@@ -21,7 +21,7 @@ def main() -> None:
 
 def _wait(spec: dict[str, Any]) -> None:
     hold = Path(spec["learner"]["message"])
-    hold.with_suffix(".asked").touch()
+    hold.with_suffix(".checking").touch()
     while hold.exists():
         time.sleep(0.02)
 

@@ -69,11 +69,11 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
         "Making",
         pytest.param("Run fake-", marks=pytest.mark.slow),
         pytest.param("rollout-0 running", marks=pytest.mark.slow),
-        # Any: steps that end together are told of together.
+        # Any: steps that end together are reported together.
         "step ",
     ],
 )
-async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_run_that_can_go_on(
+async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_resumable_run(
     tmp_path: Path, sign: str
 ) -> None:
     slow = ["python", "-c", "import time; time.sleep(1); open('made', 'w')"]
@@ -126,7 +126,7 @@ async def test_a_second_ctrl_c_stops_at_once_what_does_not_drain(tmp_path: Path)
     await nothing_left(runs)
 
 
-async def test_a_failed_run_says_why_and_what_to_do(tmp_path: Path) -> None:
+async def test_a_failed_run_names_its_cause_and_the_fix(tmp_path: Path) -> None:
     path = write_spec(tmp_path, launcher={"max_restarts": 0}, rollout={"crash": "always"})
     runs = tmp_path / "runs"
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--learner.steps=9999")
@@ -150,7 +150,7 @@ async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None
 
 
 async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Path) -> None:
-    """Once the run is running, the command and its launcher are gone at a blow."""
+    """Once the run is running, kill the command and its launcher at the same time."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = launcher_address.read_address(runs)
@@ -176,7 +176,7 @@ async def test_services_drain_alone_when_no_launcher_comes(tmp_path: Path) -> No
     await nothing_left(runs)
 
 
-async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path: Path) -> None:
+async def test_a_command_whose_launcher_is_killed_continues_with_another(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 60, "step_s": 0.1}, rollout={"litter": True})
     process = await start_cli("train", str(path), "--runs", str(runs))
@@ -198,14 +198,14 @@ async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path
     await nothing_left(runs)
 
 
-async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
+async def test_a_run_without_a_launcher_gets_one_from_the_next_command(
     tmp_path: Path,
 ) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.05})
     process = await start_cli("train", str(path), "--runs", str(runs))
     await killed_with_its_launcher(process, runs)
-    # Services outlive their launcher; what else it had started may still end.
+    # Services outlive their launcher; its other children may still be ending.
     await until(lambda: len(left_running(runs)) == 3)
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert (code, "running" in output) == (0, True), output
@@ -219,7 +219,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
     assert again.returncode == 130
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert "outcome stopped, cleanup verified: no process" in output
-    # It would stay for a while, in case that somebody has more to do.
+    # It would stay for a while, for further commands.
     os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
 

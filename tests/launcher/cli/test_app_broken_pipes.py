@@ -1,4 +1,4 @@
-"""A reader that goes, as `head` does, ends what only prints, and never a run."""
+"""A closed reader, such as `head`, ends commands that only print, and never a run."""
 
 import subprocess
 import sys
@@ -13,15 +13,15 @@ from services.launcher.cli.{module} import {name}
 console = {name}()
 for _ in range(3):
     console.print("x" * 100_000)
-sys.stderr.write("goes on")
+sys.stderr.write("continues")
 """
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "goes_on"),
+    ("module", "name", "continues"),
     [("progress_view", "RunConsole", True), ("terminal", "Terminal", False)],
 )
-def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, goes_on: bool) -> None:
+def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, continues: bool) -> None:
     program = PROGRAM.format(module=module, name=name)
     command = (sys.executable, "-c", program)
     pipe = subprocess.PIPE
@@ -29,5 +29,5 @@ def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, goes_on: bool
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         output = process.stderr.read()
-    assert output == ("goes on" if goes_on else "")
-    assert process.returncode == (0 if goes_on else 1)
+    assert output == ("continues" if continues else "")
+    assert process.returncode == (0 if continues else 1)

@@ -1,4 +1,4 @@
-"""`flotilla env status` for runs of a launcher; what it prints is tested with a real gateway."""
+"""`flotilla env status` for runs of a launcher; its output is tested with a real gateway."""
 
 import asyncio
 from pathlib import Path

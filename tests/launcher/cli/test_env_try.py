@@ -57,7 +57,7 @@ def test_calls_from_standard_input_are_made_in_order_and_graded(tasks: Path) -> 
     assert "reward   1\n" in done.stdout
 
 
-def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
+def test_text_without_a_call_is_named_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
     done = run(SPEC, tasks, "--env_gateway.backend=embedded", stdin="what is this?\nfly {}\n")
     assert "not a call: what is this?" in done.stdout
     assert "fly: bad_tool" in done.stdout
@@ -65,8 +65,8 @@ def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path
 
 
 def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:
-    done = run(SPEC, tasks, "--key", "nobody")
-    assert (done.returncode, "no task 'nobody' among 2" in done.stdout) == (1, True)
+    done = run(SPEC, tasks, "--key", "missing")
+    assert (done.returncode, "no task 'missing' among 2" in done.stdout) == (1, True)
 
 
 def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
     assert "backend: " in done.stdout and "'embedded'" in done.stdout
 
 
-async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
+async def test_a_gateway_that_ends_silently_is_reported_with_its_code_in_one_line() -> None:
     command = (sys.executable, "-c", "raise SystemExit(7)")
     with pytest.raises(GatewayError, match="with code 7: it printed nothing"):
         async with serve_gateway(SPEC, (), print, command=command):
@@ -137,7 +137,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        # As a shell starts what runs in the background.
+        # A shell starts background commands like this.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert process.stdout is not None
@@ -151,12 +151,12 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         process.send_signal(end)
         killed = end is signal.SIGKILL
         assert process.wait(timeout=20) == (-end if killed else 130)
-        # One that was killed waits for nobody: its gateway ends by itself.
+        # A killed command waits for nothing: its gateway ends alone.
         while killed and running(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not running(tmp_path)
-        # The folder of one that was killed goes with the next that needs one, once the kernel has
-        # closed what the gateway held: `ps` misses a process some time before that.
+        # The next command that needs a folder removes that of a killed one, once the kernel has
+        # closed the gateway's files: `ps` misses a process some time before that.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         while killed and scratch_folders_left(tmp_path) and time.monotonic() < deadline:
             with scratch_folder():

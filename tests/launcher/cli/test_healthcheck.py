@@ -1,4 +1,4 @@
-"""What a container engine is told of a launcher's health."""
+"""The health of a launcher, as reported to a container engine."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from tests.support.free_ports import free_port
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback
 
-# Nobody answers there: it is kept for documents.
+# The address is reserved for documents: nothing answers there.
 NOWHERE = "192.0.2.1:443"
 
 

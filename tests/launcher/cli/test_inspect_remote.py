@@ -1,4 +1,4 @@
-"""`flotilla inspect` on a machine that has FLOTILLA_LAUNCHER and nothing else of the runs."""
+"""`flotilla inspect` on a machine that has only FLOTILLA_LAUNCHER, and no files of the runs."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from tests.learner.inspector.made_runs import (
 
 @dataclass(frozen=True, slots=True)
 class RunThere:
-    """A launcher's folder with one run, and the home of somebody who has its launcher.json."""
+    """A launcher's folder with one run, and the home of a user who has its launcher.json."""
 
     there: Path
     home: Path
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def know_run(there: Path, run: Run, spec: str) -> None:
-    """Write a run into the ledger, as a launcher does that has ended."""
+    """Write a run into the ledger, as a launcher that has ended leaves it."""
     ledger = Ledger(there / "launcher.sqlite")
     ledger.begin_run(run, spec, time.time(), {})
     ledger.save_run(run, (), time.time())
@@ -85,7 +85,7 @@ async def elsewhere(
 async def inspecting(
     found: RunThere, *arguments: str
 ) -> AsyncGenerator[tuple[OpenerDirector, str]]:
-    """Serve the pages; what opens them, and the address of the run's page."""
+    """Serve the pages; yield an opener for them, and the address of the run's page."""
     command = ("inspect", *arguments, "--runs", str(found.home / "runs"))
     async with cli(found.secret, *command) as process:
         assert process.stdout is not None
@@ -166,8 +166,8 @@ async def test_a_bundle_is_made_of_a_run_elsewhere_with_a_tokenizer_from_here(
         out = tmp_path / "pages.zip"
         arguments = ("inspect", RUN, "--bundle", str(out), "--policy", str(tmp_path / "kept"))
         async with cli(found.secret, *arguments) as process:
-            told, _ = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 0, told.decode()
+            output, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, output.decode()
         with zipfile.ZipFile(out) as file:
             pages = "".join(file.read(n).decode() for n in file.namelist() if n.endswith(".html"))
         assert "I look for hotels." in pages
@@ -200,7 +200,7 @@ async def test_a_refresh_brings_what_is_new_and_only_the_blocks_that_have_change
         await run.journal.close()
 
 
-async def test_a_fetch_that_was_cut_goes_on_with_what_had_come(
+async def test_a_fetch_that_was_cut_resumes_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with elsewhere(tmp_path) as found:
@@ -239,22 +239,22 @@ async def test_a_run_on_rented_machines_is_found_by_its_store(tmp_path: Path) ->
     async with launcher(there) as served:
         await address_of(there, served)
         secret = (there / "launcher.json").read_text()
-        told: list[str] = []
-        for name in ("far-1", "far-2", "nobody"):
+        printed: list[str] = []
+        for name in ("far-1", "far-2", "missing"):
             async with cli(secret, "inspect", name, "--runs", str(home)) as process:
                 output, _ = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 1
-            told.append(" ".join(output.decode().split()))
-    assert "restore_command s3://bucket/kept/far-1 --config SPEC --runs kept" in told[0]
-    assert "dumps are in s3://bucket/kept/far-1/dumps" in told[0]
-    assert "flotilla export-trajectories far-1" in told[0]
-    assert "learner.checkpoint.remote is not set" in told[1]
-    assert "flotilla inspect far-2 --bundle OUT.zip" in told[1]
-    assert "there is no run 'nobody'" in told[2]
+            printed.append(" ".join(output.decode().split()))
+    assert "restore_command s3://bucket/kept/far-1 --config SPEC --runs kept" in printed[0]
+    assert "dumps are in s3://bucket/kept/far-1/dumps" in printed[0]
+    assert "flotilla export-trajectories far-1" in printed[0]
+    assert "learner.checkpoint.remote is not set" in printed[1]
+    assert "flotilla inspect far-2 --bundle OUT.zip" in printed[1]
+    assert "there is no run 'missing'" in printed[2]
 
 
 def open_again(run: MadeRun) -> MadeRun:
-    """Open the journal of a made run as a learner does that resumes it."""
+    """Open the journal of a made run as a resuming learner does."""
     return replace(run, journal=open_journal(run.folder))
 
 

@@ -26,7 +26,7 @@ _LIMIT_S = 60.0
 
 
 def begin(runs: Path, run_id: str = RUN, *, nodes: int = 3) -> str:
-    """What a launcher writes of a run before anything of it starts; its token."""
+    """Write what a launcher writes of a run before it starts anything; return the token."""
     spec: dict[str, Any] = {
         "name": "test",
         "policy": {"model": "none", "max_model_len": 64},
@@ -86,7 +86,7 @@ async def test_a_machine_joins_with_the_files_of_the_run_and_ends_when_dismissed
     assert given["--replica"] == "2"
     assert given["--peer"] == "learner=10.0.0.5:0"
     assert given["--tls-dir"].endswith(f"{RUN}/learner")
-    # A folder that is this machine's alone.
+    # A folder of this machine alone.
     assert given["--run-dir"] == str(runs / f"{RUN}.nodes" / "learner-2")
     assert token not in json.dumps({k: v for k, v in given.items() if k.startswith("--")})
 

@@ -1,5 +1,5 @@
-"""Ctrl-C, and a launcher elsewhere that hangs or is gone: nobody waits for ever, and what is not
-known is not said."""
+"""Ctrl-C, and a remote launcher that hangs or is gone: no command waits forever, and none
+reports what it cannot know."""
 
 import asyncio
 import io
@@ -34,14 +34,14 @@ from tests.support.repository import ROOT
 
 
 class Hanging(run_service_pb2_grpc.RunServiceServicer):
-    """A launcher that answers what is named, and leaves all else without an answer."""
+    """A launcher that answers the named calls and leaves all others without an answer."""
 
     def __init__(self, *answers: str) -> None:
         self.answers: tuple[str, ...] = answers
-        self.asked: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
 
     async def _take(self, name: str, request: Any, answer: Any) -> Any:
-        self.asked[name] = request
+        self.requests[name] = request
         if name not in self.answers:
             await asyncio.sleep(600)
         return answer
@@ -72,12 +72,12 @@ class Hanging(run_service_pb2_grpc.RunServiceServicer):
         yield
 
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self.asked["WatchRun"] = request
+        self.requests["WatchRun"] = request
         await asyncio.sleep(600)
         yield
 
     async def until(self, name: str) -> None:
-        while name not in self.asked:  # noqa: ASYNC110
+        while name not in self.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -108,7 +108,7 @@ async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess
             await process.wait()
 
 
-async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
+async def test_a_submit_that_is_left_requests_no_stop_and_names_the_run(
     tmp_path: Path,
 ) -> None:
     double = Hanging("StartRun", "ListRuns")
@@ -117,13 +117,13 @@ async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
         await asyncio.wait_for(double.until("WatchRun"), 60.0)
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
-    assert "StopRun" not in double.asked
+    assert "StopRun" not in double.requests
     assert process.returncode == 130
     assert "Run far-1 continues.\n  flotilla watch far-1   follows it\n" in output.decode()
     assert "  flotilla cancel mine   stops it\n" in output.decode()
 
 
-async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_sure(
+async def test_a_submit_that_is_left_before_it_knows_of_a_run_shows_how_to_check(
     tmp_path: Path,
 ) -> None:
     double = Hanging("ListRuns")
@@ -137,14 +137,14 @@ async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "call", "said"),
+    ("arguments", "call", "expected"),
     [
         (("reap",), "Reap", "Interrupted"),
         (("cancel", "mine"), "StopRun", "the run may continue; stop it with: flotilla cancel mine"),
     ],
 )
 async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
-    arguments: tuple[str, ...], call: str, said: str
+    arguments: tuple[str, ...], call: str, expected: str
 ) -> None:
     double = Hanging("ListRuns")
     async with elsewhere(double) as secret, cli(secret, *arguments) as process:
@@ -152,12 +152,12 @@ async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert process.returncode == 130
-    assert said in output.decode()
+    assert expected in output.decode()
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience of a second."""
+    """Limits of a second."""
     monkeypatch.setattr(launcher_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(launcher_client, "_PROBE_S", 0.3)
     monkeypatch.setattr(launcher_client, "_PAUSE_S", 0.1)
@@ -178,7 +178,7 @@ async def test_a_launcher_elsewhere_that_is_gone_is_not_watched_for_ever(
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, Interrupts())
         await asyncio.wait_for(double.until("WatchRun"), 20.0)
-        # A run of which nothing is heard is no launcher that is gone.
+        # A silent run does not mean that the launcher is gone.
         done, _ = await asyncio.wait({run}, timeout=3.0)
         assert not done
     with pytest.raises(LauncherError, match="its runs may continue without it"):
@@ -193,13 +193,13 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
         there = launcher_client.LauncherAddress(address, TOKEN, 0, elsewhere=True)
         async with rpc.channel(address, token=TOKEN) as channel:
             stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
-            asked = launcher_client.LauncherConnection(tmp_path, stub, there, None)
+            connection = launcher_client.LauncherConnection(tmp_path, stub, there, None)
             view = PlainView(Terminal(file=io.StringIO()))
             following = asyncio.create_task(
-                watch_until_left(asked, FollowedRun(0, "far-1"), view, Interrupts())
+                watch_until_left(connection, FollowedRun(0, "far-1"), view, Interrupts())
             )
             await asyncio.wait_for(double.until("WatchRun"), 20.0)
-            # From here on it hangs in everything, as one that was cut off does.
+            # From here on every call hangs, as if the network were cut.
             double.answers = ()
             with pytest.raises(LauncherError, match="its runs may continue without it"):
                 await asyncio.wait_for(following, 20.0)
@@ -215,12 +215,12 @@ async def test_a_start_elsewhere_that_is_interrupted_is_cancelled_by_its_request
         await asyncio.wait_for(double.until("StartRun"), 20.0)
         interrupts.note_interrupt()
         outcome = await asyncio.wait_for(run, 20.0)
-    assert double.asked["StopRun"].request_id == double.asked["StartRun"].request_id
+    assert double.requests["StopRun"].request_id == double.requests["StartRun"].request_id
     assert (outcome.run, outcome.interrupted) == (None, True)
     assert not (tmp_path / "launcher.sqlite").exists(), "its ledger is elsewhere"
 
 
-async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claims_so(
+async def test_without_the_launchers_confirmation_no_cancellation_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double, interrupts = Hanging(), Interrupts()
@@ -231,7 +231,7 @@ async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claim
         interrupts.note_interrupt()
         await asyncio.wait_for(double.until("StopRun"), 20.0)
         interrupts.second.set()
-        request_id = double.asked["StartRun"].request_id
+        request_id = double.requests["StartRun"].request_id
         with pytest.raises(
             LauncherError, match=f"may continue; stop it with: flotilla cancel {request_id}"
         ):

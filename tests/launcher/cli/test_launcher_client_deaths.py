@@ -27,13 +27,13 @@ async def launcher_of(runs: Path) -> LauncherAddress:
 
 
 async def noticed(process: asyncio.subprocess.Process) -> None:
-    """The command soon says that its launcher is dead, and what becomes of the run."""
+    """The command soon reports that its launcher is dead, and what becomes of the run."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "another one takes over"), NOTICED_S)
 
 
 async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
-    """The run is completed, once, under whichever launcher; returns what else was said."""
+    """The run is completed, once, whichever launcher runs it; return the rest of the output."""
     rest, _ = await asyncio.wait_for(process.communicate(), 90.0)
     output = rest.decode()
     assert process.returncode == 0, output
@@ -46,8 +46,8 @@ async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
 
 
 async def train_and_kill(folder: Path, delay_s: float) -> float:
-    """Kill the launcher so long after it serves; returns after how long the command said so, or 0
-    when it had no reason to."""
+    """Kill the launcher this long after it serves; return the seconds until the command reported
+    it, or 0 when it had no reason to."""
     runs = folder / "runs"
     path = write_spec(folder, learner={"steps": 3, "step_s": 0.5})
     process = await start_cli("train", str(path), "--runs", str(runs))
@@ -65,7 +65,7 @@ async def train_and_kill(folder: Path, delay_s: float) -> float:
     "delay_s",
     [0.0, *(pytest.param(n / 20, marks=pytest.mark.slow) for n in range(1, 41))],
 )
-async def test_a_launcher_killed_just_after_it_serves_is_soon_missed_and_another_goes_on(
+async def test_a_launcher_killed_just_after_it_serves_is_soon_missed_and_replaced(
     tmp_path: Path, delay_s: float
 ) -> None:
     print(f"noticed after {await train_and_kill(tmp_path, delay_s):.2f} s")
@@ -84,8 +84,8 @@ async def test_a_launcher_killed_in_mid_start_is_soon_missed_and_the_run_is_begu
     )
     process = await start_cli("train", str(path), "--runs", str(runs))
     address = await launcher_of(runs)
-    # The learner is asked for its part of the spec, and takes its time.
-    await until(lambda: hold.with_suffix(".asked").exists(), 60.0)
+    # The learner receives its part of the spec, and checks it slowly.
+    await until(lambda: hold.with_suffix(".checking").exists(), 60.0)
     os.kill(address.pid, signal.SIGKILL)
     await noticed(process)
     hold.unlink()
@@ -93,7 +93,7 @@ async def test_a_launcher_killed_in_mid_start_is_soon_missed_and_the_run_is_begu
 
 
 @pytest.mark.slow
-async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path) -> None:
+async def test_a_stop_whose_launcher_dies_reports_it_and_the_fix(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(
         tmp_path,
@@ -122,11 +122,11 @@ async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_run_whose_launcher_died_with_its_command_goes_on_by_the_spec_that_it_has(
+async def test_a_run_whose_launcher_died_with_its_command_continues_with_its_own_spec(
     tmp_path: Path,
 ) -> None:
     runs = tmp_path / "runs"
-    # Until it is looked at: the run goes on under whoever takes it over.
+    # Until it is looked at: the run continues under the launcher that takes over.
     hold = tmp_path / "hold"
     hold.touch()
     path = write_spec(tmp_path, learner={"steps": 2, "held_by": str(hold)})
@@ -138,7 +138,7 @@ async def test_a_run_whose_launcher_died_with_its_command_goes_on_by_the_spec_th
     train.kill()
     os.kill(address.pid, signal.SIGKILL)
     await train.wait()
-    # As a batch system begins a job again: the same overrides are the run's own by now.
+    # As when a batch system restarts a job: the same overrides are the run's own by now.
     [own] = runs.glob("*/spec.json")
     other = await start_cli("train", str(own), "--resume", "--seed=3", "--learner.steps=3", *given)
     printed, _ = await asyncio.wait_for(other.communicate(), 60.0)

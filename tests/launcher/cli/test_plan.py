@@ -26,7 +26,7 @@ from tests.support.sky_launches import VMS
 
 _RUNS = Path("runs")
 _SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
-# Of the machines that deploy/runs/qwen3-8b.toml asks for.
+# The machines that deploy/runs/qwen3-8b.toml requests.
 _LAMBDA = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 cpu_4x_general,,,4.0,16.0,0.1,us-south-3,,
@@ -71,7 +71,7 @@ def test_a_whole_run_on_one_machine_needs_its_key_and_takes_its_choices() -> Non
     assert task["resources"]["autostop"]["down"] is True
 
 
-def test_a_plan_says_machines_and_prices_offline(
+def test_a_plan_shows_machines_and_prices_offline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = tmp_path / ".sky/catalogs/v8/lambda"
@@ -117,7 +117,7 @@ def offline() -> tuple[str, ...]:
 
 
 def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
-    """What `flotilla plan` says of deploy/runs/qwen3-8b.toml, and its files."""
+    """The output of `flotilla plan` for deploy/runs/qwen3-8b.toml, and its files."""
     words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     done = subprocess.run(
         (*offline, sys.executable, *words),
@@ -171,7 +171,7 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
         ("--learner.checkpoint.remote=file:///shared", ""),
     ],
 )
-def test_a_plan_warns_of_a_model_that_nobody_would_have(
+def test_a_plan_warns_of_a_model_that_is_nowhere(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     change: str,
@@ -201,7 +201,7 @@ def test_specs_that_rent_gpus_show_the_key_that_keeps_their_model(path: Path) ->
         assert "\n# remote = " in section
 
 
-def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
+def test_an_impossible_wish_is_a_bad_spec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -214,11 +214,11 @@ def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
 
 
 async def _content(_: RunPlan) -> None:
-    """The services have nothing against the spec; asking them takes seconds."""
+    """Accept the spec without the services' checks, which take seconds."""
 
 
 async def _read_nothing(_: RunContext) -> tuple[dict[str, Any], list[Finding]]:
-    """No section is known; asking the services for them takes seconds."""
+    """Return no section; the services would take seconds to list theirs."""
     return {}, []
 
 
@@ -244,7 +244,7 @@ def _plan_8b(
     )
 
 
-def test_a_plan_says_what_a_rank_holds(
+def test_a_plan_shows_what_a_rank_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _plan_8b(tmp_path, monkeypatch, []) == 0

@@ -1,4 +1,4 @@
-"""Commands that prepare a run on this machine, some of which mean harm."""
+"""Commands that prepare a run on this machine, some of them hostile."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from services.launcher.cli.prepare import PrepareError, run_prepare_commands
 from services.launcher.cli.terminal import Terminal
 
 
-async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
+async def test_a_failed_preparation_shows_its_output(tmp_path: Path) -> None:
     table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
     console = Terminal(file=io.StringIO())
     with pytest.raises(PrepareError, match="no luck"):
@@ -36,7 +36,7 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
         later = made.stat().st_mtime + 10
         os.utime(source, (later, later))
         await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=False)
-        assert made.read_text() == "x", "a run that goes on keeps what it began with"
+        assert made.read_text() == "x", "a resumed run keeps its initial files"
         await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
         assert made.read_text() == "xx"
 

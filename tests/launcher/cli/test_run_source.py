@@ -1,4 +1,4 @@
-"""The commands on a machine that has FLOTILLA_LAUNCHER and nothing else of the runs."""
+"""The commands on a machine that has only FLOTILLA_LAUNCHER, and no files of the runs."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class Laptop:
 
     @asynccontextmanager
     async def submitted(self, spec: Path) -> AsyncGenerator[str]:
-        """The id of a run that is running. It is submitted for as long as the block lasts."""
+        """Submit a run for the length of the block; yield its id once it is running."""
         command = ("submit", str(spec), "--request-id", "mine")
         async with cli(self.secret, *command) as process:
             assert process.stdout is not None
@@ -54,7 +54,7 @@ class Laptop:
             await asyncio.wait_for(process.communicate(), 60)
 
 
-async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here(
+async def test_status_logs_scale_and_stop_call_the_launcher_and_need_nothing_here(
     tmp_path: Path,
 ) -> None:
     there, host = tmp_path / "there", beyond_loopback()
@@ -79,8 +79,8 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
             assert (code, output.count("hello from rollout-0")) == (0, 1), output
             code, output = await laptop.run("scale", "newest", "rollout=2")
             assert (code, output) == (0, "rollout=2\n")
-            code, output = await laptop.run("status", "nobody")
-            unknown = f"error: there is no run 'nobody' at the launcher at {address}"
+            code, output = await laptop.run("status", "missing")
+            unknown = f"error: there is no run 'missing' at the launcher at {address}"
             assert (code, unknown in output) == (1, True), output
             code, output = await laptop.run("stop", "newest")
             assert (code, output) == (0, f"run {run_id} stopped\n")
@@ -98,7 +98,7 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
 ) -> None:
     served = ("--listen", free_address())
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
-    # Whoever follows a run wants a launcher for as long as that takes.
+    # To follow a run, a launcher is required as long as the run takes.
     async with AsyncExitStack() as launchers:
         first = await launchers.enter_async_context(launcher(tmp_path, *served))
         await address_of(tmp_path, first)
@@ -121,7 +121,7 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
         assert printed.count(f"hello from {name}") == 1, printed
 
 
-def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
+def test_commands_for_files_of_a_run_name_the_launchers_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps({"address": "127.0.0.1:9", "token": TOKEN}))
@@ -172,7 +172,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
     assert printed.count("FLOTILLA_LAUNCHER is not the content of a launcher's") == 3
 
 
-def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
+def test_an_error_about_a_silent_launcher_names_what_to_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
@@ -188,6 +188,6 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
 @pytest.mark.parametrize(
     "command", ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export"]
 )
-def test_help_says_which_launcher_is_asked(command: str) -> None:
+def test_help_names_the_called_launcher(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert "FLOTILLA_LAUNCHER" in result.output

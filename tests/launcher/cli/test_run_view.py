@@ -1,4 +1,4 @@
-"""Durations and phases as people read them."""
+"""Durations and phases in readable form."""
 
 from services.launcher.cli.run_view import RunBoard, duration_text
 

@@ -89,7 +89,7 @@ def _lost(group: GroupSpec) -> Trajectory:
 
 
 async def _fill(journal: Journal) -> None:
-    """Step 1 trained on two groups of the shop; one try in booking was lost."""
+    """Step 1 trained on two groups of the shop; one attempt in booking was lost."""
     shop, other, booking = _group(0, "shop"), _group(1, "shop"), _group(2, "booking")
     for group in (shop, other, booking):
         lease = Lease(f"of-{group.group_id}", group, ((0, 0),), POLICY, "rollout-1", 1.0)
@@ -143,7 +143,7 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     assert "\x1b" not in output, "no colours in a pipe"
 
 
-async def test_an_answer_that_was_cut_is_named_and_shown_when_asked_for(runs: Path) -> None:
+async def test_an_answer_that_was_cut_is_named_and_shown_on_request(runs: Path) -> None:
     requests = ("--passed", "--group", "g000001r0")
     _, output = await show(runs, *requests)
     assert (
@@ -155,7 +155,7 @@ async def test_an_answer_that_was_cut_is_named_and_shown_when_asked_for(runs: Pa
     assert f"  observation  room7\n  whole answer room7 and\n{indent}more\n" in whole
 
 
-async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: Path) -> None:
+async def test_filters_choose_attempts_and_the_last_line_counts_all(runs: Path) -> None:
     assert "2 of 4 attempts; -n shows more" in (await show(runs, "--step", "1", "-n", "2"))[1]
     _, failed = await show(runs, "--failed")
     assert "3 of 3 attempts" in failed
@@ -167,7 +167,7 @@ async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: 
     assert "the server went away" in lost
 
 
-async def test_text_that_a_checkpoint_pruned_is_said_to_be_pruned(runs: Path) -> None:
+async def test_text_that_a_checkpoint_pruned_is_shown_as_pruned(runs: Path) -> None:
     journal = open_journal(runs / RUN)
     await journal.commit_checkpoint(CheckpointRow(1, "step-000001", {}), keep=1)
     await journal.close()
@@ -196,7 +196,7 @@ async def test_what_is_not_there_is_named(
     assert (code, message in output) == (1, True), output
 
 
-async def test_a_run_that_is_not_there_and_one_without_attempts_are_told_apart(
+async def test_an_unknown_run_and_one_without_attempts_differ(
     tmp_path: Path,
 ) -> None:
     code, output = await show(tmp_path)

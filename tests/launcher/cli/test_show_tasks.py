@@ -1,4 +1,4 @@
-"""`flotilla show --tasks`: what a run parked and quarantined, and why."""
+"""`flotilla show --tasks`: the tasks that a run parked and quarantined, and why."""
 
 from pathlib import Path
 

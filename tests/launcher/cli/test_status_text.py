@@ -1,4 +1,4 @@
-"""What `flotilla status` shows: whole ids, the held-out figure as such, and one stable JSON."""
+"""Output of `flotilla status`: whole ids, the held-out figure as such, and stable JSON."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Whatever an environment, a task or a policy writes, no command of `flotilla` lets it act on the
+"""Whatever an environment, a task or a policy writes, no command of `flotilla` lets it control the
 terminal that it is shown on."""
 
 import asyncio
@@ -163,7 +163,7 @@ def test_logs_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) ->
     assert_harmless(printed)
     assert json.loads(printed.splitlines()[0]) == {"source": "rollout-0", **event}
     assert json.loads(printed.splitlines()[1])["event"] == SURROGATES
-    # A line cannot say that it stands in another log.
+    # A line cannot claim to come from another log.
     LogPrinter(as_json=True).print_line("rollout-0", '{"event": "x", "source": "learner-0"}')
     assert json.loads(capsys.readouterr().out)["source"] == "rollout-0"
 
@@ -238,7 +238,7 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_show_of_a_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the learner's program reads out of a journal comes over whole, and is shown as text."""
+    """The learner's program passes hostile text of a journal on, and it is shown as text."""
     lines = "\n".join(map(json.dumps, (ATTEMPT, {"matched": 1})))
     read = subprocess.CompletedProcess((), 0, lines, "")
     monkeypatch.setattr(show.subprocess, "run", lambda *_, **__: read)
@@ -259,10 +259,10 @@ answers = {
     "tools/call": {"content": [{"type": "text", "text": hostile}]},
 }
 for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" in asked:
-        told = {"jsonrpc": "2.0", "id": asked["id"], "result": answers.get(asked["method"], {})}
-        print(json.dumps(told), flush=True)
+    request = json.loads(line)
+    if "id" in request:
+        result = answers.get(request["method"], {})
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
 """
 
 

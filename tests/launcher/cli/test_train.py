@@ -1,4 +1,4 @@
-"""A run that the doctor refuses, on the screen of whoever asked for it."""
+"""A run that the doctor refuses, as its user sees it on the screen."""
 
 import io
 import json

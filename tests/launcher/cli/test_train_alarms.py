@@ -1,4 +1,4 @@
-"""From the moment that a learner raises an alarm until people see it: real processes throughout."""
+"""Delays from a learner's alarm until people see it: real processes throughout."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from services.launcher.store.ledger import Ledger
 from tests.support.launcher import spec, start_cli
 from tests.support.learner import write_tasks
 
-# The issue's bound, of each way that an alarm takes.
+# The required bound for each channel of an alarm.
 LIMIT_S = 2.0
 WORDS = "KeyError: 'notes'\x1b[2J\x07 (line 3 of the verifier)\nand a second line"
 SHOWN = "execution_failed: KeyError: 'notes' (line 3 of the verifier)"
@@ -27,19 +27,19 @@ SHOWN = "execution_failed: KeyError: 'notes' (line 3 of the verifier)"
 
 @dataclass
 class Seen:
-    """When each way has shown the alarm, in seconds since the epoch."""
+    """Times at which each channel has shown the alarm, in seconds since the epoch."""
 
     at: dict[str, float] = field(default_factory=dict[str, float])
-    said: dict[str, str] = field(default_factory=dict[str, str])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
 
     def note(self, way: str, text: str) -> None:
         if "failing" in text and way not in self.at:
-            self.at[way], self.said[way] = time.time(), text
+            self.at[way], self.texts[way] = time.time(), text
 
 
 @asynccontextmanager
 async def hooks(seen: Seen) -> AsyncGenerator[str]:
-    """A server that takes messages; the last part of the path says whose."""
+    """A server that takes messages; the last part of the path names the channel."""
 
     async def take(request: web.Request) -> web.Response:
         seen.note(request.match_info["way"], await request.text())
@@ -57,7 +57,7 @@ async def hooks(seen: Seen) -> AsyncGenerator[str]:
 
 
 def failing_spec(folder: Path, hook: str) -> dict[str, Any]:
-    """A run of which no try gets a grade, with heartbeats as often as by default."""
+    """A run in which no attempt gets a grade, with the default heartbeat interval."""
     modules = {
         "learner": "tests.launcher.cli.alarming_learner",
         "rollout": "tests.launcher.cli.alarming_rollout",
@@ -87,7 +87,7 @@ async def read_board(process: asyncio.subprocess.Process, seen: Seen, lines: lis
 
 
 async def watch_ledger(runs: Path, seen: Seen) -> str:
-    """Poll what `flotilla status` reads until the alarm is there; returns the run's id."""
+    """Poll the ledger, as `flotilla status` does, until the alarm is there; return the run's id."""
     while not (runs / "launcher.sqlite").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     with closing(Ledger(runs / "launcher.sqlite")) as store:
@@ -130,8 +130,8 @@ async def test_an_alarm_is_on_board_status_and_webhooks_within_two_seconds_of_be
     record_property("delays", delays)
     print(f"seconds from raise to {delays}")
     assert max(delays.values()) < LIMIT_S
-    said = {**seen.said, "command": re.sub(r"\s+", " ", shown.decode())}
-    for way, text in said.items():
+    texts = {**seen.texts, "command": re.sub(r"\s+", " ", shown.decode())}
+    for way, text in texts.items():
         assert SHOWN in text.replace("\\u0027", "'"), (way, text)
         assert "\x1b[2J" not in text and "\x07" not in text, way
         assert "a second line" not in text, way

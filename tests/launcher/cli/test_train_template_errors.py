@@ -1,4 +1,4 @@
-"""A chat template that cannot render what tools answer, up to the screen of `flotilla train`."""
+"""A chat template that cannot render tool results, up to the screen of `flotilla train`."""
 
 import asyncio
 import json

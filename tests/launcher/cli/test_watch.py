@@ -1,4 +1,4 @@
-"""Who follows a run, who leaves it, and what a terminal that ends takes with it."""
+"""Following a run, leaving it, and the end of the terminal."""
 
 import asyncio
 import os
@@ -34,19 +34,19 @@ def stored(runs: Path) -> StoredRun:
 
 
 def running(runs: Path) -> bool:
-    """Whether the newest run is; before there is one, none is."""
+    """Return whether the newest run is running; False before there is one."""
     begun = bool(list(runs.glob("fake-*/spec.json")))
     return begun and [each.run.state for each in all_stored(runs)] == [RunState.RUNNING]
 
 
-async def said(process: asyncio.subprocess.Process) -> str:
+async def output_of(process: asyncio.subprocess.Process) -> str:
     output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
     return output.decode()
 
 
 async def run_cli(*arguments: str) -> tuple[int | None, str]:
     process = await start_cli(*arguments)
-    output = await said(process)
+    output = await output_of(process)
     return process.returncode, output
 
 
@@ -60,7 +60,7 @@ async def stopped(runs: Path) -> None:
     code, output = await run_cli("stop", "newest", "--runs", str(runs))
     assert (code, "stopped" in output) == (0, True), output
     if address := launcher_address.read_address(runs):
-        # It would stay for a while, in case that somebody has more to do.
+        # It would stay for a while, for further commands.
         os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
 
@@ -75,7 +75,7 @@ async def test_a_detached_run_is_watched_left_and_watched_to_its_end(tmp_path: P
     watching = await start_cli("watch", "newest", "--runs", str(runs))
     assert run_id in await seen(watching, "step")
     watching.send_signal(signal.SIGINT)
-    output = await said(watching)
+    output = await output_of(watching)
     assert watching.returncode == 130
     assert f"Run {run_id} continues." in output
     assert f"flotilla stop {run_id} --runs {runs}   stops it" in output
@@ -83,12 +83,12 @@ async def test_a_detached_run_is_watched_left_and_watched_to_its_end(tmp_path: P
     again = await start_cli("watch", run_id, "--runs", str(runs))
     await seen(again, "step")
     await stopped(runs)
-    assert f"Run {run_id} was stopped." in await said(again)
+    assert f"Run {run_id} was stopped." in await output_of(again)
     assert again.returncode == 1
 
 
 @pytest.mark.slow
-async def test_whoever_watches_a_run_to_its_completion_is_shown_its_files(tmp_path: Path) -> None:
+async def test_a_watch_to_the_completion_of_a_run_shows_its_files(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 3, "step_s": 0.1})
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--detach")
@@ -96,12 +96,12 @@ async def test_whoever_watches_a_run_to_its_completion_is_shown_its_files(tmp_pa
     for _ in range(2):
         code, output = await run_cli("watch", "--runs", str(runs))
         assert (code, "spec.json  the run spec" in output) == (0, True), output
-    code, output = await run_cli("watch", "nobody", "--runs", str(runs))
-    assert (code, "there is no run 'nobody'" in output) == (1, True), output
+    code, output = await run_cli("watch", "missing", "--runs", str(runs))
+    assert (code, "there is no run 'missing'" in output) == (1, True), output
 
 
 @pytest.mark.slow
-async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: Path) -> None:
+async def test_a_watch_whose_launcher_is_killed_continues_with_another(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 80, "step_s": 0.1})
     await run_cli("train", str(path), "--runs", str(runs), "--detach")
@@ -110,7 +110,7 @@ async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: 
     address = launcher_address.read_address(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
-    assert "another one takes over" in await said(watching)
+    assert "another one takes over" in await output_of(watching)
     assert watching.returncode == 0
     assert stored(runs).run.state is RunState.COMPLETED
 
@@ -118,7 +118,7 @@ async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
-async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
+async def test_a_submit_that_is_left_leaves_the_run_and_shows_how_to_stop_it(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     runs = tmp_path / "runs"
@@ -127,12 +127,12 @@ async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
     process = await start_cli(*command)
     await seen(process, "run running")
     process.send_signal(number)
-    output = await said(process)
+    output = await output_of(process)
     run_id = stored(runs).run.run_id
     assert process.returncode == 130
     assert f"flotilla watch {run_id} --runs {runs}   follows it" in output
     assert f"flotilla cancel mine --runs {runs}   stops it" in output
-    assert running(runs), "nobody has asked it to stop"
+    assert running(runs), "no stop was requested"
     code, output = await run_cli(*command, "--detach")
     assert (code, f"Run {run_id} continues." in output) == (0, True), output
     code, output = await run_cli("cancel", "mine", "--runs", str(runs))
@@ -144,9 +144,9 @@ async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
 
 
 def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A process whose terminal is the pair of the descriptor that is returned."""
+    """A process whose terminal is the pair of the returned descriptor."""
     ours, theirs = pty.openpty()
-    # Of its session, so that it is told when the terminal ends; these tests may run under nohup.
+    # In its session, so that it gets the terminal's hangup; these tests may run under nohup.
     taking = (
         "import fcntl, os, signal, sys, termios\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"

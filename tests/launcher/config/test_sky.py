@@ -20,7 +20,7 @@ def test_candidates_elsewhere_are_left_out_and_those_of_no_cloud_go_there() -> N
     assert all(machine.accelerators == "H100:1" for machine in found.ordered)
 
 
-def test_a_service_that_asks_for_nothing_goes_to_that_cloud_too() -> None:
+def test_a_service_without_requests_gets_that_cloud_too() -> None:
     found = machines_of(SkyConfig(cloud="nebius"), ROLLOUT)
     assert [machine.infra for machine in found.candidates] == ["nebius"]
 

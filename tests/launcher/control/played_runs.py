@@ -1,4 +1,4 @@
-"""Runs of four replicas as the pure core sees them, brought to a state by hand."""
+"""Runs of four replicas as the pure core sees them, in states set by hand."""
 
 from services.launcher.control import transitions
 from services.launcher.control.actions import StartReplica

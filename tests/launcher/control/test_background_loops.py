@@ -1,4 +1,4 @@
-"""Turns that go on whatever has become of the one before."""
+"""Turns of a loop that continue whatever the previous turn did."""
 
 import asyncio
 import sqlite3
@@ -12,7 +12,7 @@ from services.launcher.state import LEARNER, Run
 from services.launcher.store.ledger import Ledger
 
 
-async def test_people_are_told_on_after_a_moment_without_the_ledger(
+async def test_notifications_continue_after_a_moment_without_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, reported = Ledger(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()

@@ -1,4 +1,4 @@
-"""What a run costs, by a clock that jumps as it likes."""
+"""Costs of a run, by a clock that jumps arbitrarily."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}
 
 
 def run_of(live: dict[str, int], state: RunState = RunState.RUNNING) -> Run:
-    """A run with so many started replicas of each service, and one that is not started."""
+    """A run with this many started replicas of each service, and one that is not started."""
     found = [
         Replica(service, index, unit=Unit("u"))
         for service, count in live.items()
@@ -87,7 +87,7 @@ def test_what_is_accrued_is_price_times_uptime_of_every_replica(
 def test_it_does_not_matter_how_often_it_is_counted(
     moments: list[tuple[dict[str, int], float]], pieces: int
 ) -> None:
-    """Nor, then, that a launcher dies and its successor goes on from what is written."""
+    """A launcher may die and its successor continue from the ledger: the sum is the same."""
     finer = [(live, passed / pieces) for live, passed in moments for _ in range(pieces)]
     assert spend(finer).accrued == pytest.approx(spend(moments).accrued)
 
@@ -157,7 +157,7 @@ def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing
         budget.check_budget(LauncherConfig(max_cost=5.0), {}, 5.0)
 
 
-def test_what_a_run_may_come_to_is_told_by_service_where_there_is_a_price_and_an_end() -> None:
+def test_the_maximum_cost_is_listed_by_service_where_there_is_a_price_and_an_end() -> None:
     prices, replicas = {"learner": 2.0, "rollout": 1.5, "env_gateway": 0.0}, {"learner": 1}
     replicas |= {"rollout": 3, "env_gateway": 1}
     assert budget.cost_by_service(prices, replicas, 10.0) == {"learner": 20.0, "rollout": 45.0}
@@ -168,7 +168,7 @@ def test_what_a_run_may_come_to_is_told_by_service_where_there_is_a_price_and_an
     )
 
 
-def test_the_learner_is_told_what_a_thousand_trajectories_cost() -> None:
+def test_the_learner_gets_the_cost_of_a_thousand_trajectories() -> None:
     cost = Cost(3.0, 12.0)
     assert budget.cost_metrics(cost, {budget.TRAJECTORIES_METRIC: 600.0}) == {
         "cost/accrued": 3.0,

@@ -1,4 +1,4 @@
-"""What real runs of fake services cost at a launcher: asked for, watched, limited."""
+"""Costs of real runs of fake services at a launcher: queried, watched, limited."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class DearBackend(LocalBackend):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test does not wait for a minute."""
+    """Count often: a test does not wait for a minute."""
     monkeypatch.setattr(cost_tracker, "EVERY_S", 0.1)
 
 
@@ -42,7 +42,7 @@ async def test_a_run_of_which_one_hour_is_too_dear_does_not_start(tmp_path: Path
         assert not (await served.runs.ListRuns(pb.ListRunsRequest())).runs
 
 
-async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
+async def test_a_run_reports_its_cost_to_watchers_and_the_learner(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
@@ -116,7 +116,7 @@ async def test_each_time_that_a_replica_has_other_machines_it_costs_what_those_d
 async def test_a_run_that_reaches_its_budget_is_warned_of_drained_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An hour fits into no budget that is spent within a test.
+    # No budget that a test can spend covers an hour.
     monkeypatch.setattr(budget, "check_budget", lambda *_: None)
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
         run_id = await served.start(
@@ -139,7 +139,7 @@ async def test_a_run_whose_time_is_up_is_stopped(tmp_path: Path) -> None:
         assert (run.state, run.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_DEADLINE)
 
 
-async def test_a_launcher_that_goes_on_with_a_run_counts_on_from_what_was_spent(
+async def test_a_launcher_that_resumes_a_run_counts_on_from_what_was_spent(
     tmp_path: Path,
 ) -> None:
     wish = spec(learner={"steps": 5, "step_s": 0.1})

@@ -1,4 +1,4 @@
-"""A launcher goes on with runs where another one died."""
+"""A launcher resumes the runs of a dead one."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ STARTED = Unit("demo-1/learner-0", 1, 1.0)
 async def taken_over(
     folder: Path, backend: FakeBackend, learner: Replica, **options: Any
 ) -> AsyncGenerator[Supervisor]:
-    """A launcher that finds a run with this learner in its ledger; the rest of it runs."""
+    """A launcher that finds a run with this learner in its ledger; the other replicas run."""
     store = Ledger(folder / "launcher.sqlite")
     running = [
         Replica(s, 0, ReplicaState.RUNNING, unit=Unit(s, 1, 1.0)) for s in (GATEWAY, ROLLOUT)
@@ -60,13 +60,13 @@ async def test_what_began_to_serve_while_no_launcher_was_there_is_not_late(tmp_p
     late = Replica(LEARNER, 0, ReplicaState.STARTING, unit=STARTED, due=time.time() - 60)
     async with taken_over(tmp_path, backend, late, silent_after_s=1.0) as supervisor:
         await asyncio.sleep(0.4)
-        assert backend.killed == [], "it has had no time to say that it serves"
+        assert backend.killed == [], "it has had no time to report that it serves"
         await until(lambda: STARTED in backend.killed)
         assert not supervisor.run.is_ending
 
 
 class Looking(FakeBackend):
-    """Does not know yet what came of a start."""
+    """Does not know yet how a start ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ async def test_a_stop_does_not_wait_for_a_start_that_a_dead_launcher_had_begun(
         supervisor.request_stop(1.0)
         await asyncio.wait_for(supervisor.wait_until_ended(), 10.0)
         assert backend.undone == ["demo-1/learner-0"]
-        assert backend.launches == [], "nobody asks for a machine for a run that ends"
+        assert backend.launches == [], "no machine is requested for a run that ends"
         assert supervisor.run.state is RunState.STOPPED
 
 
@@ -107,7 +107,7 @@ async def test_what_was_scaled_away_while_it_was_looked_for_is_not_started(tmp_p
     coming = Replica(LEARNER, 0, due=time.time() + 60)
     async with taken_over(tmp_path, backend, coming, drain_s=30.0) as supervisor:
         await requests.wait()
-        # It has registered, so that a drain tells it there and cancels nothing.
+        # It has registered, so that a drain notifies it and cancels nothing.
         supervisor.run = supervisor.run.with_replicas([replace(coming, address="127.0.0.1:1")])
         supervisor.request_stop(30.0)
         gone.set()

@@ -1,5 +1,5 @@
-"""A run keeps the commit of its model that the hub had when it began, in its files and when it is
-resumed."""
+"""A run keeps the commit that the hub had for its model at its start, in its files and in
+resumes."""
 
 import json
 from pathlib import Path
@@ -19,17 +19,17 @@ def of_model(revision: str | None, model: str = "org/model", **sections: Any) ->
 
 
 class Hub:
-    """A hub whose branch moves each time it is asked."""
+    """A hub whose branch moves with each query."""
 
     def __init__(self) -> None:
         self.commits = iter((FIRST, SECOND))
-        self.asked: list[str | None] = []
+        self.queries: list[str | None] = []
 
     async def pin(self, plan: RunPlan) -> str | None:
         revision = plan.spec["policy"].get("revision")
         if revision in (FIRST, SECOND):
             return None
-        self.asked.append(revision)
+        self.queries.append(revision)
         return next(self.commits)
 
 
@@ -45,12 +45,12 @@ async def test_a_run_and_its_resumes_keep_the_commit_that_a_branch_had(tmp_path:
         output = f"org/model: revision main is commit {FIRST}, pinned for this run and its resumes"
         assert output in reported
         for revision in (None, "main", FIRST):
-            again = of_model(revision, learner={"steps": 2 + len(hub.asked)})
+            again = of_model(revision, learner={"steps": 2 + len(hub.queries)})
             await served.start(again, resume_run_id=run.run_id)
             await served.ended(run.run_id)
             kept = json.loads((tmp_path / run.run_id / "spec.json").read_text())["policy"]
             assert kept["revision"] == FIRST
-        assert hub.asked == ["main"]
+        assert hub.queries == ["main"]
 
 
 async def test_a_run_that_has_begun_takes_no_other_commit() -> None:

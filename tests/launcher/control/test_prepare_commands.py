@@ -1,4 +1,4 @@
-"""A launcher makes what is missing of a run's `[[prepare]]`, before anything of it costs money."""
+"""A launcher runs the missing parts of a run's `[[prepare]]` before anything costs money."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def table(made: Path, program: str, **more: Any) -> dict[str, Any]:
 
 
 def making(made: Path, sleep_s: float = 0.0) -> str:
-    """A program that leaves a letter for each time that it was run."""
+    """A program that leaves a letter each time it runs."""
     return (
         "import time; print('working', flush=True);"
         f" time.sleep({sleep_s}); open({str(made)!r}, 'a').write('x')"
@@ -82,7 +82,7 @@ async def test_a_failure_refuses_the_run_with_the_command_and_its_last_words(
     assert not (tmp_path / run_id / "logs/learner-0.log").exists()
 
 
-async def test_where_the_launcher_lacks_torch_the_refusal_says_to_make_it_with_the_services(
+async def test_a_launcher_without_torch_refuses_and_names_the_services_environment(
     tmp_path: Path,
 ) -> None:
     wish = spec(prepare=[table(tmp_path / "tiny 0", "import torch_that_is_not_here")])

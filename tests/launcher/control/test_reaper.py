@@ -1,4 +1,4 @@
-"""What runs of no run is listed and ended, and nothing else."""
+"""Resources that belong to no run are listed and ended, and no others are."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from tests.support.repository import ROOT
 
 
 def ended(folder: Path, run_id: str, cleanup: Cleanup = Cleanup.VERIFIED) -> Ledger:
-    """A ledger with one run of a cloud that has ended."""
+    """A ledger with one ended run on a cloud."""
     store = Ledger(folder / "launcher.sqlite")
     run = Run(run_id, "old", {}, backend="sky", state=RunState.STOPPED, cleanup=cleanup)
     store.begin_run(run, "{}", 1.0, {})
@@ -82,7 +82,7 @@ async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
     store.close()
 
 
-async def test_a_run_whose_spec_nobody_can_read_any_more_is_looked_for_and_cleared(
+async def test_a_run_whose_spec_is_unreadable_is_looked_for_and_cleared(
     tmp_path: Path,
 ) -> None:
     store, cloud = Ledger(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
@@ -120,7 +120,7 @@ async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path)
 
 
 class Beginning(FakeBackend):
-    """While it looks, a run is begun."""
+    """Begins a run while the reaper looks."""
 
     def __init__(self, active: list[str]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ async def test_a_run_that_is_begun_while_orphans_are_looked_for_is_none(tmp_path
     store.close()
 
 
-async def test_a_run_that_goes_on_is_not_cleaned_for_a_suspicion_of_before(tmp_path: Path) -> None:
+async def test_a_resumed_run_is_not_cleaned_for_an_earlier_suspicion(tmp_path: Path) -> None:
     store, backend = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED), FakeBackend()
     found = await reaper.reap_backend("sky", backend, store, ["old-1"])
     assert (found.cleared, backend.cleaned) == ([], [])

@@ -1,4 +1,4 @@
-"""Whoever asks for a reap may have lost the ledger; a launcher that looks by itself has not."""
+"""The caller of a reap may have lost the ledger; a launcher's own periodic reap has it."""
 
 import asyncio
 from pathlib import Path
@@ -58,7 +58,7 @@ async def test_where_skypilot_is_not_installed_and_never_was_used_that_is_no_fai
     used.close()
 
 
-async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
+async def test_a_launchers_own_reap_queries_only_where_its_runs_were(
     tmp_path: Path, store: Ledger
 ) -> None:
     requests: list[str] = []

@@ -1,4 +1,4 @@
-"""Replicas as they are against those that are wanted, without processes and without a clock."""
+"""Actual against desired replicas, without processes and without a clock."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
     assert reconcile_run(run, 0.0, POLICY)[0].state is RunState.RUNNING
 
 
-def test_what_is_drained_in_vain_is_killed_even_if_its_backend_never_said_that_it_started() -> None:
+def test_what_is_drained_in_vain_is_killed_even_if_its_start_was_never_reported() -> None:
     run, _ = reconcile_run(new_run(), 0.0, POLICY)
     run = transitions.mark_registered(run, (ROLLOUT, 1), "10.0.0.2:1")
     run, _ = reconcile_run(transitions.scale_service(run, ROLLOUT, 1), 1.0, POLICY)
@@ -72,9 +72,9 @@ def test_scaling_down_drains_the_newest_and_indices_are_never_reused() -> None:
     assert actions == [StartReplica((ROLLOUT, 2))]
 
 
-def test_what_cannot_be_asked_is_not_late() -> None:
+def test_what_is_unreachable_is_not_late() -> None:
     run = all_started(new_run())
-    away = replace(run, unreachable="nobody answers")
+    away = replace(run, unreachable="no answer")
     assert reconcile_run(away, 1000.0, POLICY)[1] == []
     assert len(reconcile_run(run, 1000.0, POLICY)[1]) == 4
 

@@ -1,4 +1,4 @@
-"""Runs that go on on another machine: by their folder, or from where they are uploaded to."""
+"""Runs that are resumed on another machine: from their folder or from their upload."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ async def refusal(served: Any, run_id: str, spec_json: str = "") -> str:
     return f"{known.reason}: {known.message}"
 
 
-async def test_a_run_whose_folder_or_journal_is_gone_is_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_run_whose_folder_or_journal_is_gone_is_not_restarted(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         run_id = await served.start(spec())
         await served.ended(run_id)
@@ -89,7 +89,7 @@ def test_a_link_and_a_folder_without_a_spec_are_no_runs(tmp_path: Path) -> None:
 
 
 def uploaded(folder: Path, **sections: Any) -> str:
-    """The URL of a run whose only checkpoint is one of fakes."""
+    """The URL of a run whose only checkpoint is a fake."""
     import asyncio
 
     from services.learner.checkpoints.adapters.fsspec_store import open_store
@@ -107,7 +107,7 @@ def url(tmp_path: Path) -> str:
     return uploaded(tmp_path, learner={"steps": 3})
 
 
-async def test_train_goes_on_from_a_url_under_the_same_run_id(tmp_path: Path, url: str) -> None:
+async def test_train_resumes_from_a_url_under_the_same_run_id(tmp_path: Path, url: str) -> None:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec(learner={"steps": 3})))
     runs = tmp_path / "runs"
@@ -153,7 +153,7 @@ async def test_a_run_of_another_spec_is_not_resumed(tmp_path: Path) -> None:
     assert "run fake-1 is of spec 'fake', not of 'other'" in output
 
 
-async def test_a_journal_that_lost_its_newest_commits_is_gone_on_with_when_the_user_says_so(
+async def test_a_journal_that_lost_its_newest_commits_is_resumed_on_the_users_request(
     tmp_path: Path,
 ) -> None:
     run_dir = write_run(tmp_path / "runs" / "fake-1", learner={"steps": 3})

@@ -1,4 +1,4 @@
-"""Drains on a backend that is slow to say what it has started and what has ended."""
+"""Drains on a backend that is slow to report its starts and ends."""
 
 import asyncio
 import time
@@ -18,20 +18,20 @@ from tests.support.launcher import ServedLauncher, serving, spec
 
 
 class SlowBackend(FakeBackend):
-    """Has started a replica long before it says so."""
+    """Reports the start of a replica long after it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.says = asyncio.Event()
+        self.proceed = asyncio.Event()
 
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         unit = await super().start_replica(launch)
-        await self.says.wait()
+        await self.proceed.wait()
         return unit
 
 
 async def registered(served: ServedLauncher, run_id: str) -> None:
-    """All replicas serve, as they say themselves."""
+    """Make all replicas report that they serve."""
     run = await served.get(run_id)
     for replica in run.replicas:
         sender: dict[str, Any] = {
@@ -51,7 +51,7 @@ async def registered(served: ServedLauncher, run_id: str) -> None:
 async def reports(
     served: ServedLauncher, run_id: str, service: str
 ) -> "registry_pb.Command.ValueType":
-    """What a replica is told in answer to its heartbeat."""
+    """The command that a replica gets in answer to its heartbeat."""
     answer = await served.registry.Heartbeat(
         registry_pb.HeartbeatRequest(
             run_id=run_id, service=service, replica=0, incarnation=service, serving=True
@@ -61,7 +61,7 @@ async def reports(
 
 
 async def left(served: ServedLauncher, run_id: str, service: str) -> None:
-    """A replica's watcher says its last word."""
+    """Send the final report of a replica's watcher."""
     await served.registry.ReportUnit(
         registry_pb.ReportUnitRequest(
             run_id=run_id,
@@ -74,7 +74,7 @@ async def left(served: ServedLauncher, run_id: str, service: str) -> None:
 
 
 async def with_one_to_kill(served: ServedLauncher, backend: FakeBackend) -> str:
-    """A run with a rollout too many, which does not drain; its id."""
+    """A run with an excess rollout that does not drain; returns its id."""
     backend.stubborn = True
     run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
     await served.until(run_id, lambda run: len(backend.list_running("rollout")) == 2)
@@ -84,7 +84,7 @@ async def with_one_to_kill(served: ServedLauncher, backend: FakeBackend) -> str:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_since(
+async def test_a_kill_without_an_answer_does_not_mark_a_backend_that_answers_since(
     tmp_path: Path, late: bool
 ) -> None:
     class UnreachableAfterKill(FakeBackend):
@@ -92,7 +92,7 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
             self.finish_unit(unit)
             await asyncio.sleep(0.2 * late)
             self.killed.append(unit)
-            raise BackendUnreachable("nobody answers")
+            raise BackendUnreachable("no answer")
 
     backend = UnreachableAfterKill()
     async with serving(tmp_path, backend) as served:
@@ -106,7 +106,7 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
 
 
 @pytest.mark.slow
-async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often(
+async def test_a_backend_gets_one_kill_at_a_time_and_less_and_less_often(
     tmp_path: Path,
 ) -> None:
     class Slow(FakeBackend):
@@ -127,7 +127,7 @@ async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often
         assert waits[0] >= 0.9 and waits[1] >= 1.9
 
 
-async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_started(
+async def test_what_serves_is_drained_though_its_backend_has_not_reported_its_start(
     tmp_path: Path,
 ) -> None:
     backend = SlowBackend()
@@ -146,7 +146,7 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
             assert await reports(served, run_id, service) == registry_pb.COMMAND_DRAIN
             await left(served, run_id, service)
         assert backend.killed == []
-        backend.says.set()
+        backend.proceed.set()
         await served.until(run_id, lambda run: all(r.pid for r in run.replicas))
         for service in ("rollout", "learner", "env_gateway"):
             for unit in backend.list_running(service):
@@ -156,10 +156,10 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
     assert run.state == pb.RUN_STATE_STOPPED
 
 
-async def test_a_replica_that_was_scaled_away_and_serves_again_is_told_to_stop(
+async def test_a_replica_that_was_scaled_away_and_serves_again_is_stopped(
     tmp_path: Path,
 ) -> None:
-    """SkyPilot gives a machine again to what is declared with its group."""
+    """SkyPilot gives a machine again to a replica that its group declares."""
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}}))
@@ -182,17 +182,17 @@ def _state(run: pb.Run, rollout: int) -> str:
 
 
 class HesitantBackend(FakeBackend):
-    """Takes its time to say what a run would be started on."""
+    """Takes long to state the machines of a run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.says = asyncio.Event(), asyncio.Event()
+        self.queried, self.proceed = asyncio.Event(), asyncio.Event()
         self.offers = 0
 
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         self.offers += 1
-        self.asked.set()
-        await self.says.wait()
+        self.queried.set()
+        await self.proceed.wait()
         return await super().offer_resources(launch)
 
 
@@ -202,10 +202,10 @@ async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_beg
     backend = HesitantBackend()
     async with serving(tmp_path, backend) as served:
         beginning = asyncio.ensure_future(served.start(spec()))
-        await backend.asked.wait()
+        await backend.queried.wait()
         closing = asyncio.create_task(served.launcher.close(0.0))
         await asyncio.sleep(0)
-        backend.says.set()
+        backend.proceed.set()
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await beginning
         await closing
@@ -214,7 +214,7 @@ async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_beg
 
 
 class DeafBackend(FakeBackend):
-    """Answers that it has ended what it was asked to, and goes on."""
+    """Claims to have ended a replica that still runs."""
 
     async def drain_replica(self, unit: Unit) -> None:
         self.drained.append(unit)

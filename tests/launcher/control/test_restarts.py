@@ -53,7 +53,7 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
     assert run.target_state is RunState.FAILED
     assert "learner-0 was killed by signal 9; gave up after 3 failures" in run.error
     assert run.error.endswith("boom\nout of memory")
-    assert "out of memory" not in notes[0].text, "its error is told with its end"
+    assert "out of memory" not in notes[0].text, "its error is reported with its end"
 
 
 def test_of_a_service_that_refuses_only_the_refusal_is_shown() -> None:
@@ -108,7 +108,7 @@ def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
     assert run.replicas[LEARNER, 0].state is ReplicaState.RESTARTING
 
 
-def test_nobody_having_a_machine_is_asked_again_and_then_the_outcome() -> None:
+def test_a_missing_machine_is_tried_again_and_then_the_outcome() -> None:
     policy = LifecyclePolicy(attempts=3, attempt_backoff_s=120.0, max_restarts=0)
     run, _ = reconcile_run(new_run(), 0.0, policy)
     now = 0.0
@@ -126,7 +126,7 @@ def test_nobody_having_a_machine_is_asked_again_and_then_the_outcome() -> None:
     assert "sold out" in run.error
 
 
-def test_by_default_a_machine_is_asked_for_four_times_with_2_4_and_8_minutes_between() -> None:
+def test_by_default_a_machine_is_requested_four_times_with_2_4_and_8_minutes_between() -> None:
     policy = LauncherConfig().to_policy()
     run, now = reconcile_run(new_run(), 0.0, policy)[0], 0.0
     for delay in (120.0, 240.0, 480.0):
@@ -139,7 +139,7 @@ def test_by_default_a_machine_is_asked_for_four_times_with_2_4_and_8_minutes_bet
     assert (policy.attempts, run.outcome) == (4, Outcome.CAPACITY)
 
 
-def test_a_rollout_too_many_that_nobody_has_a_machine_for_does_not_fail_the_run() -> None:
+def test_an_excess_rollout_without_a_machine_does_not_fail_the_run() -> None:
     policy = LifecyclePolicy(attempts=1)
     run, _ = reconcile_run(transitions.scale_service(running_run(), ROLLOUT, 3), 0.0, policy)
     run, _ = restarts.handle_no_capacity(run, (ROLLOUT, 2), "sold out", 0.0, policy)

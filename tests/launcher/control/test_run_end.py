@@ -1,4 +1,4 @@
-"""A run that is done or told to stop: what ends first, and when it counts as ended."""
+"""A run that is done or stopped: the order of its ends, and when it counts as ended."""
 
 from services.launcher.control import restarts, run_end, transitions
 from services.launcher.control.actions import (
@@ -53,7 +53,7 @@ def test_a_stop_kills_what_does_not_drain_in_time() -> None:
     assert run.target_state is RunState.STOPPED
 
 
-def test_the_learner_drains_once_the_rollouts_watchers_say_that_they_ended() -> None:
+def test_the_learner_drains_once_the_rollouts_watchers_report_their_end() -> None:
     run, _ = reconcile_run(run_end.request_stop(running_run(), 0.0, 60.0), 0.0, POLICY)
     run = transitions.mark_exit_reported(run, (ROLLOUT, 0))
     assert reconcile_run(run, 1.0, POLICY)[1] == []

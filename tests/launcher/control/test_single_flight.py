@@ -1,4 +1,4 @@
-"""A start that takes longer than its callers wait is done once, and only for somebody."""
+"""A start that takes longer than its callers wait is done once, and only while one waits."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.launcher import serving, spec
 
 
 class Work:
-    """Ends when it is told to; counts how often it was begun and ended early."""
+    """Ends on `done`; counts how often it was begun and cancelled."""
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0
@@ -40,7 +40,7 @@ async def test_a_repeat_joins_what_a_caller_without_patience_has_begun() -> None
     assert await joint.join_or_begin("one", work) == "result 2", "what is done is not under way"
 
 
-async def test_what_nobody_waits_for_is_given_up_and_can_be_begun_anew() -> None:
+async def test_abandoned_work_is_given_up_and_can_be_begun_again() -> None:
     joint, work = SharedWork[str, str](abandoned_after_s=0.05), Work()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(joint.join_or_begin("one", work), 0.01)
@@ -51,7 +51,7 @@ async def test_what_nobody_waits_for_is_given_up_and_can_be_begun_anew() -> None
     assert await joint.join_or_begin("one", work) == "result 2"
 
 
-async def test_whoever_waits_for_what_is_given_up_is_told() -> None:
+async def test_cancelled_work_raises_for_its_waiters() -> None:
     joint, work = SharedWork[str, str](), Work()
     waiting = asyncio.create_task(joint.join_or_begin("one", work))
     other = asyncio.create_task(joint.join_or_begin("two", work))
@@ -63,7 +63,7 @@ async def test_whoever_waits_for_what_is_given_up_is_told() -> None:
     assert await other == "result 2"
 
 
-async def test_a_failure_that_nobody_waits_for_disturbs_nobody() -> None:
+async def test_a_failure_without_a_waiter_disturbs_no_other() -> None:
     async def fail() -> str:
         await asyncio.sleep(0.02)
         raise ValueError("no")
@@ -81,12 +81,12 @@ async def test_a_start_with_a_short_deadline_is_repeated_until_the_run_has_begun
 ) -> None:
     backend = HesitantBackend()
     async with serving(tmp_path, backend) as served:
-        while not backend.asked.is_set():
-            # Each of them shorter than the check of the spec alone.
+        while not backend.queried.is_set():
+            # Each deadline is shorter than the check of the spec alone.
             with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
                 await served.start(spec(), request_id="mine", timeout_s=0.1)
-        assert backend.offers == 1, "each repeat has begun it anew"
-        backend.says.set()
+        assert backend.offers == 1, "each repeat has begun it again"
+        backend.proceed.set()
         run_id = await served.start(spec(), request_id="mine")
         assert [stored.run.run_id for stored in served.launcher.store.list_newest()] == [run_id]
 
@@ -97,7 +97,7 @@ async def test_a_start_that_is_cancelled_while_it_is_under_way_begins_nothing(
     backend = HesitantBackend()
     async with serving(tmp_path, backend) as served:
         starting = asyncio.ensure_future(served.start(spec(), request_id="mine"))
-        await backend.asked.wait()
+        await backend.queried.wait()
         answer = await served.runs.StopRun(pb.StopRunRequest(request_id="mine"))
         assert answer.run_id == ""
         with pytest.raises(grpc.aio.AioRpcError, match="was cancelled before it began a run"):

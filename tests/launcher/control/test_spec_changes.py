@@ -1,4 +1,4 @@
-"""What a run goes on with: its own spec, or a corrected file, never one of them in silence."""
+"""The spec of a resumed run: its own or a corrected file, and neither is chosen silently."""
 
 import json
 from pathlib import Path
@@ -139,7 +139,7 @@ async def test_newest_names_a_run_for_resume_and_eval_too(tmp_path: Path) -> Non
     assert stored(runs, own.parent.name)["learner"] == {"steps": 2}
 
 
-async def test_a_launcher_refuses_a_change_of_what_a_run_stands_on_whoever_asks(
+async def test_a_launcher_refuses_a_change_of_a_runs_base_from_any_caller(
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path / "fake-1", learner={"steps": 3})

@@ -15,7 +15,7 @@ from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import SERVICES
 from tests.support.repository import ROOT
 
-# What SkyPilot's environment lacks.
+# Packages that SkyPilot's environment lacks.
 MISSING = ("torch", "safetensors", "transformers", "vllm", "tokenizers", "huggingface_hub")
 CHECK = """
 import runpy, sys

@@ -1,4 +1,4 @@
-"""An environment as a newcomer makes one from docs/env_gateway.md: an MCP server of four tools,
+"""An environment as docs/env_gateway.md teaches to make one: an MCP server of four tools,
 tasks, a verifier, and a run spec beside them."""
 
 import hashlib

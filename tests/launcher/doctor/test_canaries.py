@@ -1,4 +1,4 @@
-"""An environment that cannot work is named before a run, in its own words and within seconds."""
+"""An environment that cannot work is reported before a run, in its own words, within seconds."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.test_network_check import children
-from tests.support.doctor import probed, says, spec, subject
+from tests.support.doctor import check, probed, spec, subject
 
-# Of a machine that does nothing else; what is tested is that nobody waits for a deadline.
+# On an idle machine; the test is that no probe waits for a deadline.
 SOON_S = 40.0
 BROKEN = "def lent(env:\n    return 1\n"
 RAISES = "def lent(env, final_answer=None):\n    return int([][0])\n"
@@ -35,12 +35,12 @@ async def test_an_own_server_of_four_tools_is_played_and_graded_and_then_not_aga
 ) -> None:
     path = own_environment.write(tmp_path, policy)
     reported = "library: 4 tools (find_books, give_back, lend, list_loans), doing nothing earns 0"
-    says(await examined(path), Status.OK, reported)
-    says(await examined(path), Status.OK, "library: graded ", "nothing has changed since")
+    check(await examined(path), Status.OK, reported)
+    check(await examined(path), Status.OK, "library: graded ", "nothing has changed since")
     server = tmp_path / "server.py"
     server.write_text("from mcp.server.fastmcp import FastMCP\n")
     result = await examined(path)
-    says(result, Status.FAIL, "library cannot be opened", "This is mcp 2", "of its own")
+    check(result, Status.FAIL, "library cannot be opened", "This is mcp 2", "of its own")
     assert not children()
 
 
@@ -68,13 +68,13 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     )
     assert time.monotonic() - began < SOON_S
     digest = hashlib.sha256(own_environment.VERIFIER.encode()).hexdigest()
-    says(result, Status.FAIL, "library: no grade (execution_failed)", "bubblewrap", digest)
+    check(result, Status.FAIL, "library: no grade (execution_failed)", "bubblewrap", digest)
     torn = "the verifier does not compile: '(' was never closed, in line 1: def lent(env:"
-    says(result, Status.FAIL, f"torn: no task can be graded; of 'torn-lend-0', {torn}")
-    says(result, Status.FAIL, "teleporter cannot be opened: backend 'embedded' has no environment")
-    says(result, Status.FAIL, "set env_gateway.environments.teleporter.backend; or correct env_id")
-    says(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
-    says(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
+    check(result, Status.FAIL, f"torn: no task can be graded; of 'torn-lend-0', {torn}")
+    check(result, Status.FAIL, "teleporter cannot be opened: backend 'embedded' has no environment")
+    check(result, Status.FAIL, "set env_gateway.environments.teleporter.backend; or correct env_id")
+    check(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
+    check(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
     assert not children()
 
 
@@ -85,22 +85,22 @@ async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([{**tasks[0], "verifier_func": BROKEN}, *tasks[1:]]))
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
-    says(result, Status.WARN, "booking: 1 of its 3 tasks never get a grade", "does not compile")
-    says(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
+    check(result, Status.WARN, "booking: 1 of its 3 tasks never get a grade", "does not compile")
+    check(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
 
 
-async def test_a_verifier_that_raises_where_nothing_was_done_is_told_and_refuses_no_run(
+async def test_a_verifier_that_raises_on_an_untouched_task_is_reported_and_refuses_no_run(
     policy: Path, tmp_path: Path
 ) -> None:
     path = own_environment.write(tmp_path, policy, verifier=RAISES)
-    says(await examined(path), Status.WARN, "no grade (execution_failed): IndexError", "return 0")
+    check(await examined(path), Status.WARN, "no grade (execution_failed): IndexError", "return 0")
 
 
 async def test_a_list_of_verifiers_that_is_missing_is_named(policy: Path, tmp_path: Path) -> None:
     path = own_environment.write(tmp_path, policy)
     (tmp_path / "verifiers.sha256").unlink()
     result = await examined(path)
-    says(result, Status.FAIL, "verifiers.digests: verifiers.sha256: ", "correct [env_gateway]")
+    check(result, Status.FAIL, "verifiers.digests: verifiers.sha256: ", "correct [env_gateway]")
     assert "install" not in result.detail
 
 
@@ -114,7 +114,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
 
     monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
     fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
-    says(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
+    check(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run on rented machines of which nothing would be kept is not begun by mistake."""
+"""A run on rented machines that would keep nothing is not begun by mistake."""
 
 import sys
 from dataclasses import replace
@@ -13,7 +13,7 @@ from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run, RunMode
-from tests.support.doctor import probed, says, spec, subject
+from tests.support.doctor import check, probed, spec, subject
 
 RENTED = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "lambda"}]')
 SLURM = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "slurm/box"}]')
@@ -23,10 +23,10 @@ async def test_a_run_whose_model_would_go_with_its_machine_is_refused_with_the_k
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     result = await probed("store", subject(spec(policy, tasks, *RENTED), tmp_path))
-    says(result, Status.FAIL, "learner.checkpoint.remote", "model and all checkpoints go")
-    says(result, Status.FAIL, 'launcher.skip_probes = ["store"]', "--skip store")
+    check(result, Status.FAIL, "learner.checkpoint.remote", "model and all checkpoints go")
+    check(result, Status.FAIL, 'launcher.skip_probes = ["store"]', "--skip store")
     left_out = spec(policy, tasks, *RENTED, 'launcher.skip_probes=["store"]')
-    says(await probed("store", subject(left_out, tmp_path)), Status.SKIPPED, "skip_probes")
+    check(await probed("store", subject(left_out, tmp_path)), Status.SKIPPED, "skip_probes")
 
 
 async def test_a_store_that_is_set_is_tried_instead(
@@ -37,10 +37,10 @@ async def test_a_store_that_is_set_is_tried_instead(
         subject(spec(policy, tasks, *RENTED, url), tmp_path),
         python=subject(spec(policy, tasks), tmp_path).python,
     )
-    says(await probed("store", about), Status.OK, "wrote, read back and removed")
+    check(await probed("store", about), Status.OK, "wrote, read back and removed")
 
 
-async def test_a_bucket_whose_keys_machines_are_not_handed_is_told(
+async def test_a_bucket_whose_keys_machines_do_not_get_is_named(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def answer(*_: object) -> list[Finding]:
@@ -51,10 +51,10 @@ async def test_a_bucket_whose_keys_machines_are_not_handed_is_told(
     content = spec(policy, tasks, *RENTED, bucket, f"launcher.sky.python={sys.executable}")
     nothing = {"AWS_ACCESS_KEY_ID": "", "FLOTILLA_REMOTE_OPTIONS": ""}
     result = await probed("store", subject(content, tmp_path, **nothing))
-    says(result, Status.WARN, "machines are handed no key", "export AWS_ACCESS_KEY_ID")
+    check(result, Status.WARN, "machines are handed no key", "export AWS_ACCESS_KEY_ID")
     for name in nothing:
         about = subject(content, tmp_path, **{**nothing, name: "a-value"})
-        says(await probed("store", about), Status.OK)
+        check(await probed("store", about), Status.OK)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ async def test_slurm_alone_is_only_warned_of(
     policy: Path, tasks: Path, tmp_path: Path, machines: str, status: Status
 ) -> None:
     content = spec(policy, tasks, RENTED[0], f"launcher.sky.learner.any_of={machines}")
-    says(await probed("store", subject(content, tmp_path)), status, "all checkpoints")
+    check(await probed("store", subject(content, tmp_path)), status, "all checkpoints")
 
 
 async def test_of_several_clouds_the_one_that_the_spec_names_counts(
@@ -78,7 +78,7 @@ async def test_of_several_clouds_the_one_that_the_spec_names_counts(
 ) -> None:
     both = 'launcher.sky.learner.any_of=[{infra = "slurm/box"}, {infra = "aws"}]'
     content = spec(policy, tasks, RENTED[0], both, "launcher.sky.cloud=slurm")
-    says(await probed("store", subject(content, tmp_path)), Status.WARN, "Slurm job")
+    check(await probed("store", subject(content, tmp_path)), Status.WARN, "Slurm job")
 
 
 @pytest.mark.parametrize("overrides", [(), (*RENTED, "learner.mode=eval")])
@@ -86,7 +86,7 @@ async def test_what_stays_here_or_trains_nothing_needs_no_store(
     policy: Path, tasks: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     about = subject(spec(policy, tasks, *overrides), tmp_path)
-    says(await probed("store", about), Status.SKIPPED, "nothing is uploaded")
+    check(await probed("store", about), Status.SKIPPED, "nothing is uploaded")
 
 
 async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(

@@ -1,4 +1,4 @@
-"""Tasks that a run would choose: none, others than there are, or fewer than its file has."""
+"""Tasks that a run would select: none, unknown ones, or fewer than its file has."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.launcher.doctor.findings import Status
-from tests.support.doctor import emulator, probed, says, spec, subject
+from tests.support.doctor import check, emulator, probed, spec, subject
 
 
 def write(path: Path, *tasks: dict[str, Any]) -> Path:
@@ -39,23 +39,23 @@ def three(tmp_path: Path) -> Path:
         ("env_keys=bookings", ("learner.select.env_keys:", "no environment 'bookings'", "booking")),
     ],
 )
-async def test_a_selection_that_leaves_nothing_is_told_in_the_learners_own_words(
+async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     policy: Path, three: Path, tmp_path: Path, override: str, words: tuple[str, ...]
 ) -> None:
     content = spec(policy, three, f"learner.select.{override}")
     result = await probed("dataset", subject(content, tmp_path))
-    says(result, Status.FAIL, str(three), *words, "correct learner.select")
+    check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
-async def test_a_selection_that_leaves_nothing_of_an_evaluation_set_is_told_with_its_file(
+async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
     heldout = write(tmp_path / "heldout.json", task("tracker", 1))
     content = spec(policy, three, "learner.select.env_keys=booking")
     content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(heldout)}]}
     result = await probed("dataset", subject(content, tmp_path))
-    says(result, Status.FAIL, f"leaves none of the 1 tasks of {heldout}", "these have tracker")
-    says(result, Status.FAIL, f"2 of the 3 tasks of {three} are used")
+    check(result, Status.FAIL, f"leaves none of the 1 tasks of {heldout}", "these have tracker")
+    check(result, Status.FAIL, f"2 of the 3 tasks of {three} are used")
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ async def test_what_is_counted_is_what_is_used(
     policy: Path, three: Path, tmp_path: Path, overrides: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     content = spec(policy, three, *(f"learner.select.{override}" for override in overrides))
-    says(await probed("dataset", subject(content, tmp_path)), Status.OK, *words)
+    check(await probed("dataset", subject(content, tmp_path)), Status.OK, *words)
 
 
-async def test_a_task_file_that_the_learner_would_refuse_is_told(
+async def test_a_task_file_that_the_learner_would_refuse_fails(
     policy: Path, tmp_path: Path
 ) -> None:
     twice = write(tmp_path / "twice.json", task("booking", 0), task("booking", 0))
     result = await probed("dataset", subject(spec(policy, twice), tmp_path))
-    says(result, Status.FAIL, f"{twice}: two tasks have the key", "; correct the file")
+    check(result, Status.FAIL, f"{twice}: two tasks have the key", "; correct the file")
     assert "learner.select" not in result.detail
 
 
@@ -90,16 +90,16 @@ async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
     async def opened(*overrides: str) -> Any:
         return await probed("episodes", subject(spec(policy, path, *overrides), tmp_path))
 
-    says(await opened(), Status.FAIL, "teleporter cannot be opened", "booking: 4 tools")
+    check(await opened(), Status.FAIL, "teleporter cannot be opened", "booking: 4 tools")
     one = await opened("learner.select.env_keys=booking")
-    says(one, Status.OK, "booking: graded ", "nothing has changed since")
+    check(one, Status.OK, "booking: graded ", "nothing has changed since")
     assert "teleporter" not in one.detail
-    # The probe `dataset` fails of it.
+    # The probe `dataset` fails because of it.
     none = await opened("learner.select.difficulty=[3]")
-    says(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
+    check(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
 
 
-async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
+async def test_fleet_is_queried_only_for_environments_of_used_tasks(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
     with emulator("a-key-of-tests", "--tasks", str(three), "--env", "booking") as url:
@@ -111,5 +111,5 @@ async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
                 "dataset", subject(content, tmp_path, FLEET_API_KEY="a-key-of-tests")
             )
 
-        says(await request(), Status.FAIL, "Fleet has no environment tracker")
-        says(await request("learner.select.env_keys=booking"), Status.OK)
+        check(await request(), Status.FAIL, "Fleet has no environment tracker")
+        check(await request("learner.select.env_keys=booking"), Status.OK)

@@ -1,4 +1,4 @@
-"""A chat template that no dialect can play is named before an engine is loaded."""
+"""A chat template that no dialect can play is reported before an engine is loaded."""
 
 import json
 import shutil
@@ -8,26 +8,26 @@ import pytest
 
 from services.launcher.doctor.findings import Status
 from tests.rollout.dialects.templates import chatml
-from tests.support.doctor import probed, says, spec, subject
+from tests.support.doctor import check, probed, spec, subject
 from tests.support.model_hub import FIRST, ModelHub, model_hub
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-async def test_a_template_that_cannot_be_played_is_told_with_where_to_look(
+async def test_a_template_that_cannot_be_played_is_named_with_its_page(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(policy, folder)
     (folder / "chat_template.jinja").write_text(chatml(""))
     result = await probed("dialect", subject(spec(folder, tasks), tmp_path))
-    says(result, Status.FAIL, "policy.model: a call that the chat template writes", "no call is re")
-    says(result, Status.FAIL, "docs/models.md")
+    check(result, Status.FAIL, "policy.model: a call that the chat template writes", "no call is")
+    check(result, Status.FAIL, "docs/models.md")
 
 
 @pytest.mark.slow
-async def test_a_template_that_holds_is_told_too(policy: Path, tasks: Path, tmp_path: Path) -> None:
-    says(await probed("dialect", subject(spec(policy, tasks), tmp_path)), Status.OK, "is read as")
+async def test_a_template_that_holds_is_listed(policy: Path, tasks: Path, tmp_path: Path) -> None:
+    check(await probed("dialect", subject(spec(policy, tasks), tmp_path)), Status.OK, "is read as")
 
 
 @pytest.mark.slow
@@ -43,4 +43,4 @@ async def test_a_model_of_the_hub_is_rehearsed_without_its_weights(
         about = subject(content, tmp_path, HF_HUB_OFFLINE="0", **environ)
         result = await probed("dialect", about)
         assert not [requested for requested in hub.requests if "safetensors" in requested]
-    says(result, Status.FAIL, "turns end by token 1000000", "generation_config.json")
+    check(result, Status.FAIL, "turns end by token 1000000", "generation_config.json")

@@ -1,4 +1,4 @@
-"""Faults of packages, ports and sizes, planted one at a time and named one at a time."""
+"""Faults of packages, ports and sizes, planted and reported one at a time."""
 
 import json
 import shutil
@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from services.launcher.doctor.findings import Status
-from tests.support.doctor import ProbeResult, probed, says, spec, subject
+from tests.support.doctor import ProbeResult, check, probed, spec, subject
 
 
 def package(folder: Path, name: str, version: str) -> None:
-    """A package as far as its metadata goes."""
+    """The metadata of a package."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -35,7 +35,7 @@ async def test_packages_that_do_not_go_together_are_named(
 ) -> None:
     package(tmp_path / "packages", name, version)
     about = subject(spec(policy, tasks), tmp_path, PYTHONPATH=str(tmp_path / "packages"))
-    says(await probed("versions", about), Status.FAIL, *words)
+    check(await probed("versions", about), Status.FAIL, *words)
 
 
 async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
@@ -43,10 +43,10 @@ async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
 ) -> None:
     content = spec(policy, tasks, "learner.rank.device=cuda", "rollout.engine.device=cuda")
     result = await probed("versions", subject(content, tmp_path))
-    says(result, Status.FAIL, "require a GPU, torch 2", "torch for CUDA")
+    check(result, Status.FAIL, "require a GPU, torch 2", "torch for CUDA")
 
 
-async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
+async def test_ports_that_are_taken_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", str(port)])
@@ -59,11 +59,11 @@ async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_
         sky = await probed("ports", subject(spec(policy, tasks, *registry), tmp_path))
         weights = spec(policy, tasks, f"learner.weights.port={port}")
         published = await probed("ports", subject(weights, tmp_path))
-    says(local, Status.FAIL, f"port {port} cannot be had", "env_gateway.backends.fleet.command")
-    says(sky, Status.FAIL, f"port {port} cannot be had", "or change launcher.sky.registry_port")
-    says(published, Status.FAIL, f"port {port} cannot be had", "or change learner.weights.port")
+    check(local, Status.FAIL, f"port {port} cannot be had", "env_gateway.backends.fleet.command")
+    check(sky, Status.FAIL, f"port {port} cannot be had", "or change launcher.sky.registry_port")
+    check(published, Status.FAIL, f"port {port} cannot be had", "or change learner.weights.port")
     free = await probed("ports", subject(weights, tmp_path))
-    says(free, Status.OK, f"free: {port} (learner.weights.port)")
+    check(free, Status.OK, f"free: {port} (learner.weights.port)")
 
 
 async def test_an_advertised_address_must_lead_back_to_this_machine(
@@ -74,12 +74,12 @@ async def test_an_advertised_address_must_lead_back_to_this_machine(
         return await probed("ports", subject(content, tmp_path))
 
     wrong = await advertise("no-such-host.invalid")
-    says(wrong, Status.FAIL, "no-such-host.invalid:", "set launcher.sky.advertise to an address")
-    says(await advertise("127.0.0.1"), Status.OK)
+    check(wrong, Status.FAIL, "no-such-host.invalid:", "set launcher.sky.advertise to an address")
+    check(await advertise("127.0.0.1"), Status.OK)
 
 
 def larger(policy: Path, folder: Path, parameters: float) -> Path:
-    """The same policy, but for what its index says of its size."""
+    """The same policy, with a larger size in its index."""
     shutil.copytree(policy, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     index = {"metadata": {"total_parameters": int(parameters)}, "weight_map": {}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -95,7 +95,7 @@ async def test_a_policy_too_large_for_memory_disk_and_shared_memory_is_refused(
         parameters, shutil.disk_usage(tmp_path).total, shutil.disk_usage("/dev/shm").total
     )
     about = subject(spec(larger(policy, tmp_path / "large", parameters), tasks), tmp_path)
-    says(
+    check(
         await probed("memory", about),
         Status.FAIL,
         "the run takes",
@@ -103,8 +103,8 @@ async def test_a_policy_too_large_for_memory_disk_and_shared_memory_is_refused(
         "smaller policy",
     )
     disk = await probed("disk", about)
-    says(disk, Status.FAIL, "are free for", "lower learner.checkpoint.keep")
-    says(disk, Status.FAIL, "weights in /dev/shm take", "mount -o remount,size=")
+    check(disk, Status.FAIL, "are free for", "lower learner.checkpoint.keep")
+    check(disk, Status.FAIL, "weights in /dev/shm take", "mount -o remount,size=")
 
 
 async def test_a_gpu_that_is_not_there_is_named(
@@ -112,7 +112,7 @@ async def test_a_gpu_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     content = spec(policy, tasks, "learner.rank.device=cuda")
-    says(
+    check(
         await probed("memory", subject(content, tmp_path)),
         *(Status.FAIL, "learner.rank.device require a GPU, and there is none here"),
     )
@@ -136,14 +136,14 @@ async def test_candidates_whose_gpus_are_too_small_are_named_with_both_figures(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     small = await probed("memory", rented(policy, tasks, tmp_path, "H100:1", "T4:1"))
-    says(small, Status.FAIL, "learner: lambda H100:1 has 80.0 GiB for the learner's 122")
-    says(
+    check(small, Status.FAIL, "learner: lambda H100:1 has 80.0 GiB for the learner's 122")
+    check(
         small,
         Status.FAIL,
         "rollout: lambda T4:1 (16.0 GiB) leaves nothing for KV",
         "tensor_parallel",
     )
-    says(await probed("memory", rented(policy, tasks, tmp_path, "H200:1", "L4:1")), Status.OK)
+    check(await probed("memory", rented(policy, tasks, tmp_path, "H200:1", "L4:1")), Status.OK)
 
 
 async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_named(
@@ -152,7 +152,7 @@ async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_name
     about = rented(policy, tasks, tmp_path, "H200:1", "L4:1")
     offloaded = {**about.plan.spec["learner"]["rank"], "offload_optimizer": True}
     about.plan.spec["learner"]["rank"] = offloaded
-    says(await probed("memory", about), Status.OK)
+    check(await probed("memory", about), Status.OK)
     catalog = tmp_path / ".sky/catalogs/v8/lambda"
     catalog.mkdir(parents=True)
     header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region"
@@ -160,6 +160,6 @@ async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_name
     (catalog / "vms.csv").write_text("\n".join([header, *rows, ""]))
     here = replace(about, environ={**about.environ, "HOME": str(tmp_path)})
     message = await probed("memory", here)
-    says(
+    check(
         message, Status.FAIL, "learner: lambda H200:1 has 64.0 GiB of memory for", "larger machine"
     )

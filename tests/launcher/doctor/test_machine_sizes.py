@@ -1,4 +1,4 @@
-"""What the doctor says of the machines that a spec asks for: of those that it would really get."""
+"""The doctor's findings about requested machines: about those that the run would really get."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from services.common.config import apply_override
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor.test_machine_resources import larger
-from tests.support.doctor import double, probed, says, skypilot, spec, subject
+from tests.support.doctor import check, double, probed, skypilot, spec, subject
 
 
 def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> RunContext:
@@ -36,9 +36,9 @@ async def test_only_candidates_at_the_one_cloud_that_the_spec_names_have_to_be_e
             about = rented(policy, tasks, tmp_path / (cloud or "any"), cloud=cloud)
             return await probed("clouds", subject(about.plan.spec, tmp_path, **environ))
 
-        says(await at("runpod"), Status.FAIL, "learner: not enabled: runpod")
-        says(await at("lambda"), Status.OK)
-        says(await at(None), Status.WARN, "learner: not enabled: runpod")
+        check(await at("runpod"), Status.FAIL, "learner: not enabled: runpod")
+        check(await at("lambda"), Status.OK)
+        check(await at(None), Status.WARN, "learner: not enabled: runpod")
 
 
 async def test_sizes_are_those_of_the_one_cloud_that_the_spec_names(
@@ -49,10 +49,10 @@ async def test_sizes_are_those_of_the_one_cloud_that_the_spec_names(
     learner = {"ordered": [small, large]}
     anywhere = rented(policy, tasks, tmp_path / "any", learner=learner)
     there = rented(policy, tasks, tmp_path / "there", learner=learner, cloud="lambda")
-    says(await probed("memory", anywhere), Status.WARN, "lambda H100:1 has 80.0 GiB")
-    says(await probed("memory", there), Status.FAIL, "lambda H100:1 has 80.0 GiB")
-    says(await probed("disk", anywhere), Status.WARN, "too much for the disk of lambda H100:1")
-    says(await probed("disk", there), Status.FAIL, "too much for the disk of lambda H100:1")
+    check(await probed("memory", anywhere), Status.WARN, "lambda H100:1 has 80.0 GiB")
+    check(await probed("memory", there), Status.FAIL, "lambda H100:1 has 80.0 GiB")
+    check(await probed("disk", anywhere), Status.WARN, "too much for the disk of lambda H100:1")
+    check(await probed("disk", there), Status.FAIL, "too much for the disk of lambda H100:1")
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ async def test_sizes_are_those_of_the_one_cloud_that_the_spec_names(
         ),
     ],
 )
-async def test_more_gpus_than_a_candidate_has_are_refused_by_the_key_that_asks_for_them(
+async def test_more_gpus_than_a_candidate_has_are_refused_by_the_key_that_requests_them(
     policy: Path, tasks: Path, tmp_path: Path, override: str, words: str
 ) -> None:
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}]}
     about = rented(policy, tasks, tmp_path, learner=two, rollout=two)
     apply_override(wish := dict(about.plan.spec), override)
     key = override.partition("=")[0]
-    says(await probed("memory", subject(wish, tmp_path)), Status.FAIL, words, f"lower {key}")
+    check(await probed("memory", subject(wish, tmp_path)), Status.FAIL, words, f"lower {key}")
     apply_override(wish, f"{key}=2")
-    says(await probed("memory", subject(wish, tmp_path)), Status.OK)
+    check(await probed("memory", subject(wish, tmp_path)), Status.OK)
 
 
 async def test_ranks_are_counted_for_each_of_a_learners_machines(
@@ -86,7 +86,7 @@ async def test_ranks_are_counted_for_each_of_a_learners_machines(
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}], "num_nodes": 2}
     about = rented(policy, tasks, tmp_path, learner=two)
     apply_override(wish := dict(about.plan.spec), "learner.rank.processes=2")
-    says(await probed("memory", subject(wish, tmp_path)), Status.OK)
+    check(await probed("memory", subject(wish, tmp_path)), Status.OK)
 
 
 async def test_workers_of_an_engine_are_shared_out_among_its_machines(
@@ -95,15 +95,15 @@ async def test_workers_of_an_engine_are_shared_out_among_its_machines(
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}], "num_nodes": 2}
     about = rented(policy, tasks, tmp_path, rollout=two)
     apply_override(wish := dict(about.plan.spec), "rollout.engine.tensor_parallel=4")
-    says(await probed("memory", subject(wish, tmp_path)), Status.OK)
+    check(await probed("memory", subject(wish, tmp_path)), Status.OK)
     apply_override(wish, "rollout.engine.tensor_parallel=8")
     few = "rollout: lambda H200:2 has 2 GPUs for rollout.engine.tensor_parallel / nodes = 4"
-    says(await probed("memory", subject(wish, tmp_path)), Status.FAIL, few)
+    check(await probed("memory", subject(wish, tmp_path)), Status.FAIL, few)
 
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the driver of a machine with two of them shows them."""
+    """Replace the driver's program by one that lists two GPUs."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 81559\necho 81559\n")
@@ -140,6 +140,6 @@ async def test_more_gpus_than_there_are_here_are_refused(
 ) -> None:
     gpus = ("learner.rank.device=cuda", "rollout.engine.device=cuda")
     well = subject(spec(policy, tasks, *gpus, "learner.rank.processes=2"), tmp_path)
-    says(await probed("memory", well), Status.OK)
+    check(await probed("memory", well), Status.OK)
     about = subject(spec(policy, tasks, *gpus, *overrides), tmp_path)
-    says(await probed("memory", about), Status.FAIL, words)
+    check(await probed("memory", about), Status.FAIL, words)

@@ -1,4 +1,4 @@
-"""Changes that the doctor proposes: each makes the run fit, and none smaller does."""
+"""Changes that the doctor proposes: each makes the run fit, and no smaller one does."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_a_long_context_has_its_activations_offloaded() -> None:
     settings: dict[str, object] = {"processes": 8, "shard": True, "head_chunk": 256}
     given = needs(65_536, gradient_checkpointing="full", **settings)
     moved = given.with_rank(offload_activations=True)
-    # What all layers keep is gone from the GPU; it waits in host memory.
+    # The activations that all layers keep move from the GPU to host memory.
     inputs = 65_536 * 2 * QWEN3_8B.layers * QWEN3_8B.hidden
     assert given.trainer.device - moved.trainer.device == inputs
     assert moved.trainer.host - given.trainer.host == 8 * inputs

@@ -1,4 +1,4 @@
-"""Names of environments that are slips of the pen, where the server would take any."""
+"""Misspelled names of environments, where the server would accept any."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from services.common.config import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from tests.launcher.doctor import own_environment
-from tests.support.doctor import probed, says, subject
+from tests.support.doctor import check, probed, subject
 
 
-def said(counts: dict[str, int], backend: str = "mcp", **environments: str) -> list[str]:
-    """Of so many tasks of each; `environments` are those of the spec, with their backends."""
+def findings_for(counts: dict[str, int], backend: str = "mcp", **environments: str) -> list[str]:
+    """Findings for this many tasks of each; `environments` are the spec's, with their backends."""
     declared = {name: {"backend": own or None} for name, own in environments.items()}
     section: dict[str, Any] = {"backend": backend, "environments": declared}
     tasks = [
@@ -26,26 +26,26 @@ def said(counts: dict[str, int], backend: str = "mcp", **environments: str) -> l
     return [finding.detail for finding in findings]
 
 
-def test_a_rare_name_that_is_almost_another_is_told() -> None:
-    (reported,) = said({"library": 20, "libary": 1})
+def test_a_rare_name_that_is_almost_another_is_found() -> None:
+    (reported,) = findings_for({"library": 20, "libary": 1})
     assert reported.startswith("task 'libary-0' is of environment 'libary', and no other")
     assert "did you mean 'library'?" in reported
     assert "correct env_id" in reported
 
 
-def test_where_the_spec_names_environments_one_that_it_does_not_name_is_told() -> None:
-    (reported,) = said({"library": 5, "shp": 2}, library="")
+def test_where_the_spec_names_environments_an_unnamed_one_is_reported() -> None:
+    (reported,) = findings_for({"library": 5, "shp": 2}, library="")
     assert reported.startswith(
         "2 tasks, as 'shp-0', are of environment 'shp', which [env_gateway.env"
     )
-    (reported,) = said({"library": 5, "libary": 4}, library="mcp")
+    (reported,) = findings_for({"library": 5, "libary": 4}, library="mcp")
     assert "did you mean 'library'?" in reported
 
 
-def test_a_table_of_the_spec_whose_name_no_task_has_is_told() -> None:
+def test_a_table_of_the_spec_that_no_task_uses_is_reported() -> None:
     assert any(
         "no task is of environment 'libary' (did you mean 'library'?)" in reported
-        for reported in said({"library": 5}, libary="fleet")
+        for reported in findings_for({"library": 5}, libary="fleet")
     )
 
 
@@ -63,12 +63,12 @@ def test_a_table_of_the_spec_whose_name_no_task_has_is_told() -> None:
 def test_names_that_may_well_be_meant_are_left_alone(
     counts: dict[str, int], environments: dict[str, str]
 ) -> None:
-    assert said(counts, **environments) == []
+    assert findings_for(counts, **environments) == []
 
 
 @pytest.mark.parametrize("backend", ["embedded", "fleet", "fleet_openenv"])
-def test_a_backend_that_knows_its_names_says_itself_what_it_lacks(backend: str) -> None:
-    assert said({"library": 50, "libary": 1}, backend, library="") == []
+def test_a_backend_that_knows_its_names_reports_what_it_lacks(backend: str) -> None:
+    assert findings_for({"library": 50, "libary": 1}, backend, library="") == []
 
 
 async def test_the_doctor_names_the_task(policy: Path, tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ async def test_the_doctor_names_the_task(policy: Path, tmp_path: Path) -> None:
     tasks.write_text(tasks.read_text().replace('"env_id": "library"', '"env_id": "libary"', 1))
     spec = load_spec(path, ['--env_gateway.environments.library={backend = "mcp"}'])
     result = await probed("dataset", subject(spec, tmp_path))
-    says(result, Status.WARN, "task 'lend-0' is of environment 'libary'", "did you mean 'library'?")
+    check(result, Status.WARN, "task 'lend-0' is of environment 'libary'", "did you mean 'library'")

@@ -1,4 +1,4 @@
-"""A model of the hub before a run: at which commit it is, whether we may read it, and whether it
+"""A hub model before a run: its commit, whether it may be read, and whether it
 fits."""
 
 from collections.abc import Generator
@@ -11,7 +11,7 @@ from services.launcher.doctor.findings import Status
 from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_plan import parse_spec
-from tests.support.doctor import probed, says, spec, subject
+from tests.support.doctor import check, probed, spec, subject
 from tests.support.model_hub import FIRST, SECOND, ModelHub, model_hub
 
 
@@ -28,11 +28,11 @@ def about(hub: ModelHub, tasks: Path, folder: Path, *overrides: str) -> RunConte
     return subject(content, folder, **environ)
 
 
-async def test_the_commit_and_the_size_of_a_model_are_told(
+async def test_the_commit_and_the_size_of_a_model_are_shown(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     reported = await probed("model", about(hub, tasks, tmp_path))
-    says(
+    check(
         reported, Status.OK, f"at commit {FIRST[:12]} (today's main, which a run keeps)", "1.0 MiB"
     )
 
@@ -43,17 +43,17 @@ async def test_a_gated_model_is_refused_before_anything_is_rented(
     hub.gated = True
     reported = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
     page = f"{hub.endpoint}/org/model"
-    says(reported, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
+    check(reported, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
 
 
-async def test_a_model_that_does_not_fit_is_told_with_both_sizes(
+async def test_a_model_that_does_not_fit_is_named_with_both_sizes(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
     hub.told_sizes["model.safetensors"] = 2**60
     here = await probed("model", about(hub, tasks, tmp_path))
-    says(here, Status.FAIL, "takes 1073741824.0 GiB more in", "GiB are free there", "HF_HOME")
+    check(here, Status.FAIL, "takes 1073741824.0 GiB more in", "GiB are free there", "HF_HOME")
     there = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
-    says(
+    check(
         there,
         Status.FAIL,
         "more than the disk of any machine (238.4 GiB)",

@@ -1,4 +1,4 @@
-"""Nodes, environments and clouds that do not answer as they should."""
+"""Nodes, environments and clouds that answer wrongly or not at all."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from services.launcher.doctor.adapters.clouds_probe import judge_clouds
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.security.certificates import mint_identity
-from tests.support.doctor import TOKEN, double, echo_of, probed, says, skypilot, spec, subject
+from tests.support.doctor import TOKEN, check, double, echo_of, probed, skypilot, spec, subject
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 
 SKY_PYTHON = ROOT / ".venv-sky/bin/python"
 
 
-async def test_an_echo_of_another_run_or_with_another_token_is_told(
+async def test_an_echo_of_another_run_or_with_another_token_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     theirs, ours = (
@@ -37,19 +37,19 @@ async def test_an_echo_of_another_run_or_with_another_token_is_told(
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
         result = await probed("echo", replace(about, nodes=(at,), tls=ours))
-        says(result, Status.FAIL, at, "with --tls-dir of the same run")
+        check(result, Status.FAIL, at, "with --tls-dir of the same run")
     with echo_of(**{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
         result = await probed("echo", replace(about, nodes=(at,)))
-        says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+        check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
 
 
-async def test_a_node_where_nothing_listens_is_told(
+async def test_a_node_where_nothing_listens_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     address = free_address()
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     result = await probed("echo", replace(about, nodes=(address,)))
-    says(result, Status.FAIL, f"{address} does not answer", "firewalls")
+    check(result, Status.FAIL, f"{address} does not answer", "firewalls")
 
 
 @pytest.mark.parametrize("backend", ["local", "sky"])
@@ -58,7 +58,7 @@ async def test_nodes_hear_each_other_in_clear_here_and_under_tls_elsewhere(
 ) -> None:
     about = subject(spec(policy, tasks, f"launcher.backend={backend}"), tmp_path)
     how = "in clear" if backend == "local" else "under TLS"
-    says(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
+    check(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
 
 
 async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show_their_tools(
@@ -68,8 +68,8 @@ async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
-    says(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
-    says(result, Status.FAIL, "booking: 4 tools (book_room,")
+    check(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
+    check(result, Status.FAIL, "booking: 4 tools (book_room,")
     assert not children()
 
 
@@ -77,13 +77,13 @@ def children() -> list[str]:
     """Gateways that this process has started and not ended."""
     found: list[str] = []
     for child in psutil.Process().children(recursive=True):
-        # One that ends just now has none.
+        # A gateway that is just ending has none.
         with suppress(psutil.NoSuchProcess):
             found.append(" ".join(child.cmdline()))
     return [command for command in found if "services.env_gateway" in command]
 
 
-async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
+async def test_a_backend_that_does_not_start_is_quoted_with_its_error(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     command = json.dumps([sys.executable, "-c", "raise SystemExit('no licence')"])
@@ -93,32 +93,32 @@ async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
         "mcp": {"command": json.loads(command), "instances": True}
     }
     result = await probed("episodes", subject(content, tmp_path))
-    says(result, Status.FAIL, "booking cannot be opened", "code 1 and wrote: no licence")
+    check(result, Status.FAIL, "booking cannot be opened", "code 1 and wrote: no licence")
 
 
-async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
+async def test_a_missing_skypilot_is_reported_with_what_installs_it(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.backend=sky")
     result = await probed("clouds", subject(content, tmp_path))
-    says(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
+    check(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
 
 
-async def test_an_api_server_that_does_not_answer_is_told(
+async def test_an_api_server_that_does_not_answer_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.backend=sky")
     with double(lambda *_: (401, {})) as url:
         environ = skypilot(tmp_path, url)
         result = await probed("clouds", subject(content, tmp_path, **environ))
-    says(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
+    check(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
     away = await probed("clouds", subject(content, tmp_path, **environ))
-    says(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
+    check(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
 
 
 @pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")
 @pytest.mark.parametrize("status", [200, 503])
-async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_asked(
+async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_queried(
     tmp_path: Path, status: int
 ) -> None:
     requests: list[tuple[str, str]] = []
@@ -133,7 +133,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         (tmp_path / ".sky/config.yaml").write_text(f"api_server:\n  endpoint: {named}\n")
         environ = {name: value for name, value in os.environ.items() if "SKYPILOT" not in name}
         environ["HOME"] = str(tmp_path)
-        # SkyPilot's client must not start a server where this one has nothing to say.
+        # SkyPilot's client must not start a server where this double does not answer.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
         (message,) = await run_probe_module(
@@ -143,7 +143,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
             environ,
         )
     assert requests[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
-    # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
+    # The double is a healthy server that knows no cloud; the findings are SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
     assert message.status is Status.FAIL and wrong in message.detail, message.detail
     assert "a-password" not in message.detail

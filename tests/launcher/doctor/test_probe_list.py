@@ -1,4 +1,4 @@
-"""Every probe is tried with a fault that it has to name, and most faults are more than a variable
+"""Every probe is tried with a fault that it has to report, and most faults are more than a variable
 that is not set."""
 
 import ast
@@ -11,7 +11,7 @@ FAULTS, MISSING_VARIABLES = 15, 3
 
 
 def faults() -> list[tuple[str, set[str], bool]]:
-    """Of each test in which a probe fails: its name, the probes, and whether a variable is not
+    """Each test in which a probe fails: its name, the probes, and whether a variable is not
     set. Parameters count as one."""
     found: list[tuple[str, set[str], bool]] = []
     for path in sorted(FOLDER.rglob("test_*.py")):

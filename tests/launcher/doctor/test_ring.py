@@ -29,10 +29,10 @@ from services.launcher.doctor.ring_rank import (
 )
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.certificates import mint_identity
-from tests.support.doctor import TOKEN, echo_of, probed, says, spec, subject
+from tests.support.doctor import TOKEN, check, echo_of, probed, spec, subject
 from tests.support.repository import ROOT
 
-# As another machine's: this one has all of 127.0.0.0/8.
+# Another machine's address: this one has all of 127.0.0.0/8.
 THERE = "127.0.0.2:0"
 GIVEN = {TOKEN_VARIABLE: TOKEN}
 Ring = Callable[[bytes, Any], Awaitable[bytes]]
@@ -61,14 +61,14 @@ async def same(request: bytes, _: Any) -> bytes:
 
 
 def shut() -> socket.socket:
-    """Has a port, at which nobody listens as long as this is there."""
+    """Holds a port without listening on it."""
     door = socket.socket()
     door.bind(("127.0.0.1", 0))
     return door
 
 
 def ranks() -> list[str]:
-    """Of those that this process, or an echo of it, has started."""
+    """Ranks that this process, or an echo of it, has started."""
     return [line for each in psutil.Process().children(recursive=True) if (line := rank(each))]
 
 
@@ -86,7 +86,7 @@ async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: RunCo
     with echo_of(THERE, **secret) as one, echo_of("127.0.0.3:0", **secret) as other:
         named = replace(about, nodes=(one, other), tls=run.tls_for("rollout"))
         result = await probed("ring", named)
-    says(result, Status.OK, f"gloo ring of 3 processes, here and on {one}, {other}, passed")
+    check(result, Status.OK, f"gloo ring of 3 processes, here and on {one}, {other}, passed")
     assert not ranks()
 
 
@@ -97,7 +97,7 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
         port = closed.getsockname()[1]
 
         class Elsewhere(socket.socket):
-            """Listens behind a firewall: nobody is let through to the port that it tells."""
+            """Listens behind a firewall: no connection reaches the port that it names."""
 
             def getsockname(self) -> tuple[str, int]:
                 return ("127.0.0.1", port)
@@ -107,8 +107,8 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
         )
         result = await probed("ring", replace(about, nodes=(at,)))
     wrong = f"rank 1 on {at}: cannot reach rank 0 at 127.0.0.1 port {port} (Connection refused)"
-    says(result, Status.FAIL, wrong, "let all TCP ports through", "GLOO_SOCKET_IFNAME", "lo")
-    says(result, Status.FAIL, "through a tunnel no ring is made")
+    check(result, Status.FAIL, wrong, "let all TCP ports through", "GLOO_SOCKET_IFNAME", "lo")
+    check(result, Status.FAIL, "through a tunnel no ring is made")
     assert not ranks()
 
 
@@ -122,17 +122,17 @@ async def test_two_nodes_that_do_not_reach_each_other_are_named(about: RunContex
             await asyncio.sleep(60)
             return b""
 
-        async with node_with(**{RING: behind_a_firewall}) as blocked:
+        async with node_with(**{RING: behind_a_firewall}) as hidden:
             with echo_of(THERE, **GIVEN) as at:
-                result = await probed("ring", replace(about, nodes=(at, blocked)))
+                result = await probed("ring", replace(about, nodes=(at, hidden)))
     reason = f"cannot reach rank 2 at 127.0.0.1 port {port} (Connection refused)"
-    says(result, Status.FAIL, f"gloo ring of 3 of rank 0 here, rank 1 on {at}, rank 2 on {blocked}")
+    check(result, Status.FAIL, f"gloo ring of 3 of rank 0 here, rank 1 on {at}, rank 2 on {hidden}")
     message = (f"rank 0 here: {reason}", f"rank 1 on {at}: {reason}")
     assert any(each in result.detail for each in message), result.detail
 
 
 def meet(seat: RankAssignment, port: int) -> None:
-    """Tell the others of a port, as a rank does."""
+    """Send a port to the other ranks, as a rank does."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     store = TCPStore(seat.host, seat.port, is_master=False)
@@ -146,17 +146,17 @@ async def test_an_interface_that_gloo_does_not_find_is_named(
 ) -> None:
     about = subject(spec(policy, tasks), tmp_path, GLOO_SOCKET_IFNAME="nowhere0")
     result = await probed("ring", about)
-    says(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
+    check(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
 
 
 @pytest.mark.slow
 async def test_an_interface_that_is_not_on_a_node_is_named_with_the_node(about: RunContext) -> None:
     with echo_of(THERE, **GIVEN, GLOO_SOCKET_IFNAME="nowhere0") as at:
         result = await probed("ring", replace(about, nodes=(at,)))
-    says(result, Status.FAIL, f"gloo ring of 2: rank 1 on {at}: ", "is 'nowhere0'")
+    check(result, Status.FAIL, f"gloo ring of 2: rank 1 on {at}: ", "is 'nowhere0'")
 
 
-async def test_another_version_of_torch_is_told_of_both_nodes(
+async def test_another_version_of_torch_is_named_by_both_nodes(
     about: RunContext, tmp_path: Path
 ) -> None:
     (tmp_path / "torch").mkdir()
@@ -166,25 +166,25 @@ async def test_another_version_of_torch_is_told_of_both_nodes(
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")])
     with echo_of(THERE, **GIVEN, PYTHONPATH=path) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
-    says(result, Status.FAIL, f"rank 1 on {at}: what is that?", f"rank 1 on {at} has 1.0")
-    says(result, Status.FAIL, "versions of torch differ: rank 0 here has 2.")
+    check(result, Status.FAIL, f"rank 1 on {at}: what is that?", f"rank 1 on {at} has 1.0")
+    check(result, Status.FAIL, "versions of torch differ: rank 0 here has 2.")
 
 
-async def test_a_node_with_an_echo_from_before_rings_is_told(about: RunContext) -> None:
+async def test_a_node_with_an_echo_from_before_rings_is_named(about: RunContext) -> None:
     async with node_with(**{METHOD: same}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
-    says(result, Status.FAIL, f"{at} is no echo, or one of an older version", "start the echo")
+    check(result, Status.FAIL, f"{at} is no echo, or one of an older version", "start the echo")
     assert not ranks()
 
 
-async def test_a_node_with_another_token_is_told(about: RunContext) -> None:
+async def test_a_node_with_another_token_is_named(about: RunContext) -> None:
     with echo_of(THERE, **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
-    says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+    check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
     assert not ranks()
 
 
-async def test_no_node_is_asked_without_a_token(about: RunContext) -> None:
+async def test_no_node_is_called_without_a_token(about: RunContext) -> None:
     without = replace(about, nodes=("127.0.0.2:1",), environ={})
     assert await ring.probe_ring(without) == await probe_echo(without) == [NO_TOKEN]
 
@@ -207,7 +207,7 @@ async def test_a_node_takes_a_seat_only_with_the_token_and_ends_it_with_the_call
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110 (nobody there to set an event)
+        while not reached():  # noqa: ASYNC110 (nothing there sets an event)
             await asyncio.sleep(0.05)
 
 

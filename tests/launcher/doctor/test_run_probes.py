@@ -1,4 +1,4 @@
-"""The command as a whole: what it prints, how it ends, what it leaves out, and that it ends."""
+"""The command as a whole: its output, its exit code, its omissions, and its end."""
 
 import json
 import subprocess
@@ -80,13 +80,13 @@ def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
     assert "steps" in first["detail"] and "correct the spec" in first["detail"]
 
 
-def test_a_probe_that_there_is_not_is_told(tmp_path: Path) -> None:
+def test_an_unknown_probe_is_refused(tmp_path: Path) -> None:
     done = doctor("deploy/runs/local.toml", "--skip", "rings")
     assert done.returncode == 1
     assert "--skip rings: no such probe; did you mean 'ring'?" in done.stdout
 
 
-async def test_a_probe_that_hangs_is_ended_and_holds_nobody_up(
+async def test_a_probe_that_hangs_is_ended_and_delays_no_other(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     marker = tmp_path / "pid"

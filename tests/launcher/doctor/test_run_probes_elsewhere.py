@@ -1,6 +1,6 @@
-"""Where the services' environment is on other machines alone, the launcher's own does what it can.
+"""The launcher's own environment checks what it can when the services' is elsewhere only.
 
-What it cannot do is told, and refuses no run.
+It reports the rest, and refuses no run for it.
 """
 
 import json
@@ -16,7 +16,7 @@ from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
-from tests.support.doctor import probed, says, spec, subject
+from tests.support.doctor import check, probed, spec, subject
 from tests.support.repository import ROOT
 
 ELSEWHERE = ("launcher.backend=sky", "launcher.sky.python=nowhere/bin/python")
@@ -24,15 +24,15 @@ REPORTED = ("there is no nowhere/bin/python here", "`make setup` makes .venv")
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """As if this interpreter, which is the launcher's, did not have it."""
+    """Hide a package from this interpreter, which is the launcher's."""
     monkeypatch.setitem(sys.modules, module, None)
 
 
-async def test_packages_that_nobody_here_can_tell_are_warned_of(
+async def test_packages_that_cannot_be_checked_here_are_a_warning(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("versions", about), Status.WARN, *REPORTED, "is another one")
+    check(await probed("versions", about), Status.WARN, *REPORTED, "is another one")
 
 
 @pytest.mark.slow
@@ -40,9 +40,9 @@ async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("ring", about), Status.OK, "gloo ring of 2 processes passed")
+    check(await probed("ring", about), Status.OK, "gloo ring of 2 processes passed")
     hide(monkeypatch, "torch")
-    says(await probed("ring", about), Status.WARN, *REPORTED, "lacks torch")
+    check(await probed("ring", about), Status.WARN, *REPORTED, "lacks torch")
 
 
 @pytest.mark.slow
@@ -50,9 +50,9 @@ async def test_a_tokenizer_is_compared_by_the_launchers_own_packages_or_warned_o
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("tokenizer", about), Status.OK, "transformers loads the same tokenizer")
+    check(await probed("tokenizer", about), Status.OK, "transformers loads the same tokenizer")
     hide(monkeypatch, "transformers")
-    says(await probed("tokenizer", about), Status.WARN, *REPORTED, "lacks transformers", "digest")
+    check(await probed("tokenizer", about), Status.WARN, *REPORTED, "lacks transformers", "digest")
 
 
 async def test_a_store_is_tried_by_the_launchers_own_packages(
@@ -62,12 +62,12 @@ async def test_a_store_is_tried_by_the_launchers_own_packages(
         return f"learner.checkpoint.remote=file://{folder}"
 
     about = subject(spec(policy, tasks, *ELSEWHERE, remote(tmp_path / "kept")), tmp_path)
-    says(await probed("store", about), Status.OK, "wrote, read back and removed")
+    check(await probed("store", about), Status.OK, "wrote, read back and removed")
     (tmp_path / "file").touch()
     wrong = subject(spec(policy, tasks, *ELSEWHERE, remote(tmp_path / "file/kept")), tmp_path)
-    says(await probed("store", wrong), Status.FAIL, "cannot write to")
+    check(await probed("store", wrong), Status.FAIL, "cannot write to")
     hide(monkeypatch, "fsspec")
-    says(await probed("store", wrong), Status.WARN, *REPORTED, "lacks fsspec")
+    check(await probed("store", wrong), Status.WARN, *REPORTED, "lacks fsspec")
 
 
 async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_no_run(
@@ -78,24 +78,24 @@ async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_
     environ = {"PYTHONPATH": path, "AWS_ACCESS_KEY_ID": "an-id-for-tests"}
     bucket = "learner.checkpoint.remote=s3://bucket/prefix"
     elsewhere = subject(spec(policy, tasks, *ELSEWHERE, bucket), tmp_path, **environ)
-    says(await probed("store", elsewhere), Status.WARN, "is not tried", "s3fs", "`make setup`")
+    check(await probed("store", elsewhere), Status.WARN, "is not tried", "s3fs", "`make setup`")
     here = subject(spec(policy, tasks, bucket), tmp_path, **environ)
-    says(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
+    check(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
 
 
 async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to_start_more(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     alone = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("episodes", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
+    check(await probed("episodes", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
     emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", "0"])
     starts = f"env_gateway.backends.fleet.command={emulated}"
     more = spec(policy, tasks, *ELSEWHERE, "env_gateway.backend=fleet", starts)
     reported = await probed("episodes", subject(more, tmp_path))
-    says(reported, Status.WARN, *REPORTED, "env_gateway.backends.fleet starts processes")
+    check(reported, Status.WARN, *REPORTED, "env_gateway.backends.fleet starts processes")
 
 
-async def test_a_start_tells_what_was_left_out_and_goes_on(
+async def test_a_start_lists_what_was_left_out_and_continues(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, "torch")

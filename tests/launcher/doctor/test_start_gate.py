@@ -1,4 +1,4 @@
-"""The doctor before a start: what is prepared is made first, and what fails refuses the run."""
+"""The doctor before a start: prepared files are made first, and a failure refuses the run."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ async def test_a_refusal_lists_what_fails_alone(
     assert len(lines) == 3
 
 
-def test_what_is_healthy_comes_last_and_is_told_to_be() -> None:
+def test_healthy_parts_come_last_and_are_marked() -> None:
     findings = [ok("booking is well"), fail("tracker is down", "go"), warn("shop is slow", "wait")]
     result = combine_findings("episodes", findings)
     assert result.status is Status.FAIL

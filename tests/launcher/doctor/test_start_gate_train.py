@@ -1,4 +1,4 @@
-"""`flotilla train` and an environment that cannot work: named before anything else is started."""
+"""`flotilla train` reports an environment that cannot work before it starts anything else."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def cli(*words: str | Path) -> list[str]:
 
 
 def elsewhere(path: Path) -> Path:
-    """The tasks are of an environment that nobody has."""
+    """Put the tasks into an environment that does not exist."""
     tasks = path.parent / "tasks.json"
     tasks.write_text(tasks.read_text().replace('"library"', '"teleporter"'))
     path.write_text(path.read_text().replace('backend = "mcp"', 'backend = "embedded"'))
@@ -30,7 +30,7 @@ def elsewhere(path: Path) -> Path:
 
 
 def broken(kind: str, policy: Path, folder: Path) -> tuple[Path, str]:
-    """A spec, and what is said of it."""
+    """A spec, and the error reported for it."""
     match kind:
         case "unlisted":
             path = own_environment.write(folder, policy, listed=False)

@@ -1,4 +1,4 @@
-"""Tokenizers and tasks that would fail a run, and what is said of them."""
+"""Tokenizers and tasks that would fail a run, and the findings about them."""
 
 import json
 import shutil
@@ -10,15 +10,15 @@ import pytest
 
 from environments.tasks import make_task
 from services.launcher.doctor.findings import Status
-from tests.support.doctor import emulator, probed, says, spec, subject
+from tests.support.doctor import check, emulator, probed, spec, subject
 
 
 async def test_a_policy_that_is_neither_here_nor_on_the_hub_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    content = spec(policy, tasks, "policy.model=nobody/no-such-model")
+    content = spec(policy, tasks, "policy.model=missing/no-such-model")
     result = await probed("tokenizer", subject(content, tmp_path))
-    says(result, Status.FAIL, "nobody/no-such-model is neither a folder", "correct policy.model")
+    check(result, Status.FAIL, "missing/no-such-model is neither a folder", "correct policy.model")
 
 
 def no_template(folder: Path) -> None:
@@ -90,14 +90,14 @@ def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
         ),
     ],
 )
-async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
+async def test_a_tokenizer_that_two_sides_would_load_differently_fails(
     policy: Path, tasks: Path, tmp_path: Path, plant: Callable[[Path], Any], words: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(policy, folder)
     plant(folder)
     about = subject(spec(folder, tasks), tmp_path)
-    says(await probed("tokenizer", about), Status.FAIL, *words)
+    check(await probed("tokenizer", about), Status.FAIL, *words)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
         ),
     ],
 )
-async def test_a_second_chat_template_is_told_where_it_differs(
+async def test_a_second_chat_template_is_named_where_it_differs(
     policy: Path,
     tasks: Path,
     tmp_path: Path,
@@ -130,7 +130,7 @@ async def test_a_second_chat_template_is_told_where_it_differs(
     folder = tmp_path / "policy"
     shutil.copytree(policy, folder)
     plant(folder)
-    says(await probed("tokenizer", subject(spec(folder, tasks), tmp_path)), status, *words)
+    check(await probed("tokenizer", subject(spec(folder, tasks), tmp_path)), status, *words)
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ async def test_a_second_chat_template_is_told_where_it_differs(
         ([{"key": "a", "prompt": "b"}], ("task 0 has no key, or no env_id",)),
     ],
 )
-async def test_a_task_file_that_cannot_be_used_is_told(
+async def test_a_task_file_that_cannot_be_used_is_named(
     policy: Path, tasks: Path, tmp_path: Path, content: Any, words: tuple[str, ...]
 ) -> None:
     path = tmp_path / "tasks.json"
     if content is not None:
         path.write_text(json.dumps(content))
     about = subject(spec(policy, path), tmp_path)
-    says(await probed("dataset", about), Status.FAIL, *words)
+    check(await probed("dataset", about), Status.FAIL, *words)
 
 
-async def test_versions_that_fleet_does_not_have_are_told_with_those_that_it_has(
+async def test_versions_that_fleet_lacks_are_reported_with_those_that_it_has(
     policy: Path, tmp_path: Path
 ) -> None:
     known = make_task("booking", "train", 0)
@@ -169,6 +169,6 @@ async def test_versions_that_fleet_does_not_have_are_told_with_those_that_it_has
         backend = ("env_gateway.backend=fleet", f"env_gateway.backends.fleet.url={url}")
         about = subject(spec(policy, path, *backend), tmp_path, FLEET_API_KEY="a-key-of-tests")
         result = await probed("dataset", about)
-    says(result, Status.FAIL, "Fleet has no environment teleporter", "correct env_id")
-    says(result, Status.FAIL, "Fleet has no version v0.0.1 of booking, but")
-    says(result, Status.FAIL, "no task of booking@v9, but of v0.3", "correct data_version")
+    check(result, Status.FAIL, "Fleet has no environment teleporter", "correct env_id")
+    check(result, Status.FAIL, "Fleet has no version v0.0.1 of booking, but")
+    check(result, Status.FAIL, "no task of booking@v9, but of v0.3", "correct data_version")

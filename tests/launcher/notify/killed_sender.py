@@ -1,6 +1,6 @@
-"""A program that tells Slack of the start and the end of a run; of N runs, one after the other.
+"""A program that reports the start and the end of a run to Slack; of N runs, one after the other.
 
-It tells of run K in a process that is killed at its K-th step, then in another that is not. A step
+It reports run K in a process that is killed at its K-th step, then in another that is not. A step
 is whatever lasts: a write to the ledger, before and behind it, and a request to Slack. Arguments:
 folder, URL of the API, N.
 """
@@ -71,7 +71,7 @@ async def report(folder: Path, url: str, run_id: str, countdown: Countdown) -> N
 
 
 def status_of(folder: Path, url: str, run_id: str, steps: int) -> int:
-    """How a process ended that tells of the run: 0, or that it was killed."""
+    """The exit status of a process that reports the run: 0, or that it was killed."""
     child = os.fork()
     if child == 0:
         asyncio.run(report(folder, url, run_id, Countdown(steps)))

@@ -1,4 +1,4 @@
-"""What a notifier needs of Slack's API, over a real socket, with faults that a test asks for."""
+"""The part of Slack's API that a notifier needs, over a real socket, with injected faults."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ CHANNEL_ID, CHANNEL_NAME = "C0TRAINING", "#fleet-training-runs"
 
 @dataclass
 class Fault:
-    """What happens to one request: an answer in place of Slack's own, or a cut connection.
+    """The result of one request: an answer in place of Slack's own, or a cut connection.
 
     With `taken`, the message is in the channel all the same.
     """

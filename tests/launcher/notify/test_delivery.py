@@ -18,12 +18,12 @@ from tests.support.free_ports import free_port
 from tests.support.repository import ROOT
 
 RUN = "demo-1"
-# Before and behind each: two letters are put, marked, sent, and marked as sent.
+# Before and after each: two letters are put, marked, sent, and marked as sent.
 STEPS = 16
 
 
 class Clock:
-    """Time as the test wants it."""
+    """Time as the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -64,7 +64,7 @@ async def test_replies_are_in_the_thread_of_the_start(tmp_path: Path) -> None:
         assert len(double.messages) == 2
 
 
-async def test_slack_says_when_to_come_back_and_is_not_asked_before(tmp_path: Path) -> None:
+async def test_slack_names_the_next_time_and_is_not_called_before(tmp_path: Path) -> None:
     clock = Clock()
     async with slack() as double, post_office(tmp_path, clock) as (outbox, post):
         double.faults = [Fault(status=429, error="ratelimited", retry_after="30")]
@@ -108,7 +108,7 @@ async def test_an_hour_without_slack_delays_messages_and_loses_none(tmp_path: Pa
     ids=["cut", "500", "internal_error"],
 )
 @pytest.mark.parametrize("number", [0, 1])
-async def test_what_arrived_though_slack_did_not_say_so_is_not_sent_again(
+async def test_what_arrived_without_an_answer_is_not_sent_again(
     tmp_path: Path, fault: Fault, number: int
 ) -> None:
     clock = Clock()
@@ -145,7 +145,7 @@ async def test_a_bot_that_may_not_read_sends_again_what_may_have_been_lost(tmp_p
     ],
     ids=["wrong token", "no token", "wrong channel"],
 )
-async def test_what_somebody_must_mend_is_said_once_with_the_fix(
+async def test_what_people_must_mend_is_logged_once_with_the_fix(
     tmp_path: Path, token: str, channel: str, fix: str
 ) -> None:
     clock = Clock()
@@ -161,7 +161,7 @@ async def test_what_somebody_must_mend_is_said_once_with_the_fix(
         reported = [line["error"] for line in lines if line["event"] == "messages wait"]
         assert len(reported) == 1 and fix in reported[0]
         assert double.requests <= 5
-        # Mended by whoever starts the next launcher.
+        # The start of the next launcher repairs it.
         async with post_office(tmp_path, clock) as (outbox, post):
             clock.now += 700.0
             await post.deliver_due()
@@ -203,11 +203,11 @@ async def test_a_launcher_killed_at_any_step_leaves_one_message_of_each(tmp_path
 
 
 def test_no_byte_of_the_ledger_is_a_secret(tmp_path: Path) -> None:
-    asyncio.run(tell_of_a_secret(tmp_path))
+    asyncio.run(report_a_secret(tmp_path))
     assert not [path for path in tmp_path.iterdir() if TOKEN.encode() in path.read_bytes()]
 
 
-async def tell_of_a_secret(tmp_path: Path) -> None:
+async def report_a_secret(tmp_path: Path) -> None:
     clock = Clock()
     async with slack() as double, post_office(tmp_path, clock) as (outbox, post):
         target = DeliveryTarget("slack", "SLACK_BOT_TOKEN", double.url, CHANNEL_ID)

@@ -1,4 +1,4 @@
-"""What of a run becomes a message, and to whom it goes."""
+"""The events of a run that become messages, and their recipients."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -46,7 +46,7 @@ def facts(**changes: Any) -> RunFacts:
     return replace(FACTS, run=replace(FACTS.run, **of_run), **changes)
 
 
-def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
+def test_the_start_shows_what_runs_where_and_its_maximum_cost() -> None:
     (message,) = state_messages(RunState.PREFLIGHT, facts(tracker="https://wandb.ai/team/project"))
     text = slack_text(message)
     assert message.kind is MessageKind.STARTED
@@ -55,7 +55,7 @@ def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
     assert "$12.50 an hour, $300.00 in 24 h; stops at $100.00" in text
 
 
-def test_the_start_says_which_tasks_are_selected() -> None:
+def test_the_start_lists_the_selected_tasks() -> None:
     select = {"modality": "tool_use", "env_keys": ["shop", "bank"], "max_tasks": 100}
     spec_json = json.dumps({"learner": {"tasks": "data/all.json", "select": select}})
     (message,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks(spec_json)))
@@ -72,7 +72,7 @@ def test_a_resumed_run_is_not_a_new_one() -> None:
     assert message.kind is MessageKind.RESUMED
 
 
-def test_the_end_says_what_was_learnt_and_what_became_of_the_machines() -> None:
+def test_the_end_shows_results_and_the_state_of_the_machines() -> None:
     done = facts(
         outcome=Outcome.COMPLETED, cleanup=Cleanup.VERIFIED, before=0.12, after=0.55, cost=Cost(7.0)
     )
@@ -100,7 +100,7 @@ def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
         (Outcome.DEADLINE, "time is up"),
     ],
 )
-def test_a_stop_says_why(outcome: Outcome, words: str) -> None:
+def test_a_stop_gives_its_reason(outcome: Outcome, words: str) -> None:
     (message,) = state_messages(RunState.STOPPED, facts(outcome=outcome, cleanup=Cleanup.VERIFIED))
     assert words in message.title
     assert "*Machines:* verified" in slack_text(message)
@@ -113,13 +113,13 @@ def test_a_suspected_leak_is_a_message_of_its_own() -> None:
         assert kinds[1:] == [MessageKind.LEAK_SUSPECTED]
 
 
-def test_states_on_the_way_are_not_told() -> None:
+def test_states_on_the_way_send_nothing() -> None:
     for state in RunState:
         if not state.has_ended and state is not RunState.PREFLIGHT:
             assert state_messages(state, FACTS) == []
 
 
-def test_limits_are_told_at_four_fifths_and_when_they_are_reached() -> None:
+def test_limits_are_sent_at_four_fifths_and_when_they_are_reached() -> None:
     assert spending_messages(facts(cost=Cost(79.9))) == {}
     (near,) = spending_messages(facts(cost=Cost(80.0))).values()
     assert near.title == "80% of the cost are used"
@@ -128,7 +128,7 @@ def test_limits_are_told_at_four_fifths_and_when_they_are_reached() -> None:
     assert set(spending_messages(facts(hours=24.0))) == {"hours-reached-24"}
 
 
-def test_nobody_is_told_without_a_channel_and_slack_can_be_left_out() -> None:
+def test_nothing_is_sent_without_a_channel_and_slack_is_optional() -> None:
     assert targets_of(NotifyConfig()) == []
     slack_only = NotifyConfig(slack=SlackConfig(channel="C1"))
     assert [target.kind for target in targets_of(slack_only)] == ["slack"]
@@ -142,7 +142,7 @@ def spec_of(double: SlackDouble, **launcher: Any) -> str:
 
 
 class Reported:
-    """A ledger with one run, and a notifier that is told of its events."""
+    """A ledger with one run, and a notifier that gets its events."""
 
     def __init__(self, folder: Path, spec_json: str) -> None:
         self.store = Ledger(folder / "launcher.sqlite")
@@ -158,10 +158,10 @@ class Reported:
         with self.store.transaction():
             self.store.save_run(self.run, [], None)
             self.store.add_event(RUN, 0.0, "state", {"state": state})
-        await self.tell()
+        await self.notify()
 
-    async def tell(self) -> None:
-        """Everything from the beginning, as a successor may."""
+    async def notify(self) -> None:
+        """Notify of all events from the beginning, as a successor may."""
         stored = self.store.get_run(RUN)
         assert stored is not None
         for event in self.store.list_events(RUN, 0):
@@ -181,7 +181,7 @@ async def reports(folder: Path, double: SlackDouble, **launcher: Any) -> AsyncGe
     await one.close()
 
 
-async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -> None:
+async def test_a_run_has_one_thread_and_each_event_one_message(tmp_path: Path) -> None:
     logs = tmp_path / RUN / "logs"
     logs.mkdir(parents=True)
     (logs / "rollout-1.log").write_text("of the rollout\n")
@@ -190,7 +190,7 @@ async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -
             await one.state(state)
         error = "rollout-1 exited with code 1; gave up"
         await one.state(RunState.FAILED, outcome=Outcome.FAILED, error=error)
-        await one.tell()
+        await one.notify()
         start, end = double.messages
         assert "Run started" in start["text"] and "$2.00 an hour" in start["text"]
         assert end["thread_ts"] == start["ts"]
@@ -210,10 +210,10 @@ async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
         assert all("thread_ts" in message for message in double.messages[1:])
 
 
-async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_path: Path) -> None:
+async def test_an_alarm_of_the_learner_is_sent_each_time_that_it_is_raised(tmp_path: Path) -> None:
     alarm = Alarm("no_grade_rate", "shop", "warning", 7, "why", "how")
     solved = Alarm("solved", "desk", "notice", 7, "all pass", "give harder ones")
-    failed = Alarm("run_failed", "all", "error", 7, "the launcher says it too")
+    failed = Alarm("run_failed", "all", "error", 7, "the launcher reports it too")
     raised = Progress(alarms=(alarm, failed, solved))
     async with slack() as double, reports(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
@@ -221,14 +221,14 @@ async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_p
         for progress in (raised, raised, Progress(), raised):
             ledger_writer.write_progress(one.store, RUN, known, progress, 0.0)
             known = progress
-            await one.tell()
+            await one.notify()
         heads = [text.splitlines()[0] for text in double.texts[1:]]
         assert heads == ["⚠️ *Alarm: no grade rate of shop*", "💡 *Notice: solved of desk*"] * 2
         assert "why. how" in double.texts[1]
         assert all("thread_ts" in message for message in double.messages[1:])
 
 
-async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
+async def test_a_budget_is_reported_once_a_limit(tmp_path: Path) -> None:
     async with slack() as double, reports(tmp_path, double, max_cost=10.0) as one:
         await one.state(RunState.PREFLIGHT)
         for accrued in (1.0, 8.5, 9.0, 10.2, 10.3):
@@ -236,7 +236,7 @@ async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
             with one.store.transaction():
                 one.store.save_run(one.run, [], None)
                 one.store.add_event(RUN, 0.0, "cost", {"accrued": accrued})
-            await one.tell()
+            await one.notify()
         titles = [text.splitlines()[0] for text in double.texts[1:]]
         assert len(titles) == 2
         assert "85% of the cost are used" in titles[0]

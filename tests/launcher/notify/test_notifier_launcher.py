@@ -1,4 +1,4 @@
-"""A real launcher tells Slack of a run, and so does the one that comes after a kill -9."""
+"""A real launcher reports a run to Slack, and so does its successor after a kill -9."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def heads(double: SlackDouble) -> list[str]:
     return [text.splitlines()[0].partition(" ")[2] for text in double.texts]
 
 
-def test_the_successor_of_a_killed_launcher_goes_on_in_the_thread(tmp_path: Path) -> None:
+def test_the_successor_of_a_killed_launcher_uses_the_same_thread(tmp_path: Path) -> None:
     asyncio.run(kill_and_go_on(tmp_path))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.name == "launcher.sqlite" for path in files)
@@ -86,7 +86,7 @@ async def kill_and_go_on(folder: Path) -> None:
         assert "*Machines:* verified" in double.texts[1]
 
 
-async def test_a_failure_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_a_failure_is_sent_with_the_end_of_the_log(tmp_path: Path) -> None:
     async with slack() as double:
         text = json.loads(wish(double, 600))
         text |= {"rollout": {"crash": "always"}}

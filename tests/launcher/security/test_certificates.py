@@ -1,4 +1,4 @@
-"""What a run's identity is, and who can read it."""
+"""The identity of a run, and who can read it."""
 
 import os
 import stat

@@ -31,8 +31,8 @@ from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
 
 SECRET = re.compile(r"secrets\.(\w+)")
-# What docs/launching.md says of each service of such a spec, and nothing else: its part names the
-# one, and the policy is a model of the hub.
+# docs/launching.md lists these for each service of such a spec, and no others: its part names
+# the one, and the policy is a hub model.
 NAMED = {"env_gateway": "FLEET_API_KEY", "learner": REMOTE_OPTIONS, "rollout": "NEBIUS_TENANT_ID"}
 GIVEN = {
     "env_gateway": {NAMED["env_gateway"]},
@@ -43,7 +43,7 @@ GIVEN = {
 
 @dataclass
 class Here:
-    """A launcher that runs, with its folder, and whom it talks to."""
+    """A running launcher with its folder, and its clients."""
 
     runs: Path
     canaries: Canaries
@@ -71,7 +71,7 @@ class Here:
             await asyncio.sleep(0.05)
 
     async def answers(self, run_id: str) -> bytes:
-        """All that RunService says of a run."""
+        """All answers of RunService about a run."""
         get, lists = pb.GetRunRequest(run_id=run_id), pb.ListRunsRequest()
         text = [await self.stub.GetRun(get), await self.stub.ListRuns(lists)]
         tail = pb.TailLogsRequest(run_id=run_id, lines=1_000_000)
@@ -81,8 +81,8 @@ class Here:
 
 
 def repeat(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int, Any]:
-    """The worst of servers: it refuses, and says what it was told."""
-    reported = f"nobody is known by {headers.get('authorization')} at {path}"
+    """The worst of servers: it refuses, and repeats the request in its answer."""
+    reported = f"no user is known by {headers.get('authorization')} at {path}"
     return (403 if "/hooks/" in path else 200), {"ok": False, "error": reported, "body": body}
 
 
@@ -126,12 +126,12 @@ async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
         assert "401 Unauthorized" in (here.runs / run_id / "logs/learner-0.log").read_text()
         _check_processes(here, restarted)
         _check_places(here, tmp_path)
-        # Told of the start, in vain.
-        await asyncio.to_thread(_until_said, tmp_path / "stderr", "messages wait", 2)
+        # The notification of the start failed.
+        await asyncio.to_thread(_until_logged, tmp_path / "stderr", "messages wait", 2)
         await here.stub.StopRun(pb.StopRunRequest(run_id=run_id), timeout=60.0)
         assert here.canaries.traces(await here.answers(run_id)) == set()
         _check_places(here, tmp_path)
-    # The launcher's own stays, for copies of launcher.json, and for its owner alone.
+    # The launcher's own stays, for copies of launcher.json, and only its owner can read it.
     token = here.runs / ".identity/_launcher/token"
     assert [*here.canaries.in_files(tmp_path, kept=False)] == [str(token.relative_to(tmp_path))]
     assert (token.stat().st_mode & 0o077, token.parent.stat().st_mode & 0o077) == (0, 0)
@@ -167,14 +167,14 @@ def _check_places(here: Here, folder: Path) -> None:
             assert stat.S_IMODE(each.stat().st_mode) == wanted, each
 
 
-def _until_said(path: Path, words: str, times: int) -> None:
+def _until_logged(path: Path, words: str, times: int) -> None:
     deadline = time.monotonic() + 30.0
     while path.read_text().count(words) < times:
         assert time.monotonic() < deadline, path.read_text()
         time.sleep(0.05)
 
 
-async def test_a_run_that_is_refused_or_fails_says_why_without_a_secret(tmp_path: Path) -> None:
+async def test_a_run_that_is_refused_or_fails_names_no_secret(tmp_path: Path) -> None:
     async with launcher(tmp_path) as here:
         refused = await here.start(here.wish())
         run = await here.until(refused, lambda run: run.state in ENDED)
@@ -211,6 +211,6 @@ def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     named = {*secret_names.SECRET_OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY_VARIABLES}
     known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
     # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
-    # a repository keeps its checkpoints and tells of its runs open nothing.
+    # a repository keeps its checkpoints and sends its notifications open nothing.
     places = {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}
     assert known - {TLS_VARIABLE} - places <= set(Canaries().environ("http://hook"))

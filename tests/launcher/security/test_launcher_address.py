@@ -1,4 +1,4 @@
-"""The file that tells where the launcher is."""
+"""The file with the launcher's address."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a machine says of sealed secrets that it cannot open."""
+"""A machine's error about sealed secrets that it cannot open."""
 
 import asyncio
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_key_that_does_not_open_them_is_named_and_nothing_is_opened(
     assert environ == before
 
 
-async def test_a_watcher_without_the_key_starts_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_watcher_without_the_key_starts_nothing_and_reports_why(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         here.secrets = seal_secrets(here.secrets, load_or_make_key(tmp_path))
         process = await here.watch("stay")

@@ -1,7 +1,7 @@
-"""A watcher and its replica, as on a rented machine, with canaries for what a machine is given.
+"""A watcher and its replica, as on a rented machine, with canaries for the machine's secrets.
 
-What SkyPilot hands over is in the environment that the watcher is started with, sealed. It gets no
-further than the tests say.
+SkyPilot passes the secrets in the watcher's environment, sealed. They get no
+further than the tests state.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from services.launcher.security.sealed_secrets import KEY_FILE, load_or_make_key
 from tests.support.canary import Canaries
 from tests.support.watched_machine import WatchedMachine, machine
 
-# What services read by themselves, and so must find.
+# Variables that services read directly, and so must find.
 OWN = ("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
 
 
 def give(here: WatchedMachine, canaries: Canaries) -> tuple[str, ...]:
-    """Its secrets, the run's own of the harness and those of others, sealed as the launcher does
-    it; the watcher's options for them."""
+    """Give the machine its secrets, the run's own and those of others, sealed as the launcher does
+    it; return the watcher's options for them."""
     environ = canaries.environ("http://127.0.0.1:9")
     here.secrets |= {name: environ[name] for name in OWN}
     canaries.values = {name: canaries.values[name] for name in OWN}
@@ -36,19 +36,19 @@ def give(here: WatchedMachine, canaries: Canaries) -> tuple[str, ...]:
 async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
     tmp_path: Path,
 ) -> None:
-    told, canaries = tmp_path / "told", Canaries()
+    reported, canaries = tmp_path / "reported", Canaries()
     async with machine(tmp_path, tls=True, max_restarts=0) as here:
         options = give(here, canaries)
-        process = await here.watch("tell", str(told), options=options)
+        process = await here.watch("tell", str(reported), options=options)
         await here.begins()
-        await here.until(told.exists)
+        await here.until(reported.exists)
         assert canaries.on_command_lines() == {}
         found = canaries.in_environments(here.left())
         assert set(map(frozenset, found.values())) == {frozenset(OWN)}
         watcher = psutil.Process(process.pid)
         assert canaries.in_environments([watcher]) == {process.pid: set()}
-        _check_handed_over(here, json.loads(told.read_text())["argv"])
-        told.unlink()
+        _check_handed_over(here, json.loads(reported.read_text())["argv"])
+        reported.unlink()
         await here.until(lambda: here.last() is not None)
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 40)
@@ -57,7 +57,7 @@ async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
 
 
 def _check_handed_over(here: WatchedMachine, argv: list[str]) -> None:
-    """Files of a folder that only its owner may look into."""
+    """Check that only the owner may look into the folder with the files."""
     folder = Path(argv[argv.index("--tls-dir") + 1])
     assert folder.is_relative_to(here.temporary)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

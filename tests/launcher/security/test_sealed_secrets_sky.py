@@ -1,4 +1,4 @@
-"""A run on rented machines, on a SkyPilot in memory, with a canary for every secret there is."""
+"""A run on rented machines, on an in-memory SkyPilot, with a canary for every secret there is."""
 
 import json
 import stat
@@ -22,13 +22,13 @@ from tests.support.fake_sky import FakeSky
 from tests.support.launcher import spec
 
 IDENTITY = {"FLOTILLA_TOKEN", "FLOTILLA_TLS"}
-# What the spec below asks for on the machines of each service.
+# The secrets that the spec below names for the machines of each service.
 GIVEN = {
     "env_gateway": {"FLEET_API_KEY"},
     "learner": {"WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
     "rollout": set[str](),
 }
-# What they get besides where the launcher has it: the spec's store and model may want it.
+# Passed on if the launcher has them: the spec's store and model may require them.
 BESIDES = {
     "env_gateway": set[str](),
     "learner": {"AWS_SESSION_TOKEN", "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"},
@@ -37,7 +37,7 @@ BESIDES = {
 
 
 def wish() -> dict[str, Any]:
-    """All that names a secret, by its variable."""
+    """Every setting that names a secret, by its variable."""
     sky = {"commit": "HEAD", "advertise": "127.0.0.1"}
     accepting = dict.fromkeys(GIVEN, "tests.support.accepting_service")
     notify = {"slack": {"channel": "C1"}, "webhook_env": HOOK}
@@ -81,7 +81,7 @@ async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
         await supervisor.changed.next_change.wait()
 
 
-async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_values(
+async def test_skypilot_gets_names_of_secrets_and_each_task_its_own_values(
     tmp_path: Path, root: Path, canaries: Canaries
 ) -> None:
     runs, sky = tmp_path / "runs", FakeSky()
@@ -107,14 +107,14 @@ async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_valu
     assert canaries.in_files(runs) == {}
     assert supervisor is not None
     assert supervisor.run.cleanup is Cleanup.VERIFIED
-    assert not list(runs.rglob(f"{KEY_FILE}*")), "what SkyPilot still has says nothing any more"
+    assert not list(runs.rglob(f"{KEY_FILE}*")), "SkyPilot's copy is useless by now"
     store.close()
 
 
 def _check_given(
     documents: list[Document], sky: FakeSky, canaries: Canaries, key_file: Path
 ) -> None:
-    """Of the learner, the gateway and the rollout: names in the documents, and beside them values
+    """Check learner, gateway and rollout: names in the documents, and beside them values
     that are sealed."""
     assert canaries.traces(json.dumps([dict(each) for each in sky.secrets]).encode()) == set()
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600

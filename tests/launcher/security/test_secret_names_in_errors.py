@@ -1,4 +1,4 @@
-"""Whoever refuses a secret repeats it; nothing of ours repeats that: the doctor, and a store."""
+"""A server that refuses a secret repeats it; the doctor and a store do not pass that on."""
 
 import json
 import os
@@ -17,21 +17,21 @@ from tests.support.repository import ROOT
 
 
 class Repeater:
-    """Refuses everything, with all that it was told in its answer."""
+    """Refuses every request, and repeats it in its answer."""
 
     def __init__(self) -> None:
-        self.told = ""
+        self.received = ""
 
     def __call__(self, path: str, headers: Mapping[str, str], body: Any) -> tuple[int, Any]:
-        told = f"{path} {json.dumps(dict(headers))}"
-        self.told += told
-        return 403, {"ok": False, "error": f"nobody is known by {told}", "message": told}
+        received = f"{path} {json.dumps(dict(headers))}"
+        self.received += received
+        return 403, {"ok": False, "error": f"no user is known by {received}", "message": received}
 
 
 def unlike(folder: Path, url: str) -> str:
-    """A run that asks everybody, at the repeater's address."""
+    """A run that queries every service, at the repeater's address."""
     content = spec(folder / "policy", folder / "tasks.json", "env_gateway.backend=fleet")
-    content["policy"]["model"] = "somebody/private"
+    content["policy"]["model"] = "stranger/private"
     content["env_gateway"]["backends"] = {"fleet": {"url": url}}
     options = {"endpoint_url": url}
     content["learner"]["checkpoint"] = {"remote": "s3://bucket/runs", "remote_options": options}
@@ -61,7 +61,7 @@ def doctor(path: Path, environ: Mapping[str, str], *arguments: str) -> list[dict
 
 
 @pytest.mark.slow
-def test_the_doctor_tells_of_refused_keys_without_them(tmp_path: Path) -> None:
+def test_the_doctor_reports_refused_keys_without_them(tmp_path: Path) -> None:
     canaries, repeater = Canaries(), Repeater()
     with double(repeater) as url:
         environ = {**os.environ, **surroundings(canaries, url), "NETRC": os.devnull}
@@ -71,12 +71,12 @@ def test_the_doctor_tells_of_refused_keys_without_them(tmp_path: Path) -> None:
     by_name = {each["probe"]: each for each in results}
     failed = {name for name, each in by_name.items() if each["status"] == "fail"}
     assert failed >= {"fleet", "wandb", "slack", "store", "episodes"}, results
-    assert canaries.traces(repeater.told.encode()) >= {"FLEET_API_KEY", "SLACK_BOT_TOKEN"}
+    assert canaries.traces(repeater.received.encode()) >= {"FLEET_API_KEY", "SLACK_BOT_TOKEN"}
     assert canaries.traces(json.dumps(results).encode()) == set()
     assert canaries.in_files(tmp_path) == {}
 
 
-def test_a_store_that_refuses_is_told_of_without_its_keys(tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_reported_without_its_keys(tmp_path: Path) -> None:
     canaries, repeater = Canaries(), Repeater()
     with double(repeater) as url:
         path = tmp_path / "spec.json"
@@ -97,7 +97,7 @@ def test_a_store_that_refuses_is_told_of_without_its_keys(tmp_path: Path) -> Non
             check=False,
         )
     assert done.returncode in (2, 3)
-    assert "AWS_ACCESS_KEY_ID" in canaries.traces(repeater.told.encode())
+    assert "AWS_ACCESS_KEY_ID" in canaries.traces(repeater.received.encode())
     output = done.stdout + done.stderr
     assert b"s3://bucket/runs" in output
     assert canaries.traces(output) == set()

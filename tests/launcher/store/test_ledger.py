@@ -56,7 +56,7 @@ def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Pat
         Ledger(path)
 
 
-def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> None:
+def test_a_ledger_of_the_first_version_is_read_and_used(tmp_path: Path) -> None:
     path = tmp_path / "launcher.sqlite"
     db = sqlite3.connect(path)
     db.executescript(FIRST_VERSION)
@@ -64,13 +64,13 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     store = Ledger(path)
     [stored] = store.list_newest()
     assert (stored.run.state, stored.run.outcome) == (RunState.COMPLETED, Outcome.COMPLETED)
-    assert store.list_unpublished() == {}, "nobody is told of what is long past"
+    assert store.list_unpublished() == {}, "old events notify no subscriber"
     store.close()
     Ledger(path).close()
 
 
 @pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"]), (4, [])])
-def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
+def test_a_ledger_of_an_earlier_version_keeps_what_it_has(
     tmp_path: Path, version: int, lacks: list[str]
 ) -> None:
     path = tmp_path / "launcher.sqlite"
@@ -157,7 +157,7 @@ class Registry(registry_service_pb2_grpc.RegistryServiceServicer):
 
 
 def registries(runs: Path) -> GrpcRegistryHost:
-    # The stubs call methods abstract that need not be there.
+    # The stubs declare methods abstract that need not exist.
     servicer: Any = Registry
 
     def add(run_id: str, server: grpc.aio.Server) -> None:
@@ -194,7 +194,7 @@ async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_
     again = await second.open_registry("a", config, a.address)
     assert again.address == a.address
     assert again.secrets_for("learner") == a.secrets_for("learner")
-    # Somebody has the port by now: services that do not find their launcher start anew.
+    # The port is taken by now: services that do not find their launcher restart.
     moved = await second.open_registry("c", config, again.address)
     assert moved.address != again.address
     for run_id in ("a", "c"):

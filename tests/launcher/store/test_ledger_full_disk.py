@@ -1,4 +1,4 @@
-"""The ledger's disk is full for a while. SQLite itself refuses what it has no room for."""
+"""A ledger on a disk that is full for a while: SQLite itself refuses to write."""
 
 import asyncio
 import sqlite3
@@ -15,7 +15,7 @@ from tests.launcher.control.test_replica_actions import registered
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec, until
 
-# Of SQLite: as many as there can be.
+# SQLite's own maximum.
 _ALL_PAGES = 0xFFFFFFFE
 
 
@@ -39,7 +39,7 @@ def rollout_of(supervisor: Supervisor) -> Replica:
 
 @contextmanager
 def full(store: Ledger, run_id: str) -> Generator[None]:
-    """Meanwhile no page can be added to the ledger, and every write wants one."""
+    """Let no page be added to the ledger meanwhile; every write needs one."""
     db: sqlite3.Connection = vars(store)["_db"]
     db.execute("CREATE TABLE filler (content)")
     db.execute(

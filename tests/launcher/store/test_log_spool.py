@@ -1,4 +1,4 @@
-"""What watchers push is in the launcher's log once, whatever is repeated, cut or restarted."""
+"""Lines that watchers push are in the launcher's log once, despite repeats, cuts and restarts."""
 
 import random
 from pathlib import Path
@@ -9,9 +9,7 @@ from services.launcher.store.log_spool import LogGapError, LogSpool
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_log_has_every_byte_once_whatever_is_repeated_and_whoever_dies(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_log_has_every_byte_once_whatever_is_repeated_or_dies(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     log = tmp_path / "logs" / "learner-0.log"
     texts = {name: _text(rng, name) for name in ("first", "second", "third")}
@@ -22,7 +20,7 @@ def test_a_log_has_every_byte_once_whatever_is_repeated_and_whoever_dies(
             end = min(len(text), position + rng.randrange(1, 400))
             position = _push(spool, name, position, text[position:end], rng)
             if rng.random() < 0.3:
-                # A launcher that was killed, perhaps in the middle of writing.
+                # A launcher that was killed, perhaps while it wrote.
                 spool = LogSpool(log)
                 position = _cut(log, name, min(rng.randrange(0, 5), position), spool)
     wanted = [line for text in texts.values() for line in text.splitlines()]
@@ -37,7 +35,7 @@ def _text(rng: random.Random, name: str) -> bytes:
 
 
 def _push(spool: LogSpool, name: str, position: int, chunk: bytes, rng: random.Random) -> int:
-    """Push from somewhere before, as one does whose answers were lost; too far ahead now and
+    """Push from an earlier offset, as after lost answers; too far ahead now and
     then."""
     if rng.random() < 0.1:
         with pytest.raises(LogGapError) as caught:
@@ -50,7 +48,7 @@ def _push(spool: LogSpool, name: str, position: int, chunk: bytes, rng: random.R
 
 
 def _cut(log: Path, name: str, lost: int, spool: LogSpool) -> int:
-    """As if the last append had been cut short by so many bytes, and its answer lost."""
+    """Cut the last append short by so many bytes, as if its answer were lost."""
     content = log.read_bytes()
     log.write_bytes(content[: len(content) - lost])
     return spool.append_chunk(name, 0, b"")
@@ -78,7 +76,7 @@ def test_incarnations_that_take_turns_keep_their_positions(tmp_path: Path) -> No
         ]
 
 
-def test_a_log_that_was_taken_away_is_written_anew(tmp_path: Path) -> None:
+def test_a_log_that_was_taken_away_is_written_again(tmp_path: Path) -> None:
     log = tmp_path / "rollout-1.log"
     LogSpool(log).append_chunk("old", 0, b"before\n")
     LogSpool(log).append_chunk("new", 0, b"one\n")

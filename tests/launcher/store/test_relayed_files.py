@@ -1,4 +1,4 @@
-"""Files of a run that are sent to readers elsewhere: which, and what keeps them back."""
+"""Files of a run that are sent to remote readers: which, and what delays them."""
 
 import sqlite3
 from contextlib import closing
@@ -26,7 +26,7 @@ class DiskUsage(NamedTuple):
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """A journal with a commit that is only in its log as yet."""
+    """A journal with a commit that is so far only in its log."""
     path = tmp_path / "journal.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")

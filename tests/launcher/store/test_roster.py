@@ -1,11 +1,11 @@
-"""Members of a run, and who has replaced whom."""
+"""Members of a run, and their replacements."""
 
 import pytest
 
 from services.launcher.store.roster import Member, ReplacedError, Roster
 
 
-def test_a_roster_takes_nobody_back_who_was_replaced() -> None:
+def test_a_roster_takes_no_replaced_member_back() -> None:
     roster = Roster()
     roster.register_member(Member("rollout", 0, "a", "x:1"))
     assert roster.record_heartbeat(("rollout", 0), "a", serving=True, now=1.0)

@@ -22,8 +22,8 @@ from services.learner.inspector.queries.transcript_attempts import (
     sample_place,
 )
 from tests.learner.inspector.made_runs import (
+    MadeAttempt,
     MadeRun,
-    ToldAttempt,
     conversation,
     open_run,
     run_apart,
@@ -63,21 +63,21 @@ def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generato
 
 def test_every_attempt_of_a_step_is_a_sample(log: EvalLog, made_run: MadeRun) -> None:
     of_step = [key for key in made_run.trajectories if "g000010" <= key.group_id < "g000014"]
-    told = {(each.id, each.epoch) for each in log.samples or []}
-    assert {sample_place(key) for key in of_step} <= told
+    samples = {(each.id, each.epoch) for each in log.samples or []}
+    assert {sample_place(key) for key in of_step} <= samples
     assert log.status == "success"
     assert log.eval.task == "step 3"
 
 
-def test_a_sample_tells_messages_calls_rewards_and_checks(log: EvalLog, made_run: MadeRun) -> None:
+def test_a_sample_has_messages_calls_rewards_and_checks(log: EvalLog, made_run: MadeRun) -> None:
     key = AttemptKey("g000011r0", 1, 0)
     sample = sample_of(log, key)
     roles = [message.role for message in sample.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
-    said = sample.messages[2]
-    assert isinstance(said, ChatMessageAssistant) and said.tool_calls
-    assert said.tool_calls[0].function == "find_hotels"
-    assert said.tool_calls[0].arguments == {"city": "Rome", "nights": 2}
+    call_turn = sample.messages[2]
+    assert isinstance(call_turn, ChatMessageAssistant) and call_turn.tool_calls
+    assert call_turn.tool_calls[0].function == "find_hotels"
+    assert call_turn.tool_calls[0].arguments == {"city": "Rome", "nights": 2}
     (call,) = [event for event in sample.events if isinstance(event, ToolEvent)]
     assert call.result == '[{"hotel": "Aurora", "price": 80}]'
     scores = sample.scores or {}
@@ -95,19 +95,19 @@ def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
     sequence = made_run.trajectories[key].sequences[0]
     events = sample_of(log, key).events
     choices = [event.output.choices[0] for event in events if isinstance(event, ModelEvent)]
-    told = [each for c in choices if c.logprobs for each in c.logprobs.content]
+    rows = [each for c in choices if c.logprobs for each in c.logprobs.content]
     assert (
-        np.array([each.logprob for each in told], np.float32).tolist() == sequence.logprobs.tolist()
+        np.array([each.logprob for each in rows], np.float32).tolist() == sequence.logprobs.tolist()
     )
     ids = sequence.token_ids[sequence.policy_mask].tolist()
     text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
-    assert "".join(each.token for each in told) == text
+    assert "".join(each.token for each in rows) == text
     facts = [event.data for event in events if isinstance(event, InfoEvent)]
     assert [each["turn"] for each in facts if isinstance(each, dict)] == [1, 2]
     assert all(isinstance(each, dict) and each["advantage"] == -0.5 for each in facts)
 
 
-def test_what_was_dropped_and_what_failed_say_why(log: EvalLog) -> None:
+def test_what_was_dropped_and_what_failed_show_why(log: EvalLog) -> None:
     stale = sample_of(log, AttemptKey("g000013r0", 0, 0))
     assert stale.metadata["dropped"] == "stale"
     assert "advantage" not in (stale.scores or {})
@@ -116,7 +116,7 @@ def test_what_was_dropped_and_what_failed_say_why(log: EvalLog) -> None:
     assert lost.error is not None and lost.error.message == "env_lost"
 
 
-def test_an_evaluation_is_told_as_well(made_run: MadeRun, tmp_path: Path) -> None:
+def test_an_evaluation_is_included_too(made_run: MadeRun, tmp_path: Path) -> None:
     found = read_transcript(made_run.folder, tmp_path / "e.eval", "--eval", "after-1-3")
     rewards = [(each.scores or {})["reward"].as_float() for each in found.samples or []]
     assert sorted(rewards) == [0.0, 1.0]
@@ -137,8 +137,8 @@ def test_hostile_and_endless_texts_are_text_and_cut(tmp_path: Path) -> None:
         long = "x" * 50_000
         parts = conversation(2, answer=HOSTILE + long)
         parts += [(Author.POLICY, HOSTILE + "<tool_call>\n{no json")]
-        bad = ToldAttempt(parts, 0.0, failed=(HOSTILE,))
-        good = ToldAttempt(conversation(2), 1.0)
+        bad = MadeAttempt(parts, 0.0, failed=(HOSTILE,))
+        good = MadeAttempt(conversation(2), 1.0)
         await run.plan_step(1, [await run.add_group([bad, good], version=0)])
         await run.journal.close()
         return run
@@ -153,7 +153,7 @@ def test_hostile_and_endless_texts_are_text_and_cut(tmp_path: Path) -> None:
     assert not any(mark in sample.model_dump_json() for mark in ("\x1b", "\\u001b", "\u202e"))
 
 
-def test_of_very_many_attempts_the_first_are_told_and_the_rest_noted(made_run: MadeRun) -> None:
+def test_of_very_many_attempts_the_first_are_included_and_the_rest_noted(made_run: MadeRun) -> None:
     with read_journal(made_run.folder) as db:
         whole = read_attempts(db, TranscriptSubject(3))
         part = read_attempts(db, TranscriptSubject(3), most=4)
@@ -169,8 +169,8 @@ def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) ->
         parts = conversation(20, words=20, answer="hotel " * 200)
         groups: list[str] = []
         for _ in range(12):
-            told = [ToldAttempt(parts, float(i % 2)) for i in range(8)]
-            groups.append(await run.add_group(told, version=0))
+            attempts = [MadeAttempt(parts, float(i % 2)) for i in range(8)]
+            groups.append(await run.add_group(attempts, version=0))
         await run.plan_step(1, groups)
         await run.journal.close()
         return run
@@ -188,6 +188,6 @@ def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) ->
     samples = read_eval_log(str(path)).samples or []
     assert len(samples) == 96
     assert sum(isinstance(e, ModelEvent) for e in samples[0].events) == 20
-    # Of 213,000 sampled tokens the log holds 200,000 logprobs; the others' samples say so.
+    # Of 213,000 sampled tokens the log holds 200,000 logprobs; the other samples note it.
     lacking = [each for each in samples if each.metadata.get("left_out")]
     assert 0 < len(lacking) < 12

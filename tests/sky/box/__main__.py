@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _run(command: str) -> int:
-    """The exit code: 0, or 1 for the status of a box that is not there."""
+    """Return the exit code: 0, or 1 for the status of a box that does not exist."""
     box = Box()
     if command == "install":
         print(f"installed: {' '.join(install()) or 'nothing, all is here'}")

@@ -1,4 +1,4 @@
-"""Starting a box, what it is doing, and stopping it without leaving anything."""
+"""Starts a box, shows its state, and stops it without leaving anything."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Left:
-    """What there is of a box on this machine; falsy when there is nothing."""
+    """The remains of a box on this machine; falsy when there are none."""
 
     processes: list[str]
     namespaces: list[str]
@@ -87,7 +87,7 @@ class Box:
             raise BoxError(f"the box has left {left}")
 
     def left(self) -> Left:
-        """Return what there is of this box now, running or left behind."""
+        """Return the current remains of this box, running or left behind."""
         pids = sorted(self._processes())
         user = self._uid()
         memory = [path for path in _SHARED_MEMORY.iterdir() if path.lstat().st_uid == user]
@@ -103,7 +103,7 @@ class Box:
         return [*files.enter(self.layout, host), *command]
 
     def slurm(self, *command: str, check: bool = True) -> str:
-        """Return what a Slurm command prints on the login host."""
+        """Return the output of a Slurm command on the login host."""
         done = subprocess.run(
             self.command(LOGIN, *command), check=False, capture_output=True, text=True
         )
@@ -116,7 +116,7 @@ class Box:
         return self.slurm("squeue", "--noheader", "--format=%j").split()
 
     def kill_node(self, node: str) -> None:
-        """A machine fails: everything on it dies at once, and Slurm is told so."""
+        """Fail a machine: everything on it dies at once, and Slurm marks it as down."""
         pids = namespaces.processes_in([self.layout.namespace(node)])
         namespaces.kill(pids, grace_s=0)
         # Slurm itself would notice after minutes.
@@ -238,14 +238,14 @@ class Box:
 
     def _sweep(self) -> None:
         namespaces.kill(self._processes(), _GRACE_S)
-        # What a killed process has started last may only now be seen.
+        # The last child of a killed process may only now be visible.
         namespaces.kill(self._processes(), grace_s=0)
         for name in namespaces.existing(self.layout.prefix):
             namespaces.delete(name)
         for point in namespaces.mounts_below(self.layout.base):
             namespaces.unmount(point)
         for folder in (self.layout.base / "machines").glob("*"):
-            # Only ever empty: a machine's files went with its mounts.
+            # Always empty: a machine's files went with its mounts.
             folder.rmdir()
         user = self._uid()
         for path in _SHARED_MEMORY.iterdir():
@@ -255,7 +255,7 @@ class Box:
 
 
 def _write(path: Path, text: str, executable: bool = False) -> None:
-    # A script that is running cannot be written over, but it can be replaced.
+    # A running script cannot be overwritten, but it can be replaced.
     path.unlink(missing_ok=True)
     path.write_text(text)
     path.chmod(0o755 if executable else 0o644)

@@ -155,7 +155,7 @@ def enter(layout: Layout, host: str) -> list[str]:
 
 
 def host_script(layout: Layout, exposed: list[str]) -> str:
-    """Return what a host does in its new namespaces before it becomes the command."""
+    """Return the commands of a host in its new namespaces, before it becomes the command."""
     become = f"setpriv --reuid={layout.user} --regid={layout.user} --init-groups"
     variables = f"HOME={layout.home} USER={layout.user} LOGNAME={layout.user}"
     return _text(
@@ -189,7 +189,7 @@ def ssh_client_config(layout: Layout) -> str:
 
 
 def expose(paths: list[Path], stage: Path) -> list[str]:
-    """Shell lines that make paths below private folders reachable for everybody, on this host.
+    """Shell lines that make paths below private folders reachable for all users, on this host.
 
     The private folder is covered by an empty one with only these paths in it.
     """

@@ -1,4 +1,4 @@
-"""What a box consists of and where its files lie."""
+"""The parts of a box and the places of its files."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ LOGIN = "ctl"
 
 
 def _number() -> int:
-    """Which of the boxes of this machine: another number shares nothing with this one."""
+    """The number of this box on this machine: boxes of other numbers share nothing with it."""
     return int(os.environ.get("FLOTILLA_SKY_BOX", "0"))
 
 
@@ -35,17 +35,17 @@ class Layout:
     user: str = field(default_factory=lambda: _own("flotilla-node"))
     prefix: str = field(default_factory=lambda: _own("flo"))
     network: str = field(default_factory=lambda: f"10.88.{_number()}")
-    # Of SkyPilot's API server, which is stopped by its port, whatever network it is in.
+    # SkyPilot's API server is stopped by its port, in any network namespace.
     api_port: int = field(default_factory=lambda: 46580 + _number())
     cluster: str = "mini"
     gpu_nodes: int = 3
     cpu_nodes: int = 2
-    # What Slurm believes that a node has; nothing is measured or enforced.
+    # A node's size in Slurm's configuration; nothing is measured or enforced.
     cpus: int = 4
     memory_mb: int = 16000
     gpu: str = "h100"
     gpus: int = 2
-    # Without them there is Slurm only: SkyPilot would download what its nodes need.
+    # Without them there is Slurm only: SkyPilot would download packages for its nodes.
     runtimes: bool = True
 
     @property
@@ -125,7 +125,7 @@ SERVICES_PYTHON = ROOT / ".venv/bin/python"
 
 
 def needed_by_nodes() -> list[Path]:
-    """What lies outside of a box and must be readable inside it, be it below a private home."""
+    """Paths outside a box that must be readable inside it, even below a private home."""
     pythons = [Path(sys.executable), SERVICES_PYTHON]
     prefixes = {path.resolve().parents[1] for path in pythons if path.exists()}
     return sorted({ROOT, *prefixes})

@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge, and what still lives in them."""
+"""Network namespaces joined by a bridge, and the processes that live in them."""
 
 import ctypes
 import os
@@ -112,7 +112,7 @@ def unmount(point: Path) -> None:
 
 @contextmanager
 def entered(namespace: str) -> Generator[None]:
-    """Move this thread, and what it starts meanwhile, to a namespace and back."""
+    """Move this thread, and its new children meanwhile, to a namespace and back."""
     with open("/proc/thread-self/ns/net") as before, open(NETNS / namespace) as inside:
         _setns(inside.fileno())
         try:

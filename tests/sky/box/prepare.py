@@ -1,4 +1,4 @@
-"""What a box needs before its first start: packages, a user, and what its nodes would download."""
+"""Prepares the first start of a box: packages, a user, and the downloads of its nodes."""
 
 import os
 import pwd
@@ -23,7 +23,7 @@ PACKAGES = {
 }
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _SYSTEM_PYTHON = "/usr/bin/python3"
-# What SkyPilot installs on a node at its first launch: of Slurm, and of a cloud's machine.
+# SkyPilot installs these on a node at its first launch: a Slurm node, and a cloud's machine.
 RUNTIMES = {
     "runtime-slurm": "requirements-slurm-node.txt",
     "runtime-machine": "requirements-machine.txt",
@@ -31,7 +31,7 @@ RUNTIMES = {
 
 
 class BoxError(Exception):
-    """A box cannot be had here; the message says what to do."""
+    """A box cannot run here; the message names the fix."""
 
 
 def missing_packages() -> list[str]:
@@ -55,7 +55,7 @@ def require() -> None:
 
 
 def install() -> list[str]:
-    """Install the Debian packages that are missing, without starting a daemon; say which."""
+    """Install the missing Debian packages, without starting a daemon; return their names."""
     missing = missing_packages()
     if not missing:
         return []
@@ -76,7 +76,7 @@ def install() -> list[str]:
 
 
 def prepare(layout: Layout) -> None:
-    """Make the user and the nodes' Python environments; what is there already stays."""
+    """Make the user and the nodes' Python environments, where they do not exist yet."""
     require()
     layout.base.mkdir(parents=True, exist_ok=True)
     layout.base.chmod(0o755)

@@ -39,14 +39,14 @@ def archive_of(content: bytes, package: str = "words") -> Archive:
 
 
 class FakeRegistry:
-    """Packages by name; counts what is asked of it."""
+    """Packages by name; records the requested ones."""
 
     def __init__(self, **packages: bytes) -> None:
         self.packages = packages
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def fetch(self, registry: str, package: str, version: str, to: Path) -> None:
-        self.asked.append(package)
+        self.requested.append(package)
         if package not in self.packages:
             raise RegistryError(f"there is no {package}")
         to.write_bytes(self.packages[package])
@@ -63,12 +63,12 @@ def test_the_files_that_are_kept_are_those_of_the_pattern(content: bytes, tmp_pa
     assert not list(tmp_path.glob(".fetch-*"))
 
 
-def test_a_whole_zoo_asks_no_registry(tmp_path: Path) -> None:
+def test_a_whole_zoo_queries_no_registry(tmp_path: Path) -> None:
     content = tarred(FILES)
     registry = FakeRegistry(words=content)
     assert complete_zoo(tmp_path, [archive_of(content)], registry.fetch) == [archive_of(content)]
     assert complete_zoo(tmp_path, [archive_of(content)], registry.fetch) == []
-    assert registry.asked == ["words"]
+    assert registry.requested == ["words"]
 
 
 @pytest.mark.parametrize("harm", [lambda path: path.write_text("[]"), Path.unlink])

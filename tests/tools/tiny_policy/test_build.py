@@ -1,4 +1,4 @@
-"""Building the policy folder: what is in it, when it is made anew, and the command line."""
+"""The policy folder: its content, when it is built again, and the command line."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ def test_another_seed_replaces_the_folder_whole_and_keeps_the_tokenizer(
     assert (out / tokenizer).read_bytes() == (policy_folder / tokenizer).read_bytes()
 
 
-def test_a_folder_of_somebody_else_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_folder_of_another_owner_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(BuildError, match="choose another --out"):
         build(tmp_path, MINI)

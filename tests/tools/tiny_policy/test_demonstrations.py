@@ -77,7 +77,7 @@ def test_slips_are_whole_decisions_and_every_kind_occurs() -> None:
     assert all(turns[-1].last and not any(turn.last for turn in turns[:-1]) for turns in episodes)
 
 
-def test_demonstrations_contain_no_pair_of_names_that_evaluation_asks_for() -> None:
+def test_demonstrations_contain_no_pair_of_names_of_the_evaluation() -> None:
     for demonstration in make_demonstrations(300, first=0, habits=Habits(), rng=random.Random(0)):
         scenario = demonstration.scenario
         assert not is_heldout_pair(scenario.env_key, *scenario.pair)

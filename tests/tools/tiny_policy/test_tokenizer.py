@@ -1,4 +1,4 @@
-"""What the tiny policy reads and writes, token by token."""
+"""The tiny policy's input and output, token by token."""
 
 import json
 

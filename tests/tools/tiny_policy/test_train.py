@@ -140,7 +140,7 @@ def test_sampled_logprobs_are_those_of_a_plain_forward_pass(temperature: float) 
             assert turn.ids == logprobs[start:-1].argmax(-1).tolist()
 
 
-def test_a_turn_ends_at_its_stop_token_while_others_go_on() -> None:
+def test_a_turn_ends_at_its_stop_token_while_others_continue() -> None:
     limits = Limits(frozenset(range(25)), max_new_tokens=8)
     turns = sample_turns(small_model(), [[5, 6]] * 16, limits, torch.Generator().manual_seed(0))
     for turn in turns:

@@ -21,7 +21,7 @@ def states(run: pb.Run, service: str) -> list[str]:
 async def test_a_run_completes_when_its_learner_is_done_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
-    # Until its rollout serves, which is ended in the middle of its start otherwise.
+    # Until its rollout serves; otherwise it is stopped while it starts.
     hold = tmp_path / "hold"
     hold.touch()
     async with serving(tmp_path) as served:
@@ -39,11 +39,11 @@ async def test_a_run_completes_when_its_learner_is_done_and_leaves_no_process(
         assert b"a-token-for-tests" not in ledger
 
 
-async def test_a_crashed_rollout_is_restarted_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_crashed_rollout_is_restarted_and_the_run_continues(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(learner={"steps": 10**6}, rollout={"crash": "once"}))
         await served.until(run_id, lambda r: any(p.restarts for p in r.replicas))
-        # The run is when the last of its replicas is, which may be another than the rollout.
+        # The run ends with the last of its replicas, which may not be the rollout.
         await served.until(
             run_id,
             lambda r: r.state == pb.RUN_STATE_RUNNING and states(r, "rollout") == ["running"],
@@ -101,7 +101,7 @@ async def test_a_stopped_run_is_resumed_where_it_was(tmp_path: Path) -> None:
         assert int(steps.read_text()) == 12
 
 
-async def test_a_killed_learner_is_restarted_and_goes_on(tmp_path: Path) -> None:
+async def test_a_killed_learner_is_restarted_and_resumes(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(learner={"steps": 15, "step_s": 0.1}))
         steps = tmp_path / run_id / "steps"
@@ -128,7 +128,7 @@ async def test_an_evaluation_leaves_the_figures_of_training_as_they_were(tmp_pat
         assert (evaluated.step, evaluated.total_steps) == (2, 2)
 
 
-async def test_each_service_of_a_run_is_scraped_where_the_status_says(tmp_path: Path) -> None:
+async def test_each_service_of_a_run_is_scraped_where_the_status_shows(tmp_path: Path) -> None:
     wish = spec(launcher={"metrics": True}, learner={"steps": 10**6}, rollout={"crash": "once"})
     async with serving(tmp_path) as served, httpx.AsyncClient(trust_env=False) as http:
         run_id = await served.start(wish)
@@ -146,7 +146,7 @@ async def test_each_service_of_a_run_is_scraped_where_the_status_says(tmp_path: 
             assert "flotilla_rpc_seconds" in {family.name for family in families}, service
 
 
-async def test_no_service_serves_metrics_unless_the_spec_says_so(tmp_path: Path) -> None:
+async def test_no_service_serves_metrics_unless_the_spec_has_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(learner={"steps": 10**6}))
         run = await served.until(run_id, lambda r: {p.state for p in r.replicas} == {"running"})

@@ -1,4 +1,4 @@
-"""Processes that another launcher has left, and those that are nobody's of ours."""
+"""Processes that another launcher has left, and processes that belong to no launcher."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ async def test_a_strangers_process_with_a_mark_of_ours_is_left_alone(tmp_path: P
         await stranger.wait()
 
 
-async def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+async def test_a_pid_that_is_another_process_by_now_is_left_alone(tmp_path: Path) -> None:
     other = await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     backend = LocalBackend(tmp_path)
     stale = Unit("run-1/rollout-0#1", other.pid, started=1.0)

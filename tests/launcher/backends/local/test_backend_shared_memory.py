@@ -1,4 +1,4 @@
-"""Runs of one machine, and users of one machine, keep out of each other's shared memory."""
+"""Runs of one machine, and users of one machine, do not touch each other's shared memory."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from services.launcher.backends.local.backend import LocalBackend
 from tests.support.repository import ROOT
 
 IS_ROOT = os.geteuid() == 0
-# Of nobody, and of anybody else.
+# The user `nobody`, and an ordinary user.
 STRANGER, USER = 65534, 12345
 
 
@@ -100,7 +100,7 @@ def test_a_link_under_the_name_of_a_run_is_neither_followed_nor_counted(tmp_path
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="two users are played, which root alone can do")
-def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> None:
+def test_names_of_a_stranger_stop_no_run_and_are_left_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     name = shared_name("run", runs / "run")
@@ -170,7 +170,7 @@ def started(program: str) -> Generator[subprocess.Popen[str]]:
 
 
 def as_user(program: str) -> str:
-    """What a program prints that a user of no rights runs. It imports first: the user need not be
+    """The output of a program run by an unprivileged user. It imports first: the user need not be
     able to read the repository."""
     imports = (
         "import services.launcher.backends.local.backend, services.common.shared_memory, asyncio\n"

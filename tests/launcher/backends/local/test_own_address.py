@@ -1,4 +1,4 @@
-"""Where other machines of a run reach this one, and what is refused for it."""
+"""The address at which other machines of a run reach this one, and the values refused for it."""
 
 import json
 import sys

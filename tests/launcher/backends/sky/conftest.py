@@ -1,4 +1,4 @@
-"""A backend of machines on a SkyPilot in memory."""
+"""A machine backend on an in-memory SkyPilot."""
 
 import subprocess
 from pathlib import Path

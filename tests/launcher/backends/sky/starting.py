@@ -1,4 +1,4 @@
-"""Starts of replicas on a SkyPilot in memory."""
+"""Starts of replicas on an in-memory SkyPilot."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, Unit
 from tests.support import sky_launches
 
-# Those that a group declares.
+# The replicas that a group declares.
 STATIC: tuple[ReplicaKey, ...] = ((LEARNER, 0), (GATEWAY, 0))
 
 

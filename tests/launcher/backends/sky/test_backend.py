@@ -1,4 +1,4 @@
-"""The backend of machines against a SkyPilot in memory; tests/sky has the real one."""
+"""The machine backend against an in-memory SkyPilot; tests/sky has the real one."""
 
 import asyncio
 import socket
@@ -108,7 +108,7 @@ async def test_what_skypilot_has_lost_control_of_is_ended(
     assert cluster not in sky.machines and len(sky.machines) == 2
 
 
-async def test_a_learner_that_has_ended_begins_a_group_anew(
+async def test_a_learner_that_has_ended_begins_a_group_again(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, gateway = await group(backend)
@@ -147,7 +147,7 @@ async def test_a_successor_finds_what_runs_by_name(
     assert await successor.wait_for_exit(learner) == ExitStatus(0)
 
 
-async def test_a_successor_gives_up_what_nobody_has_machines_for(
+async def test_a_successor_gives_up_what_finds_no_machines(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, gateway = await group(backend)
@@ -165,10 +165,10 @@ async def test_a_run_is_clean_when_no_job_and_no_cluster_is_shown(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, _ = await group(backend)
-    # What SkyPilot's server was starting when it was stopped: no job knows of it.
+    # SkyPilot's server was stopped while it started this cluster: no job knows of it.
     leaked = f"{learner.name}-99"
     sky.machines[leaked] = Cluster(leaked, "UP", managed=True)
-    stranger = Cluster("somebody-else", "UP")
+    stranger = Cluster("stranger", "UP")
     sky.machines[stranger.name] = stranger
     evidence = await backend.clean_run(sky_launches.RUN_ID)
     assert evidence.gone, evidence.detail
@@ -193,7 +193,7 @@ async def test_the_reaper_ends_only_what_no_run_owns(
     assert await backend.reap_orphans([sky_launches.RUN_ID]) == []
 
 
-async def test_an_offer_says_what_and_shows_the_task(backend: SkyBackend) -> None:
+async def test_an_offer_names_machines_and_shows_the_task(backend: SkyBackend) -> None:
     offer = await backend.offer_resources(brief((ROLLOUT, 0)))
     assert offer.resources.startswith("the cheapest of: lambda/us-east-1 H100:1")
     assert "canary" not in offer.task_yaml and "FLOTILLA_TOKEN:" in offer.task_yaml
@@ -217,7 +217,7 @@ async def test_a_cluster_that_is_taken_away_is_an_end(sky: FakeSky, backend: Sky
     assert await ended == ExitStatus(1, "its machine is gone", preempted=True)
 
 
-async def test_a_cluster_that_somebody_stopped_is_ended_and_its_replica_begins_elsewhere(
+async def test_a_cluster_that_was_stopped_is_ended_and_its_replica_begins_elsewhere(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     unit = await backend.start_replica(brief((ROLLOUT, 0), "cluster"))
@@ -254,7 +254,7 @@ async def test_whatever_a_start_of_a_cluster_has_left_can_be_undone(
     assert sky.machines == {}
 
 
-async def test_what_is_asked_after_a_change_is_no_answer_from_before_it(
+async def test_a_query_after_a_change_gets_no_answer_from_before_it(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     board = JobQueue(sky, poll_s=60.0)
@@ -278,7 +278,7 @@ async def test_a_launcher_whose_machine_is_renamed_finds_its_own(
     assert before == [] and set(await successor.list_units([])) == {Unit(u.name) for u in units}
 
 
-async def test_orphans_are_told_with_the_run_whose_folder_has_their_mark(
+async def test_orphans_are_listed_with_the_run_whose_folder_has_their_mark(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, gateway = await group(backend)

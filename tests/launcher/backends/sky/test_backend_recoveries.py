@@ -21,7 +21,7 @@ def successor(sky: FakeSky, tmp_path: Path, root: Path) -> SkyBackend:
     return SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02)
 
 
-async def test_a_learner_that_finds_no_other_machine_in_time_begins_anew_with_its_group(
+async def test_a_learner_that_finds_no_other_machine_in_time_restarts_with_its_group(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     keys = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 0))
@@ -30,7 +30,7 @@ async def test_a_learner_that_finds_no_other_machine_in_time_begins_anew_with_it
     ends = asyncio.gather(*(backend.wait_for_exit(unit) for unit in (learner, gateway)))
     sky.put(learner.name, status="RECOVERING", submitted=True, started=True)
     await asyncio.sleep(_PATIENCE_S / 2)
-    # It has asked in vain, and sleeps: that is no break.
+    # It found no machine and sleeps between two tries: the patience continues to run out.
     sky.put(learner.name, status="PENDING")
     assert not ends.done()
     assert await ends == [_GIVEN_UP, _GIVEN_UP]

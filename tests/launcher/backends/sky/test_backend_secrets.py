@@ -1,4 +1,4 @@
-"""Which secrets a machine gets: what it cannot do without, and what it may want if it is there."""
+"""The secrets that a machine gets: those it requires, and those it uses if they are set."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_a
     assert named(command=["python"]) == ()
 
 
-def test_a_store_and_the_hub_have_their_keys_where_they_are_asked() -> None:
+def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
     assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
     assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)
     assert secret_names.optional_secrets(WISH, GATEWAY) == ()
@@ -118,7 +118,7 @@ def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
 async def given(
     backend: SkyBackend, sky: FakeSky, key: ReplicaKey, **changes: Any
 ) -> dict[str, str]:
-    """What the machine of a replica is given, opened."""
+    """The opened secrets of a replica's machine."""
     settings = config(mode="cluster", commit="HEAD")
     await backend.start_replica(launch(key, settings, {**WISH, **changes}))
     values = dict(sky.secrets[-1])

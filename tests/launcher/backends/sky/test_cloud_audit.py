@@ -1,4 +1,4 @@
-"""A cloud's own list against SkyPilot's table: what only the cloud knows is ended there."""
+"""A cloud's own list against SkyPilot's table: machines that only the cloud knows are ended."""
 
 import json
 import threading
@@ -52,7 +52,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account
         do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Print nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), AccountHandler)
     thread = threading.Thread(target=server.serve_forever)
@@ -81,7 +81,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def on_cloud(runs: Path, run_id: str, service: str) -> str:
-    """What SkyPilot calls a machine of a job, with a user's mark and its place behind that."""
+    """SkyPilot's name for a machine of a job: it ends with the user's mark and a number."""
     member = names.member_name(names.owner_of(runs), run_id, (service, 0))
     return f"{member}-7-89abcdef-head"
 
@@ -102,8 +102,8 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
     account.machines = {
         "1": on_cloud(runs, "lost", ROLLOUT),
         "2": on_cloud(runs, sky_launches.RUN_ID, ROLLOUT),
-        "3": on_cloud(tmp_path / "somebody", "lost", ROLLOUT),
-        "4": "somebody-else",
+        "3": on_cloud(tmp_path / "stranger", "lost", ROLLOUT),
+        "4": "stranger",
         "5": known,
     }
     active = [sky_launches.RUN_ID, "other"]
@@ -130,7 +130,7 @@ async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
     assert list(account.machines) == ["2"]
 
 
-async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
+async def test_an_unreachable_cloud_is_no_empty_cloud(
     account: Account, audited: tuple[SkyBackend, FakeSky]
 ) -> None:
     backend, _ = audited
@@ -144,7 +144,7 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
             await query
 
 
-async def test_a_cloud_where_no_run_may_be_is_not_asked(
+async def test_a_cloud_where_no_run_may_be_is_not_queried(
     account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
 ) -> None:
     backend, _ = audited

@@ -1,4 +1,4 @@
-"""Files that a spec names travel with the code, whole, once, and nothing else does."""
+"""Files that a spec names are copied with the code, whole and once, and no others are."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ SPEC: dict[str, Any] = {
 
 
 def made(root: Path) -> Path:
-    """What `[[prepare]]` leaves behind, beside what nobody asked for."""
+    """The output of `[[prepare]]`, beside files that no spec requests."""
     (root / "build/tasks").mkdir(parents=True)
     (root / "build/tiny-0").mkdir()
     (root / "build/tiny-0/config.json").write_text("{}")
@@ -53,7 +53,7 @@ def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: 
 def test_what_the_run_began_with_stays(tmp_path: Path) -> None:
     root, folder = made(tmp_path / "root"), tmp_path / "code"
     copy_inputs(SPEC, root, folder)
-    (root / "build/tasks/train.json").write_text("made anew")
+    (root / "build/tasks/train.json").write_text("made again")
     copy_inputs(SPEC, root, folder)
     assert (folder / "build/tasks/train.json").read_text() == "train"
 
@@ -93,7 +93,7 @@ def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: P
         ("build/tiny-0", "policy.model"),
     ],
 )
-def test_what_was_not_made_is_refused_by_its_key_before_a_machine_is_asked_for(
+def test_a_missing_file_is_refused_by_its_key_before_a_machine_is_requested(
     tmp_path: Path, lost: str, key: str
 ) -> None:
     root = repository(tmp_path / "root")

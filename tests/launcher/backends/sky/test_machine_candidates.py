@@ -1,4 +1,4 @@
-"""Which machines an attempt asks for, and which wishes are refused."""
+"""The machines that an attempt requests, and the wishes that are refused."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_each_further_attempt_begins_one_candidate_later() -> None:
     assert machine_candidates.machines_for_attempt(machines, 3).ordered == (_C, _A, _B)
 
 
-def test_a_single_candidate_is_asked_again() -> None:
+def test_a_single_candidate_is_tried_again() -> None:
     machines = Machines(ordered=(_A,))
     assert machine_candidates.machines_for_attempt(machines, 4) is machines
 
@@ -43,7 +43,7 @@ def test_a_single_candidate_is_asked_again() -> None:
         ({"infra": "slurm/x"}, {"network": "public"}, 1, 'set launcher.sky.network = "private"'),
     ],
 )
-def test_a_wish_that_nobody_fulfils_is_refused_with_its_key_and_the_fix(
+def test_an_impossible_wish_is_refused_with_its_key_and_the_fix(
     machine: dict[str, Any], settings: dict[str, Any], nodes: int, part: str
 ) -> None:
     learner = {"any_of": [{"infra": "aws"}, machine], "num_nodes": nodes}

@@ -1,4 +1,4 @@
-"""Machines with strangers between them: what each service is told of its address, by real shell."""
+"""Machines behind port mappings: the address that each service is given, by a real shell."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def arguments(
     public: bool = True,
     metrics: bool = False,
 ) -> list[str]:
-    """Those of a service, as the shell of its machine puts them."""
+    """A service's arguments, as the shell of its machine passes them."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
@@ -71,13 +71,13 @@ def test_a_learner_serves_weights_by_grpc_at_a_port_of_its_own(
     assert f"--learner.weights.advertise={weights}" in given
 
 
-def test_a_rented_service_serves_prometheus_when_the_spec_says_so(tmp_path: Path) -> None:
+def test_a_rented_service_serves_prometheus_when_the_spec_has_it(tmp_path: Path) -> None:
     for metrics in (True, False):
         given = arguments(tmp_path, ("rollout", 0), {}, public=False, metrics=metrics)
         assert ("--metrics-listen" in given) is metrics
 
 
-def test_nobody_else_is_told_of_weights(tmp_path: Path) -> None:
+def test_no_other_service_gets_addresses_of_weights(tmp_path: Path) -> None:
     for key in (GATEWAY, ROLLOUT):
         assert "weights" not in " ".join(arguments(tmp_path, key, {}))
     nodes = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}

@@ -1,4 +1,4 @@
-"""What jobs and clusters are called at SkyPilot."""
+"""Names of jobs and clusters at SkyPilot."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_a_name_fits_uncut_into_that_of_a_managed_jobs_cluster_and_is_parsed_bac
     assert len(name) <= names.TASK_NAME_LIMIT
     expected = names.ParsedName(owner, names.run_mark(run_id), (service, index))
     assert names.parse_name(name) == expected
-    # As SkyPilot names the cluster of job 17.
+    # SkyPilot's name for the cluster of job 17.
     assert names.parse_name(f"{name}-17") == expected
 
 

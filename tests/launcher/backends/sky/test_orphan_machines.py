@@ -1,4 +1,4 @@
-"""A machine with a name of ours that SkyPilot does not know is an orphan."""
+"""A machine with our prefix that SkyPilot does not know is an orphan."""
 
 from services.launcher.backends.sky.orphan_machines import BilledMachine, find_orphans
 

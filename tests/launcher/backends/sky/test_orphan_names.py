@@ -1,4 +1,4 @@
-"""Whose a name is, and whether its run is active, is read from the name alone."""
+"""A name alone identifies its owner and shows whether its run is active."""
 
 import pytest
 
@@ -17,7 +17,7 @@ NAME = names.member_name(OWNER, "run-1", (ROLLOUT, 0))
         (f"{NAME}-12-worker", ["run-2"], True),
         (NAME, ["run-2", "run-1"], False),
         (names.member_name("xyz", "run-1", (ROLLOUT, 0)), [], False),
-        ("somebody-elses", [], False),
+        ("strange-name", [], False),
     ],
 )
 def test_an_orphan_has_our_mark_and_that_of_no_active_run(
@@ -30,4 +30,4 @@ def test_a_name_is_of_one_run_of_one_launcher() -> None:
     assert is_of_run(NAME, OWNER, "run-1")
     assert not is_of_run(NAME, OWNER, "run-2")
     assert not is_of_run(NAME, "xyz", "run-1")
-    assert (run_mark_of(NAME), run_mark_of("somebody-elses")) == (names.run_mark("run-1"), "")
+    assert (run_mark_of(NAME), run_mark_of("strange-name")) == (names.run_mark("run-1"), "")

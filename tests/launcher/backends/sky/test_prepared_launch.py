@@ -1,4 +1,4 @@
-"""What comes of asking for machines: one, none now, none ever, or somebody else's first."""
+"""Results of requests for machines: one, none now, none ever, or another group's first."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.support import sky_launches
 from tests.support.fake_sky import FakeSky
 
 
-async def test_nobody_joins_a_group_whose_learner_is_ending(
+async def test_no_replica_joins_a_group_whose_learner_is_ending(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, _ = await group(backend)
@@ -48,7 +48,7 @@ async def test_who_joins_a_group_that_ends_just_now_comes_with_the_next(
 async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    # It asks, in vain, and sleeps.
+    # It finds no machine and sleeps.
     sky.status, sky.asked = "PENDING", True
     starts = [backend.start_replica(brief(key)) for key in STATIC]
     failed = await asyncio.gather(*starts, return_exceptions=True)
@@ -82,7 +82,7 @@ async def test_why_a_start_failed_decides_whether_it_is_tried_again(
     assert type(caught.value) is error
 
 
-async def test_each_attempt_asks_for_another_candidate_first(
+async def test_each_attempt_tries_another_candidate_first(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     await group(backend)
@@ -96,7 +96,7 @@ async def test_a_rollout_waits_for_its_learner_and_not_for_ever(backend: SkyBack
         await backend.start_replica(brief((ROLLOUT, 0), patience_s=0.2))
 
 
-async def test_a_missing_secret_is_named_before_a_machine_is_asked_for(
+async def test_a_missing_secret_is_named_before_a_machine_is_requested(
     sky: FakeSky, backend: SkyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLEET_API_KEY", raising=False)
@@ -106,7 +106,7 @@ async def test_a_missing_secret_is_named_before_a_machine_is_asked_for(
     assert sky.table == []
 
 
-async def test_a_job_that_waits_for_its_turn_has_not_asked_in_vain(
+async def test_a_job_that_waits_for_its_turn_has_not_failed(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     await group(backend)
@@ -116,7 +116,7 @@ async def test_a_job_that_waits_for_its_turn_has_not_asked_in_vain(
     assert not starting.done()
     sky.put(sky.attempts[0]["name"], status="RUNNING", submitted=True, started=True)
     unit = await starting
-    # Its machine was taken away, and nobody has another one yet.
+    # Its machine was taken away, and there is no other yet.
     sky.put(unit.name, status="PENDING")
     assert await backend.attach_replica(brief((ROLLOUT, 0)), unit)
     assert sky.job(unit.name).stage is JobStage.RECOVERING
@@ -142,7 +142,7 @@ async def test_a_rollout_whose_group_finds_no_machines_comes_with_the_nextgroup(
     assert len(sky.attempts) == 2
 
 
-async def test_a_group_asks_for_one_candidate_in_each_further_attempt(
+async def test_a_group_tries_one_candidate_in_each_further_attempt(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     wish = {"ordered": [{"infra": "lambda/us-east-1"}, {"infra": "lambda/us-west-1"}]}

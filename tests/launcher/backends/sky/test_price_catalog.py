@@ -1,4 +1,4 @@
-"""Prices from the catalog that SkyPilot keeps."""
+"""Prices from SkyPilot's catalog."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_a_replica_costs_what_the_candidate_does_that_came(
     assert found == (None if price is None else pytest.approx(price))
 
 
-def test_without_a_catalog_nobody_knows_a_price(tmp_path: Path) -> None:
+def test_without_a_catalog_there_is_no_price(tmp_path: Path) -> None:
     empty = PriceCatalog(tmp_path / "nothing")
     assert empty.machine_price(Machine(accelerators="H100:1")) is None
     assert empty.machine_price(Machine(infra="slurm/mini", cpus="1")) is None

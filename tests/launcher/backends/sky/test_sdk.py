@@ -1,4 +1,4 @@
-"""SkyPilot's SDK, of the tests, against a server that answers late, badly or never."""
+"""SkyPilot's SDK, as the tests have it, against a server that answers late, badly or never."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Print nothing."""
 
     return AnswersHandler
 
@@ -106,7 +106,7 @@ def _skys() -> list[str]:
     return [name for name in sys.modules if name.partition(".")[0] == "sky"]
 
 
-async def test_a_queue_that_is_never_told_is_unreachable_and_asked_for_again(
+async def test_a_queue_that_is_never_sent_is_unreachable_and_queried_again(
     server: Server, client: SkyClient
 ) -> None:
     board = JobQueue(client, poll_s=0.0)
@@ -135,7 +135,7 @@ async def test_no_question_is_waited_for_for_ever(
         await asyncio.wait_for(query(), 10.0)
 
 
-async def test_a_look_at_clusters_that_hangs_keeps_nobody_else_from_looking(
+async def test_a_look_at_clusters_that_hangs_keeps_no_other_from_looking(
     server: Server, client: SkyClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SKYPILOT_DEBUG", raising=False)
@@ -173,7 +173,7 @@ async def test_a_submission_that_never_arrives_is_not_under_way_for_ever(
         ("SkyletInternalError", StartLostError),
         ("SkyletUnavailableError", StartLostError),
         ("NetworkError", StartLostError),
-        # SkyPilot wraps what it does not know, as its server's database being locked.
+        # SkyPilot wraps errors that it does not know, such as a locked database.
         ("sqlalchemy.exc.OperationalError", StartLostError),
         ("NewsOfTomorrowError", StartLostError),
         ("TypeError", StartLostError),
@@ -194,7 +194,7 @@ async def test_what_passes_by_itself_is_no_wrong_wish(
     assert type(caught.value) is meaning
 
 
-async def test_a_server_that_takes_no_requests_at_present_is_asked_again(
+async def test_a_server_that_takes_no_requests_at_present_is_tried_again(
     server: Server, client: SkyClient
 ) -> None:
     server.error, server.status = "unavailable", 503

@@ -1,4 +1,4 @@
-"""What a whole run on one machine is told: by the overrides of its plan, and by `sky launch --env`;
+"""The settings of a whole run on one machine: by overrides of its plan or `sky launch --env`,
 from its script to the learner."""
 
 import os
@@ -23,7 +23,7 @@ FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
 def started(
     tmp_path: Path, chosen: dict[str, str], file: Path = FILE
 ) -> subprocess.CompletedProcess[str]:
-    """The task's script, run as the machine runs it, by an interpreter that says its arguments."""
+    """The task's script, run as on its machine, with an interpreter that prints its arguments."""
     task = yaml.safe_load(file.read_text())
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -40,7 +40,7 @@ def started(
 
 
 def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
-    """What the task's script calls `flotilla` with."""
+    """The arguments that the task's script passes to `flotilla`."""
     safe, option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
     assert (safe, option, module) == ("-P", "-m", "services.launcher.cli.app")
     return arguments
@@ -50,7 +50,7 @@ def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path
     """The file that the command writes with overrides."""
 
     async def content(_: RunPlan) -> None:
-        """Asking the services takes seconds."""
+        """Skip the services' checks, which take seconds."""
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(plan.spec_check, "check_spec", content)
@@ -63,7 +63,7 @@ def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path
 def request(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], str | None]:
-    """The spec of the run, and the run to resume, after the command line's own parser."""
+    """The spec of the run, and the run to resume, as parsed by the command line."""
     found: list[tuple[dict[str, Any], str | None]] = []
 
     def take(
@@ -88,7 +88,7 @@ def request(
 
 
 def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
-    """What the learner makes of it."""
+    """The learner's selection from these arguments."""
     return SelectConfig.model_validate(request(arguments, monkeypatch)[0]["learner"]["select"])
 
 
@@ -131,7 +131,7 @@ def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "warned"),
     [
         ({}, True),
         ({"RESUME_RUN_NAME": "openenv-fleet-grpo-1"}, True),
@@ -139,12 +139,12 @@ def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
         ({"RESUME_RUN_NAME": "s3://bucket/prefix/openenv-fleet-grpo-1"}, False),
     ],
 )
-def test_a_run_of_which_nothing_is_kept_says_so_at_its_start(
-    tmp_path: Path, chosen: dict[str, str], told: bool
+def test_a_run_that_keeps_nothing_warns_at_its_start(
+    tmp_path: Path, chosen: dict[str, str], warned: bool
 ) -> None:
     printed = started(tmp_path, chosen).stderr
-    assert ("all checkpoints go with the learner's machine; to keep them" in printed) == told
-    assert ("launch with --env CHECKPOINT_REMOTE=" in printed) == told
+    assert ("all checkpoints go with the learner's machine; to keep them" in printed) == warned
+    assert ("launch with --env CHECKPOINT_REMOTE=" in printed) == warned
 
 
 def test_the_overrides_of_a_plan_are_those_of_its_run(

@@ -80,7 +80,7 @@ def _several(key: tuple[str, int], **sky: Any) -> dict[str, Any]:
 
 
 def _started(document: dict[str, Any], rank: int) -> list[str]:
-    """The command line that the script comes to on that machine."""
+    """The command line that the script executes on that machine."""
     bash = shutil.which("bash")
     assert bash is not None
     shown = 'timeout() { printf "%s\\n" "$@"; }\n' + document["run"]
@@ -104,7 +104,7 @@ def _started(document: dict[str, Any], rank: int) -> list[str]:
             (ROLLOUT, 3),
             "rollout-3-node-1",
             "services.rollout.nodes",
-            # Beside that of each other replica, which may be on the same machine of a Slurm.
+            # Each replica has its own: on Slurm, two may share a machine.
             {"--rollout.engine.nodes=2", "--rollout.engine.ray_port=4717"},
         ),
     ],
@@ -133,7 +133,7 @@ def test_the_first_machine_of_a_replica_runs_it_and_the_others_what_joins_it(
 
 
 @pytest.mark.parametrize("key", _KEYS)
-def test_a_replica_of_one_machine_is_asked_nothing_of_nodes(key: tuple[str, int]) -> None:
+def test_a_replica_of_one_machine_gets_no_node_options(key: tuple[str, int]) -> None:
     document = task_documents.replica_task(_site(), key)
     assert "num_nodes" not in document
     assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
@@ -167,7 +167,7 @@ def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
     settings = config(learner=slurm)
     document = task_documents.replica_task(_site(learner=slurm), (LEARNER, 0))
     assert document["config"] == {"slurm": {"sbatch_options": {"time": "01:11:00"}}}
-    # YAML 1.1 reads some of such times as numbers.
+    # YAML 1.1 reads some of these times as numbers.
     assert yaml.safe_load(cost_estimate.dump_yaml([document])) == document
     endless = launch((LEARNER, 0), settings.model_copy(update={"max_hours": None}))
     site = task_documents.site_from_launch(endless, "abc", "h:1", "/code")
@@ -181,7 +181,7 @@ def test_evaluation_is_the_learners_mode() -> None:
     assert "--learner.mode=eval" not in task_documents.replica_task(site, (ROLLOUT, 0))["run"]
 
 
-def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> None:
+def test_labels_describe_a_machine_in_letters_that_all_clouds_take() -> None:
     labels = task_documents.replica_task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"][
         "labels"
     ]
@@ -195,7 +195,7 @@ def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> N
 def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
     key: tuple[str, int], mode: str
 ) -> None:
-    """Trackers, checkpoints and logs are named by the `--run-id` of the service that has them."""
+    """Trackers, checkpoints and logs use the `--run-id` of their service."""
     site = _site(mode=mode)
     document = task_documents.replica_task(site, key)
     assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"

@@ -1,5 +1,5 @@
-"""A stand-in for a further machine of a learner: says how it was started, and ends as the file
-`end` beside the spec has it, once there is one."""
+"""A stand-in for a further machine of a learner: prints its arguments, and exits with the code
+in the file `end` beside the spec, once there is one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Keys that are refused, missing or of somebody else, at doubles that speak real HTTP."""
+"""Keys that are refused, missing or another user's, at doubles that speak real HTTP."""
 
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.launcher.doctor.findings import Status
-from tests.support.doctor import double, emulator, probed, says, spec, subject
+from tests.support.doctor import check, double, emulator, probed, spec, subject
 from tests.support.free_ports import free_address, free_port
 from tests.support.remote_checkpoints import BUCKET, s3_server
 
@@ -29,7 +29,7 @@ async def test_fleets_key_is_good_and_its_instances_are_few(
     policy: Path, tasks: Path, tmp_path: Path, fleet_url: str
 ) -> None:
     about = subject(at_fleet(policy, tasks, fleet_url), tmp_path, FLEET_API_KEY=KEY)
-    says(
+    check(
         await probed("fleet", about),
         Status.WARN,
         "4 attempts at once, but Fleet allows 3 instances",
@@ -44,15 +44,15 @@ async def test_a_key_that_fleet_refuses_is_named_by_its_variable(
     content = at_fleet(
         policy, tasks, fleet_url, "env_gateway.backends.fleet.api_key_env=MY_FLEET_KEY"
     )
-    result = await probed("fleet", subject(content, tmp_path, MY_FLEET_KEY="of-somebody-else"))
-    says(result, Status.FAIL, "refuses the key in MY_FLEET_KEY (401)", "export MY_FLEET_KEY again")
+    result = await probed("fleet", subject(content, tmp_path, MY_FLEET_KEY="of-another-user"))
+    check(result, Status.FAIL, "refuses the key in MY_FLEET_KEY (401)", "export MY_FLEET_KEY again")
 
 
 async def test_a_key_that_is_not_set_is_named(
     policy: Path, tasks: Path, tmp_path: Path, fleet_url: str
 ) -> None:
     result = await probed("fleet", subject(at_fleet(policy, tasks, fleet_url), tmp_path))
-    says(result, Status.FAIL, "FLEET_API_KEY is not set", "export FLEET_API_KEY")
+    check(result, Status.FAIL, "FLEET_API_KEY is not set", "export FLEET_API_KEY")
 
 
 async def test_a_control_plane_that_is_not_there_is_named(
@@ -62,7 +62,7 @@ async def test_a_control_plane_that_is_not_there_is_named(
     result = await probed(
         "fleet", subject(at_fleet(policy, tasks, url), tmp_path, FLEET_API_KEY=KEY)
     )
-    says(result, Status.FAIL, f"{url} cannot be reached", "correct the backend's url")
+    check(result, Status.FAIL, f"{url} cannot be reached", "correct the backend's url")
 
 
 def wandb(viewer: Mapping[str, Any] | None, status: int = 200) -> Any:
@@ -78,7 +78,7 @@ async def test_a_key_that_wandb_does_not_know_is_refused(
     with double(wandb(None)) as url:
         environ = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "nobodys-key-at-all"}
         result = await probed("wandb", subject(spec(policy, tasks, *WANDB), tmp_path, **environ))
-    says(result, Status.FAIL, f"{url} does not know the key", "export WANDB_API_KEY again")
+    check(result, Status.FAIL, f"{url} does not know the key", "export WANDB_API_KEY again")
 
 
 async def test_an_entity_that_the_key_is_not_of_is_named_with_those_that_it_is_of(
@@ -90,15 +90,15 @@ async def test_an_entity_that_the_key_is_not_of_is_named_with_those_that_it_is_o
         environ = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "adas-own-key-0"}
         result = await probed("wandb", subject(content, tmp_path, **environ))
         well = await probed("wandb", subject(spec(policy, tasks, *WANDB), tmp_path, **environ))
-    says(result, Status.FAIL, "ada is not in learner.tracking.entity looms, but in engines")
-    says(well, Status.OK, "wandb knows the key, of ada")
+    check(result, Status.FAIL, "ada is not in learner.tracking.entity looms, but in engines")
+    check(well, Status.OK, "wandb knows the key, of ada")
 
 
 async def test_no_key_of_wandb_is_a_warning_where_the_run_may_go_offline(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     auto = spec(policy, tasks, WANDB[0])
-    says(await probed("wandb", subject(auto, tmp_path)), Status.WARN, "the run would go offline")
+    check(await probed("wandb", subject(auto, tmp_path)), Status.WARN, "the run would go offline")
 
 
 SLACK = ("launcher.notify.slack.channel=runs",)
@@ -118,13 +118,13 @@ def slack(body: dict[str, Any], scopes: str) -> Any:
         ({"ok": True}, "channels:read", ("lacks the scope chat:write", "add the scope")),
     ],
 )
-async def test_a_token_that_slack_refuses_or_that_may_not_post_is_told(
+async def test_a_token_that_slack_refuses_or_that_may_not_post_fails(
     policy: Path, tasks: Path, tmp_path: Path, body: Any, scopes: str, words: tuple[str, ...]
 ) -> None:
     with double(slack(body, scopes)) as url:
         content = spec(policy, tasks, *SLACK, f"launcher.notify.slack.api_url={url}")
         about = subject(content, tmp_path, SLACK_BOT_TOKEN="xoxb-for-tests")
-        says(await probed("slack", about), Status.FAIL, "SLACK_BOT_TOKEN", *words)
+        check(await probed("slack", about), Status.FAIL, "SLACK_BOT_TOKEN", *words)
 
 
 async def test_a_token_that_may_post_is_well(policy: Path, tasks: Path, tmp_path: Path) -> None:
@@ -137,28 +137,28 @@ async def test_a_token_that_may_post_is_well(policy: Path, tasks: Path, tmp_path
     with double(handle) as url:
         content = spec(policy, tasks, *SLACK, f"launcher.notify.slack.api_url={url}")
         about = subject(content, tmp_path, SLACK_BOT_TOKEN="xoxb-for-tests")
-        says(await probed("slack", about), Status.OK, "flotilla in Engines")
+        check(await probed("slack", about), Status.OK, "flotilla in Engines")
     assert seen == [("/auth.test", "Bearer xoxb-for-tests")]
 
 
 async def test_a_key_that_a_vendor_repeats_is_hidden(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    secret = "a-canary-that-nobody-may-see"
+    secret = "a-canary-that-must-not-leak"
     with double(lambda *_: (500, {"you sent": secret})) as url:
         about = subject(at_fleet(policy, tasks, url), tmp_path, FLEET_API_KEY=secret)
         result = await probed("fleet", about)
-    says(result, Status.FAIL, "answered 500", "[FLEET_API_KEY]")
+    check(result, Status.FAIL, "answered 500", "[FLEET_API_KEY]")
     assert secret not in result.detail
 
 
-async def test_a_webhook_that_nobody_listens_at_is_named(
+async def test_a_webhook_without_a_listener_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.notify.webhook_env=MY_HOOK")
     port = free_port()
     about = subject(content, tmp_path, MY_HOOK=f"http://127.0.0.1:{port}/hook")
-    says(await probed("webhook", about), Status.FAIL, f"127.0.0.1:{port} of MY_HOOK", "correct the")
+    check(await probed("webhook", about), Status.FAIL, f"127.0.0.1:{port} of MY_HOOK", "correct")
 
 
 async def test_secrets_that_are_not_set_are_named(
@@ -167,7 +167,7 @@ async def test_secrets_that_are_not_set_are_named(
     names = 'launcher.sky.secrets=["HERE_IT_IS", "NOT_THERE"]'
     content = spec(policy, tasks, "launcher.backend=sky", names)
     result = await probed("secrets", subject(content, tmp_path, HERE_IT_IS="yes"))
-    says(result, Status.FAIL, "not set, or blank: NOT_THERE", "export NOT_THERE")
+    check(result, Status.FAIL, "not set, or blank: NOT_THERE", "export NOT_THERE")
 
 
 def upload(policy: Path, tasks: Path, endpoint: str, bucket: str) -> dict[str, Any]:
@@ -190,9 +190,9 @@ async def test_an_object_is_written_read_and_removed_where_checkpoints_go(
         monkeypatch.setenv(name, value)
     with s3_server() as endpoint:
         well = subject(upload(policy, tasks, endpoint, BUCKET), tmp_path)
-        says(await probed("store", well), Status.OK, "wrote, read back and removed")
+        check(await probed("store", well), Status.OK, "wrote, read back and removed")
         wrong = subject(upload(policy, tasks, endpoint, "no-such-bucket"), tmp_path)
-        says(
+        check(
             await probed("store", wrong),
             Status.FAIL,
             "cannot write to s3://no-such-bucket/runs",
@@ -204,10 +204,10 @@ async def test_an_object_is_written_read_and_removed_where_checkpoints_go(
         assert files.find(BUCKET) == []
 
 
-async def test_a_store_that_does_not_answer_is_told_by_its_option(
+async def test_a_store_that_does_not_answer_is_named_by_its_option(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = upload(policy, tasks, f"http://{free_address()}", BUCKET)
     result = await probed("store", subject(content, tmp_path, **AWS))
-    says(result, Status.FAIL, "cannot write to s3://", "see whether endpoint_url")
+    check(result, Status.FAIL, "cannot write to s3://", "see whether endpoint_url")
     assert AWS["AWS_SECRET_ACCESS_KEY"] not in result.detail
