@@ -1,4 +1,4 @@
-"""Input files that a run's machines need and no commit has: the files that its spec names,
+"""Input files that a run's machines need and no commit contains: the files named in its spec,
 mostly made by its `[[prepare]]` commands on the launcher's machine."""
 
 import shutil
@@ -16,7 +16,7 @@ def list_inputs(spec: Mapping[str, Any]) -> list[str]:
 
 
 def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return for each input the key of the spec that names it, the first where several do."""
+    """Return the first key of the spec that names each input."""
     found: dict[str, str] = {}
     for key, name in _iter_named(spec):
         if _is_within(name):
@@ -38,9 +38,9 @@ def must_be_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
 
 
 def copy_inputs(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
-    """Copy from `root` what `folder` does not have; return what is in neither.
+    """Copy the inputs that `folder` lacks from `root`; return those that are in neither.
 
-    Files that `folder` has stay: the run began with them."""
+    Files in `folder` stay: the run began with them."""
     missing: list[str] = []
     for name in list_inputs(spec):
         if (folder / name).exists():
@@ -66,12 +66,12 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _is_within(name: str) -> bool:
     path = PurePath(name)
-    # What has a URL the machines fetch themselves.
+    # The machines fetch URLs themselves.
     return "://" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def _copy_atomically(source: Path, target: Path) -> None:
-    """Copy whole or not at all: a launcher may be killed in the middle."""
+    """Copy atomically: a launcher may be killed at any moment."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")
     if source.is_dir():
