@@ -9,14 +9,9 @@ from typing import Any
 from services.common.spec_files import named_files
 
 
-def list_inputs(spec: Mapping[str, Any]) -> list[str]:
-    """List the model, the tasks, the evaluation sets and what verifies them, where they are
-    paths within the code's folder. A model may also be an id of the hub."""
-    return list(key_by_input(spec))
-
-
 def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the first key of the spec that names each input."""
+    """Return the inputs within the code's folder, each with the first key of the spec that names
+    it: the model, which may also be an id of the hub, tasks, evaluation sets and verifiers."""
     found: dict[str, str] = {}
     for key, name in _iter_named(spec):
         if _is_within(name):
@@ -42,7 +37,7 @@ def copy_inputs(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
 
     Files in `folder` stay: the run began with them."""
     missing: list[str] = []
-    for name in list_inputs(spec):
+    for name in key_by_input(spec):
         if (folder / name).exists():
             continue
         if not (root / name).exists():
