@@ -33,7 +33,7 @@ class StoreAwayError(Exception):
 class FolderSource(StrEnum):
     """Source of a learner's run folder."""
 
-    GO_ON = "go on"
+    KEEP = "keep"
     RESTORE = "restore"
     BEGIN = "begin"
 
@@ -75,7 +75,7 @@ class RunFolder:
 
     def _choose_source(self, begun: bool) -> FolderSource:
         if (self.run_dir / JOURNAL).exists():
-            return FolderSource.GO_ON
+            return FolderSource.KEEP
         there = self.run_dir.exists()
         if there and (gone := describe_missing(self.run_dir.parent, self.run_dir.name)):
             raise NotResumableError(f"{self._lost_text()}: {gone}")

@@ -34,7 +34,7 @@ async def test_a_machine_that_has_the_journal_resumes_it(tmp_path: Path) -> None
     found = folder(tmp_path, "file:///nowhere")
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
-    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON
+    assert await found.ensure_ready(True, POLICY) is FolderSource.KEEP
 
 
 async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ async def test_a_new_machine_gets_the_run_from_the_store(tmp_path: Path) -> None
     found = RunFolder(tmp_path / "new" / RUN_ID, store.url, path, tmp_path / "unit.log")
     assert await found.ensure_ready(True, POLICY) is FolderSource.RESTORE
     assert (found.run_dir / "journal.sqlite").exists()
-    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON
+    assert await found.ensure_ready(True, POLICY) is FolderSource.KEEP

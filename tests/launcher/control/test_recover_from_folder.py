@@ -115,7 +115,7 @@ async def test_train_resumes_from_a_url_under_the_same_run_id(tmp_path: Path, ur
     code, output = await run_cli(*arguments)
     assert code == 0, output
     assert "Restored run test-run at step 2" in output
-    assert "lost with its disk: at least 7 attempts and 3 steps" in output
+    assert "lost with its disk: at least 7 newer attempts and 3 newer steps" in output
     assert "run completed" in output
     assert (runs / "test-run" / "journal.sqlite").exists()
     code, output = await run_cli(*arguments)

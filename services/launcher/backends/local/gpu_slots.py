@@ -17,7 +17,7 @@ class GpuSlots:
         self.total = len(gpus)
 
     def take_gpus(self, name: str, count: int) -> dict[str, str]:
-        """Take GPUs for a replica; return the environment that shows it these alone.
+        """Take GPUs for a replica; return the environment that limits it to them.
 
         Raises BackendError when too few are free."""
         if count == 0:

@@ -17,7 +17,7 @@ from services.launcher.backends.sky.machine_script import SPEC_FILE
 CODE_FOLDER = "code"
 _MARK = ".commit"
 _HASH = re.compile(r"[0-9a-f]{7,40}")
-# SkyPilot leaves out what .gitignore names, unless there is one of its own.
+# SkyPilot skips the files in .gitignore unless this file exists.
 _IGNORE = ".skyignore"
 
 
@@ -60,7 +60,7 @@ def _copy_inputs(spec: dict[str, Any], root: Path, folder: Path) -> None:
     files = [
         f"{keys[name]}: {root / name} is not there"
         for name in missing
-        # A model may be one of the hub, which the machines fetch themselves.
+        # The machines fetch a model of the hub themselves.
         if keys[name] != "policy.model" or input_files.must_be_file(name, spec, root)
     ]
     if files:

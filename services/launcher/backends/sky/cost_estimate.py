@@ -17,7 +17,7 @@ from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 
 REMOTE = "learner.checkpoint.remote"
 KEEP_HINT = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
-# What stands in plans for what is known only once a run has begun.
+# Placeholder in plans for an address that is known only once a run has begun.
 REGISTRY_TO_COME = "LAUNCHER:PORT"
 
 
@@ -103,19 +103,19 @@ def list_warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
 
 
 def describe_unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
-    """Describe what is lost with the learner's machine; empty where something is kept, or
-    nothing is trained.
+    """Describe what is lost with the learner's machine; "" if uploads are kept or nothing is
+    trained.
 
     `learner` is its part of the spec, with or without defaults."""
     if LEARNER in config.modules:
-        # Whatever it trains, its keys are not these.
+        # A replaced learner has other keys.
         return ""
     trains = learner.get("mode", "train") == "train" and learner.get("steps") != 0
     if not trains or (learner.get("checkpoint") or {}).get("remote") is not None:
         return ""
     how = "go with the learner's machine"
     if machine_candidates.is_on_slurm(config.sky, LEARNER):
-        # Homes are on a server there: what is lost with a node is found again, until the end.
+        # Slurm's homes are on a server: files survive a lost node, but not the end of the job.
         how = "are removed by SkyPilot with the folder of their Slurm job when it has ended"
     return f"{REMOTE} is not set: the trained model and all checkpoints {how}"
 

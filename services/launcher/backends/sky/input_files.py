@@ -1,4 +1,4 @@
-"""Input files that a run's machines need and no commit has: the files that its spec names,
+"""Input files that a run's machines need and no commit contains: the files named in its spec,
 mostly made by its `[[prepare]]` commands on the launcher's machine."""
 
 import shutil
@@ -9,14 +9,9 @@ from typing import Any
 from services.common.spec_files import named_files
 
 
-def list_inputs(spec: Mapping[str, Any]) -> list[str]:
-    """List the model, the tasks, the evaluation sets and what verifies them, where they are
-    paths within the code's folder. A model may also be an id of the hub."""
-    return list(key_by_input(spec))
-
-
 def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return for each input the key of the spec that names it, the first where several do."""
+    """Return the inputs within the code's folder, each with the first key of the spec that names
+    it: the model, which may also be an id of the hub, tasks, evaluation sets and verifiers."""
     found: dict[str, str] = {}
     for key, name in _iter_named(spec):
         if _is_within(name):
@@ -38,11 +33,11 @@ def must_be_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
 
 
 def copy_inputs(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
-    """Copy from `root` what `folder` does not have; return what is in neither.
+    """Copy the inputs that `folder` lacks from `root`; return those that are in neither.
 
-    Files that `folder` has stay: the run began with them."""
+    Files in `folder` stay: the run began with them."""
     missing: list[str] = []
-    for name in list_inputs(spec):
+    for name in key_by_input(spec):
         if (folder / name).exists():
             continue
         if not (root / name).exists():
@@ -66,12 +61,12 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _is_within(name: str) -> bool:
     path = PurePath(name)
-    # What has a URL the machines fetch themselves.
+    # The machines fetch URLs themselves.
     return "://" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def _copy_atomically(source: Path, target: Path) -> None:
-    """Copy whole or not at all: a launcher may be killed in the middle."""
+    """Copy atomically: a launcher may be killed at any moment."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")
     if source.is_dir():

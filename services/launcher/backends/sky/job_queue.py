@@ -15,24 +15,23 @@ class JobQueue:
         self._client = client
         self._lock = asyncio.Lock()
         self._seen: list[Job] = []
-        self._asked_at = float("-inf")
+        self._queried_at = float("-inf")
 
     async def recent_jobs(self) -> list[Job]:
         """Return the jobs as of now or of the last `poll_s` seconds. Raises BackendUnreachable."""
         return await self._jobs_since(time.monotonic() - self.poll_s)
 
     async def fresh_jobs(self) -> list[Job]:
-        """Return the jobs as of now: something was changed, perhaps while another caller was
-        being answered."""
+        """Return the jobs as of now, after a change that an answer under way may have missed."""
         return await self._jobs_since(time.monotonic())
 
     async def _jobs_since(self, earliest: float) -> list[Job]:
         """Return the jobs as queried at `earliest` or later."""
         async with self._lock:
-            if self._asked_at < earliest:
+            if self._queried_at < earliest:
                 now = time.monotonic()
                 self._seen = await self._client.list_jobs()
-                self._asked_at = now
+                self._queried_at = now
             return self._seen
 
     async def pause_between_polls(self) -> None:

@@ -8,11 +8,10 @@ from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.run_plan import count_machines, machines_key, may_span
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
-# From a run's port to the last one where Ray may join a replica's machines: a rollout's has one for
-# each replica.
+# Distance from a run's port to the last Ray port of a replica: rollouts have one port each.
 _PORTS = 3 + 255
 _LAST_PORT = 65535
-# What SkyPilot's clouds cannot do, as of its version 0.14.
+# Limits of SkyPilot's clouds, as of its version 0.14.
 SINGLE_NODE = frozenset(
     {
         *("hyperbolic", "primeintellect", "runpod", "seeweb", "shadeform"),
@@ -31,7 +30,7 @@ def machines_of(config: SkyConfig, service: str) -> Machines:
     if cloud is None:
         return requested
     there = [machine for machine in requested.candidates if cloud_of(machine) in ("", cloud)]
-    # Where there is none, `check` has refused.
+    # `check_candidates` has refused a list without any.
     kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
     return requested.model_copy(update={"ordered" if requested.ordered else "any_of": tuple(kept)})
 

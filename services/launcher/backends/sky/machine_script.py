@@ -1,4 +1,4 @@
-"""Script that runs on a machine: the watcher, for as long as there is work, and never longer.
+"""Script of a machine: it runs the watcher, and ends with the work.
 
 Shell, because SkyPilot runs shell. Secrets are in the environment and on no command line."""
 
@@ -10,7 +10,7 @@ from services.launcher.run_plan import machines_key, ray_port_key
 from services.launcher.security.sealed_secrets import KEY_FILE
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey
 
-# In the folder of the code, which SkyPilot makes the working directory.
+# Paths in the folder of the code, which SkyPilot makes the working directory.
 SPEC_FILE = "spec.json"
 RUNS_FOLDER = "runs"
 _KILL_AFTER_S = 60
@@ -180,7 +180,7 @@ def _address_arguments(watched: WatchedReplica) -> list[str]:
         return [*listen, *_weight_arguments(watched)] if watched.key[0] == LEARNER else listen
     if watched.public:
         return ["--listen=127.0.0.1:0"]
-    # On Slurm several replicas may share a machine, so its ports are not ours to choose.
+    # On Slurm several replicas may share a machine, so its ports cannot be fixed.
     return [f'--listen="${_ADDRESS}:0"']
 
 

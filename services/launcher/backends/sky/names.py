@@ -1,4 +1,4 @@
-"""Names of a run's jobs and clusters at SkyPilot, and whose such a name is, pure.
+"""Names of a run's jobs and clusters at SkyPilot, and the owners of names. Pure.
 
 SkyPilot names the cluster of a managed job after its task, cut to 25 characters, and the job's
 number. `flo-TAG-SERVICE-REPLICA` fits into these uncut, so any name found at SkyPilot
@@ -15,7 +15,7 @@ from pathlib import Path
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ReplicaKey
 
 PREFIX = "flo"
-# Of a managed job's task: what SkyPilot leaves uncut in the name of its cluster.
+# Length of a managed task's name that SkyPilot keeps uncut in the name of its cluster.
 TASK_NAME_LIMIT = 25
 _OWNER_LENGTH, _RUN_LENGTH = 3, 6
 _SLUG_LIMIT = 46

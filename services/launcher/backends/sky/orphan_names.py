@@ -1,4 +1,4 @@
-"""Names of orphans: the jobs, clusters and machines of this launcher and of no active run, pure.
+"""Names of orphans: jobs, clusters and machines of this launcher without an active run. Pure.
 
 Every resource of a launcher is named after its owner and the mark of its run (`names.py`), so the
 name suffices."""
@@ -9,19 +9,19 @@ from services.launcher.backends.sky import names
 
 
 def is_of_run(name: str, owner: str, run_id: str) -> bool:
-    """Return whether a name is that of a job, cluster or machine of one run of this launcher."""
+    """Return whether a name belongs to a job, cluster or machine of this run of the launcher."""
     owned = names.parse_name(name)
     return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(run_id))
 
 
 def run_mark_of(name: str) -> str:
-    """Return the mark of the run in a name; empty if no launcher of ours gave that name."""
+    """Return the mark of the run in a name; "" if no launcher of ours made it."""
     owned = names.parse_name(name)
     return "" if owned is None else owned.run
 
 
 def is_orphan_name(name: str, owner: str, active: Iterable[str]) -> bool:
-    """Return whether a name is this launcher's, and of none of its active runs."""
+    """Return whether a name belongs to this launcher, but to none of its active runs."""
     owned = names.parse_name(name)
     if owned is None or owned.owner != owner:
         return False

@@ -1,5 +1,4 @@
-"""Start requests that SkyPilot's server has not answered yet: of this launcher, or of one that
-is dead and whose request is not.
+"""Start requests that SkyPilot's server has not answered yet, of this launcher or a dead one.
 
 All calls block, as SkyPilot's do."""
 
@@ -12,8 +11,7 @@ from typing import Any
 
 from services.launcher.backends.sky import names
 
-# No code is in transit for longer: a request that reached the server is on its list, and any other
-# is lost.
+# Longest upload of a submission's code; after that the server lists the request, or it is lost.
 _HANDOVER_S = 900.0
 
 
@@ -96,7 +94,7 @@ def _replicas_started_by(request: Any) -> set[str]:
         case "sky.jobs.launch":
             return names.find_member_names(request.request_body or "")
         case "sky.launch":
-            # SkyPilot's own, for a managed job, has a number behind the name of the replica.
+            # SkyPilot's own launch for a managed job appends a number to the replica's name.
             return names.find_member_names(request.cluster_name or "")
         case _:
             return set()

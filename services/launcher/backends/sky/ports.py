@@ -9,17 +9,17 @@ Document = dict[str, Any]
 
 
 class SkyPilotApi(Protocol):
-    """Questions and requests to SkyPilot's server.
+    """Queries and requests to SkyPilot's server.
 
-    Any method raises BackendUnreachable where nothing is known of what came of it. Submissions
-    also raise CapacityError, SetupError, StartLostError and BackendError."""
+    Any method raises BackendUnreachable if its result is unknown. Submissions also raise
+    CapacityError, SetupError, StartLostError and BackendError."""
 
     async def list_jobs(self) -> list[Job]:
         """List all tasks of managed jobs, ended ones too."""
         ...
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
-        """List the table of clusters; `certain` ones are looked for at their clouds first."""
+        """List the table of clusters; `certain` ones are checked at their clouds first."""
         ...
 
     async def submit_group(
@@ -37,8 +37,8 @@ class SkyPilotApi(Protocol):
         ...
 
     async def get_job_status(self, cluster: str) -> str | None:
-        """Return the status of a plain cluster's only job; None when the cluster is not there,
-        NO_JOB when it was never given one."""
+        """Return the status of a plain cluster's only job; None if there is no cluster,
+        NO_JOB if it never got one."""
         ...
 
     async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class SkyPilotApi(Protocol):
         ...
 
     async def is_start_pending(self, replica: str) -> bool:
-        """Return whether an earlier request, be it another launcher's, may still start the
+        """Return whether an earlier request, also of another launcher, may still start the
         replica."""
         ...
 

@@ -32,7 +32,7 @@ class PriceCatalog:
         return min((price for price, _ in self._iter_offered(machine)), default=None)
 
     def machine_memory(self, machine: Machine) -> float | None:
-        """Return the GiB of the cheapest machine that fits, the smallest of them; None where
+        """Return the GiB of the cheapest fitting machine, the smallest of equals; None where
         none is known."""
         offered = [
             (price, _parse_number(row, "MemoryGiB")) for price, row in self._iter_offered(machine)
@@ -75,8 +75,8 @@ class PriceCatalog:
 
 
 def cheapest_price(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
-    """Return $/h of a replica on the candidate that would be taken if all were to be had, of
-    those whose price is known."""
+    """Return $/h of a replica on the candidate that is taken if all are available, among those
+    with a known price."""
     found = [each for each in map(price, machines.candidates) if each is not None]
     if not found:
         return None

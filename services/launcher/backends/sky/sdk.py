@@ -1,9 +1,8 @@
 """Client over SkyPilot's SDK: the only place that calls it.
 
-Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK
-waits for an answer without a limit, also on a connection that was lost silently: each question
-has a limit here, after which it is left to its thread. Submissions have the limit of their
-caller."""
+Every call is a blocking request to SkyPilot's API server, so each runs in a thread. The SDK waits
+for an answer without a limit, even on a silently lost connection: each query has a limit here,
+after which it is left to its thread. Submissions have the limit of the replica's start."""
 
 import asyncio
 import os
@@ -28,12 +27,12 @@ _NOT_INSTALLED = (
     'launcher.backend = "sky" needs SkyPilot, which this environment lacks ({error}); `make sky`'
     " makes one that has it: run .venv-sky/bin/flotilla"
 )
-# The fields of a managed job that are read below.
+# Fields of a managed job that are read below.
 _JOB_FIELDS = (
     *("job_id", "task_id", "job_name", "task_name", "status", "submitted_at", "start_at"),
     *("cloud", "region", "accelerators", "failure_reason"),
 )
-# The cloud of a job that has had no machine yet.
+# Cloud of a job that has had no machine yet.
 _NOWHERE = "-"
 # SkyPilot lists the clusters of managed jobs only in debug mode.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
@@ -42,14 +41,14 @@ _QUICK_S, _SLOW_S = 120.0, 600.0
 
 
 class SkyClient:
-    """Client of SkyPilot's server. Methods raise BackendUnreachable where nothing is known of
-    what came of the call.
+    """Client of SkyPilot's server. Methods raise BackendUnreachable if the result of the call is
+    unknown.
 
     Submissions also raise CapacityError, SetupError, StartLostError and BackendError."""
 
     def __init__(self, *, quick_s: float = _QUICK_S, slow_s: float = _SLOW_S) -> None:
         self._quick_s, self._slow_s = quick_s, slow_s
-        # A client must not start a server of its own behind the launcher's back.
+        # A client must not start a server of its own.
         os.environ.setdefault("SKYPILOT_DISABLE_LOCAL_API_SERVER", "1")
         os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
         try:
@@ -75,8 +74,7 @@ class SkyClient:
         return await self._query_quickly(fetch_jobs)
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
-        """List SkyPilot's table of clusters; `certain` ones are looked for at their clouds
-        first."""
+        """List SkyPilot's table of clusters; `certain` ones are checked at their clouds first."""
 
         def fetch_clusters() -> list[Cluster]:
             if certain:
@@ -95,7 +93,7 @@ class SkyClient:
         """Start a Job Group and return its id. `secrets` are those of each task, in order."""
 
         def submit_dag() -> int:
-            # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
+            # Only this text holds the values; it goes to SkyPilot's server and nowhere else.
             filled = [documents[0], *map(fill_secrets, documents[1:], secrets)]
             dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
             replicas = [str(document["name"]) for document in documents[1:]]
@@ -132,7 +130,7 @@ class SkyClient:
         return await self._attempt_submission(submit_cluster)
 
     async def get_job_status(self, cluster: str) -> str | None:
-        """Return the status of a plain cluster's only job; None when the cluster is not there,
+        """Return the status of a plain cluster's only job; None if there is no cluster,
         NO_JOB when it was never given one."""
 
         def fetch_status() -> str | None:
@@ -166,7 +164,7 @@ class SkyClient:
         await self._query_slowly(tear_down)
 
     async def is_start_pending(self, replica: str) -> bool:
-        """Return whether an earlier request, be it another launcher's, may still start the
+        """Return whether an earlier request, also of another launcher, may still start the
         replica."""
         return await self._query_quickly(
             lambda: self._requests.is_start_pending(lambda name: name == replica)
@@ -198,7 +196,7 @@ class SkyClient:
         try:
             self._server.check_server_healthy()
             return call()
-        # SkyPilot hands on any exception of its server; none of them is an answer.
+        # SkyPilot re-raises any exception of its server; none of them is an answer.
         except Exception as error:
             raise errors.question_error(self._errors, error) from error
 
@@ -206,34 +204,34 @@ class SkyClient:
         try:
             self._server.check_server_healthy()
             return call()
-        # As above; submission_error explains each exception.
+        # As above; `submission_error` derives the result of the submission.
         except Exception as error:
             raise errors.submission_error(self._errors, error) from error
 
 
 class _ManagedClusterListing:
-    """Switch that has SkyPilot list the clusters of managed jobs while any call requests them.
+    """Switch that has SkyPilot list the clusters of managed jobs during a query.
 
-    No call waits for another, whose server may never answer."""
+    Concurrent queries share it without waiting: a server may never answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asking = 0
+        self._queries = 0
         self._before: str | None = None
 
     @contextmanager
     def clusters_shown(self) -> Generator[None]:
         with self._lock:
-            if self._asking == 0:
+            if self._queries == 0:
                 self._before = os.environ.get(_SHOW_MANAGED)
                 os.environ[_SHOW_MANAGED] = "1"
-            self._asking += 1
+            self._queries += 1
         try:
             yield
         finally:
             with self._lock:
-                self._asking -= 1
-                if self._asking == 0:
+                self._queries -= 1
+                if self._queries == 0:
                     self._restore_variable()
 
     def _restore_variable(self) -> None:
@@ -255,7 +253,7 @@ def _job_from_record(record: Any) -> Job:
         status=record.status.value if record.status else "",
         submitted=record.submitted_at is not None,
         started=record.start_at is not None,
-        # SkyPilot names it so, without documenting it.
+        # SkyPilot's undocumented name.
         cluster=f"{task}-{record.job_id}",
         place=_place_from_fields(record.cloud, record.region, record.accelerators),
         reason=record.failure_reason or "",
@@ -263,7 +261,7 @@ def _job_from_record(record: Any) -> Job:
 
 
 def _cluster_from_record(record: Any) -> Cluster:
-    # The record itself has its accelerators as text for people; not every handle has them.
+    # The record has its accelerators only as display text; some handles lack them.
     resources = getattr(record.handle, "launched_resources", None)
     accelerators = resources.accelerators if resources is not None else None
     place = _place_from_fields(record.cloud, record.region, accelerators)

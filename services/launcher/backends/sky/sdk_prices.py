@@ -37,8 +37,7 @@ def choose_price_source() -> PriceSource:
 
 @cache
 def _shared_sky_prices(home: Path) -> "SkyPrices":
-    """Return one instance for all callers, so that not each of them has to find out that
-    SkyPilot does not answer."""
+    """Return one instance for all callers, so that a failing SkyPilot is detected only once."""
     return SkyPrices(PriceCatalog(home))
 
 
@@ -58,11 +57,11 @@ class SkyPrices:
         if cloud in _OWN or self._is_away(cloud) or self._is_away(_ANY):
             return self._catalog.machine_price(machine)
         try:
-            # It fetches what it lacks, and shows people how that goes.
+            # SkyPilot fetches missing catalogs, and prints its progress.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 sky = import_module("sky")
                 return start_in_thread(lambda: _compute_price(sky, machine)).result(_PATIENCE_S)
-        # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
+        # Prices are informative: no error of SkyPilot may end a plan.
         except Exception as error:  # noqa: BLE001
             self._away[_ANY if isinstance(error, TimeoutError) else cloud] = time.monotonic()
             _log.info("SkyPilot has no price", machine=machine.infra, error=str(error)[:200])

@@ -1,5 +1,4 @@
-"""Task that runs a whole run on one machine with plain `sky launch`: nothing else need be
-installed."""
+"""Task for a whole run on one machine with plain `sky launch`, without a launcher."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 REMOTE = "CHECKPOINT_REMOTE"
 
-# Of the task's environment and the override of the run that each becomes, where it is not empty.
+# Variables of the task, each with the override of the run that a value becomes.
 CHOICES = {
     "MODALITY": "learner.select.modality",
     "ENV_KEYS": "learner.select.env_keys",
@@ -23,7 +22,7 @@ CHOICES = {
     "DATA_VERSION": "learner.select.data_version",
     REMOTE: cost_estimate.REMOTE,
 }
-# Text, whatever it looks like: unquoted, a version such as 0.3 would be a number.
+# Always text: unquoted, a version such as 0.3 would be a number.
 _QUOTED = ("DATA_VERSION",)
 RESUME = "RESUME_RUN_NAME"
 # Without the key, wandb logs to the machine's disk.
@@ -69,7 +68,7 @@ def _task_secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str
 def _task_script(
     spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str]
 ) -> str:
-    # The run to resume comes first: the command takes what follows its spec for one.
+    # The run to resume comes first: the command takes the word after its spec as one.
     lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
     lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
     for name, key in CHOICES.items():
@@ -88,7 +87,7 @@ def _task_script(
 
 
 def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
-    """Return shell lines that warn at the run's start if nothing of it is going to be kept. A
+    """Return shell lines that warn at the run's start if none of it will be kept. A
     run that was uploaded before continues to be."""
     lost = cost_estimate.describe_unkept(spec.get(LEARNER, {}), config)
     if not lost:
@@ -102,6 +101,5 @@ def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
 
 
 def _shell_value(name: str) -> str:
-    """Return the variable between double quotes of a shell, itself quoted as TOML does where it
-    must be."""
+    """Return the variable for a shell's double quotes, with TOML's quotes if it is text."""
     return f'\\"${{{name}//[\\"\\\\]/}}\\"' if name in _QUOTED else f"${name}"

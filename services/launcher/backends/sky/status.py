@@ -14,17 +14,17 @@ class JobStage(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    # Its machine was taken away; SkyPilot looks for another.
+    # Preempted; SkyPilot looks for another machine.
     RECOVERING = "recovering"
     ENDING = "ending"
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    # The machine was there, and could not be made ready.
+    # The machine could not be made ready.
     FAILED_SETUP = "failed_setup"
-    # No machine was to be had.
+    # No machine was available.
     NO_CAPACITY = "no_capacity"
-    # No machine could be had, ever: the request is wrong.
+    # No machine can ever be available: the request is wrong.
     REFUSED = "refused"
 
     @property
@@ -37,9 +37,9 @@ class JobStage(StrEnum):
         )
 
 
-# Of a job whose controller broke.
+# Status of a job whose controller broke.
 _ABANDONED = "FAILED_CONTROLLER"
-# By the names of SkyPilot's ManagedJobStatus and, for clusters of their own, JobStatus.
+# By the names in SkyPilot's ManagedJobStatus and, for plain clusters, JobStatus.
 _STAGES = {
     "PENDING": JobStage.WAITING,
     "SUBMITTED": JobStage.WAITING,
@@ -61,7 +61,7 @@ _STAGES = {
 }
 
 
-# In place of the status of a cluster's job: its launch ended before it was given one.
+# Stands for the status of a cluster's job if its launch ended before it got one.
 NO_JOB = "NO_JOB"
 # Status of a job in the queue, and of one that will retry a failed request for machines.
 _BACK_OFF = "PENDING"

@@ -22,9 +22,9 @@ from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
 Document = dict[str, Any]
-# A machine ends by itself after so long, if the spec sets no `max_hours`.
+# Limit of a machine's work if the spec sets no `max_hours`.
 UNLIMITED_HOURS = 168.0
-# What a run may take beyond `max_hours` and its draining: machines are looked for and set up.
+# Time beyond `max_hours` and draining, for finding and setting up machines.
 _SLACK_S = 600.0
 _TERMINATION_DELAY = "60s"
 
@@ -101,15 +101,14 @@ def _machines_for_replica(config: SkyConfig, key: ReplicaKey, attempt: int) -> M
 
 
 def fill_secrets(document: Document, values: Mapping[str, str]) -> Document:
-    """Fill in the secrets' values, and add those that only the launcher that starts it knew to
-    have."""
+    """Fill in the secrets' values, and add the optional ones that the launcher has."""
     named = dict.fromkeys((*document["secrets"], *values))
     return {**document, "secrets": {name: values.get(name) for name in named}}
 
 
 def job_group_tasks(site: RunSite, keys: list[ReplicaKey], attempt: int = 1) -> list[Document]:
     """Return the Job Group of a run: header, learner, gateways. When the learner ends, all end."""
-    # SkyPilot gives the only task of a group the group's name, and then misses its own.
+    # SkyPilot gives a group's only task the group's name, and then misses the task's own.
     header: Document = {
         "name": site.group_name if len(keys) > 1 else site.learner_name,
         "execution": "parallel",
@@ -156,8 +155,8 @@ def _replica_resources(site: RunSite, service: str, machines: Machines) -> Docum
         found["ports"] = [sky.port, weights_port(sky.port)] if service == LEARNER else [sky.port]
     found["labels"] = _replica_labels(site, service)
     if sky.mode == "group":
-        # A replica that crashes is the watcher's and the launcher's business; SkyPilot replaces
-        # machines that are taken away, and those whose watcher saw that coming.
+        # Watcher and launcher handle crashes of a replica; SkyPilot replaces preempted machines,
+        # also those whose watcher noticed it first.
         found["job_recovery"] = {
             "max_restarts_on_errors": 0,
             "recover_on_exit_codes": [EXIT_PREEMPTED],

@@ -39,7 +39,7 @@ def test_a_run_of_this_machine_alone_and_one_of_rented_machines_need_no_address(
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("node1", "FLOTILLA_ADDRESS=node1 is no IP address"),
+        ("node1", "FLOTILLA_ADDRESS=node1 is not an IP address"),
         ("127.0.0.1", "no other machine reaches this one there"),
         ("0.0.0.0", "no other machine reaches this one there"),
         ("::1", "no other machine reaches this one there"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.sky.code_bundle import CodeError, pin_code
-from services.launcher.backends.sky.input_files import copy_inputs, list_inputs
+from services.launcher.backends.sky.input_files import copy_inputs, key_by_input
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -69,12 +69,12 @@ def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "/models/own", "../elsewhere"])
 def test_a_hub_id_and_a_path_outside_are_not_brought(tmp_path: Path, model: str) -> None:
     spec = {"policy": {"model": model}}
-    assert copy_inputs(spec, tmp_path, tmp_path / "code") == list_inputs(spec)
+    assert copy_inputs(spec, tmp_path, tmp_path / "code") == [*key_by_input(spec)]
     assert not (tmp_path / "code").exists()
 
 
 def test_a_spec_without_the_tables_names_nothing() -> None:
-    assert list_inputs({}) == []
+    assert key_by_input({}) == {}
 
 
 def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
     wish = {"learner": {"tasks": "s3://bucket/train.json"}}
     code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
-    assert list_inputs(wish) == [] and code.commit
+    assert key_by_input(wish) == {} and code.commit
 
 
 def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:
