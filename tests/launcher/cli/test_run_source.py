@@ -186,7 +186,8 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export"]
+    "command",
+    ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export", "inspect"],
 )
 def test_help_says_which_launcher_is_asked(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
