@@ -7,7 +7,7 @@ Chromium opens the token view of an episode of 50 turns and 60,000 tokens, again
 line is one JSON object:
 
 - `learner_cpu_ratio`: CPU of the learner per trajectory in all windows with an open page over that
-  in all without; `noise`: the same between the odd and the even windows without.
+  in all without; `error` is its standard error, from pairs of windows drawn again and again.
 - `learner_cores`, `inspector_cores`: CPU of both while a page is open, in cores.
 - `open_s`: seconds until the token view is ready, median, and the worst; the first opening, which
   also starts what both sides keep, is `first_open_s`.
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
+import numpy as np
 import psutil
 import pytest
 
@@ -109,16 +110,23 @@ async def _compare_windows(
                 windows[is_open].append(await _watch(learner, flight, served, window_s))
     opened, alone = windows[True], windows[False]
     seconds = sum(window.seconds for window in opened)
+    chosen = np.random.default_rng(0).integers(0, pairs, (1000, pairs))
+    again = [_ratio([opened[n] for n in draw], [alone[n] for n in draw]) for draw in chosen]
     return {
-        "learner_cpu_ratio": round(_per_trajectory(opened) / _per_trajectory(alone), 4),
-        "noise": round(_per_trajectory(alone[1::2]) / _per_trajectory(alone[::2]), 4),
+        "learner_cpu_ratio": round(_ratio(opened, alone), 4),
+        "error": round(float(np.std(again)), 4),
         "learner_cores": round(sum(window.learner_s for window in opened) / seconds, 3),
         "inspector_cores": round(sum(window.inspector_s for window in opened) / seconds, 4),
     }
 
 
-def _per_trajectory(windows: Sequence[LoadWindow]) -> float:
-    return sum(window.learner_s for window in windows) / sum(window.taken for window in windows)
+def _ratio(opened: Sequence[LoadWindow], alone: Sequence[LoadWindow]) -> float:
+    """Return the learner's CPU per trajectory, with an open page over without."""
+    with_page, without = (
+        sum(each.learner_s for each in windows) / sum(each.taken for each in windows)
+        for windows in (opened, alone)
+    )
+    return with_page / without
 
 
 async def _watch(

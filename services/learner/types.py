@@ -108,6 +108,9 @@ class StepTokens:
     # the step did not compute them.
     logprobs: tuple[NDArray[np.float32], ...]
     entropy: tuple[NDArray[np.float32], ...]
+    # Weights that corrections gave a token's loss in the first epoch, 0 where they masked it; NaN
+    # where the step did not compute them.
+    corrections: tuple[NDArray[np.float32], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,11 @@ class PackLoss:
         self.kl[span] = penalty.detach()
         return kl.coefficient * penalty if kl.place == "loss" else 0.0
 
+    @property
+    def applied(self) -> Tensor:
+        """The weight that the corrections gave each token's loss, 0 where they masked it; [n]."""
+        return torch.where(self.kept, self.correction, 0.0)
+
     def entropy_weights(self, span: slice) -> Tensor:
         """Change of the loss per nat of each token's entropy; call it after the loss of the span.
 

@@ -126,6 +126,7 @@ def _sequence_row(sequence: Sequence, stats: SequenceStats | None) -> dict[str, 
         "trainer_logprobs": _numbers(stats.logprobs) if stats else None,
         "advantages": _numbers(stats.advantages) if stats else None,
         "entropy": _numbers(stats.entropy) if stats else None,
+        "weights": _numbers(stats.weights) if stats else None,
         "trained": stats.trained if stats else None,
         "why_not": stats.why_not if stats else None,
     }

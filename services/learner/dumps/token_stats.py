@@ -20,7 +20,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
 from services.learner.types import Standing, StepTokens
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "token_stats"
 # Attempt, and the number of its sequence.
 SequenceKey = tuple[AttemptKey, int]
@@ -36,13 +36,15 @@ class SequenceStats:
     """Values of one sequence; arrays are [policy tokens].
 
     `why_not` is empty for a trained sequence. `logprobs` are those of the policy at the start of
-    the step and `entropy` is in nats; both are NaN if the step did not compute them."""
+    the step and `entropy` is in nats; `weights` are those that corrections gave the token's loss in
+    the first epoch, 0 if they masked it. All three are NaN if the step did not compute them."""
 
     trained: bool
     why_not: str
     advantages: NDArray[np.float32]
     logprobs: NDArray[np.float32]
     entropy: NDArray[np.float16]
+    weights: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ def join_stats(
             f" but the plan of step {step} has {len(places)} with"
             f" {sum(count for _, _, count in places)}"
         )
-    columns = (tokens.standings, tokens.advantages, tokens.logprobs, tokens.entropy)
+    columns = (
+        *(tokens.standings, tokens.advantages, tokens.logprobs, tokens.entropy),
+        tokens.corrections,
+    )
     return StepStats(
         step,
         base_version,
@@ -101,8 +106,9 @@ def join_stats(
                 advantages,
                 logprobs,
                 entropy.astype(np.float16),
+                weights,
             )
-            for (key, index, count), standing, advantages, logprobs, entropy in zip(
+            for (key, index, count), standing, advantages, logprobs, entropy, weights in zip(
                 places, *columns, strict=True
             )
         },
@@ -130,6 +136,7 @@ def encode_stats(stats: StepStats) -> bytes:
         advantages=_concat([each.advantages for each in values], np.float32),
         logprobs=_concat([each.logprobs for each in values], np.float32),
         entropy=_concat([each.entropy for each in values], np.float16),
+        weights=_concat([each.weights for each in values], np.float32),
     )
     return file.getvalue()
 
@@ -140,9 +147,9 @@ def read_token_stats(path: Path) -> StepStats:
         # Opened here, because numpy leaves a file open that is not an archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             index: dict[str, Any] = json.loads(arrays["index"].tobytes())
-            columns = [arrays[name] for name in ("advantages", "logprobs", "entropy")]
-        if index["format"] != FORMAT:
-            raise TokenStatsError(f"{path} has format {index['format']!r}, this reads {FORMAT}")
+            if index["format"] != FORMAT:
+                raise TokenStatsError(f"{path} has format {index['format']!r}, this reads {FORMAT}")
+            columns = [arrays[name] for name in ("advantages", "logprobs", "entropy", "weights")]
         rows = [_IndexRow(**row) for row in index["sequences"]]
         split = [_split(column, [row.policy_tokens for row in rows]) for column in columns]
         return StepStats(

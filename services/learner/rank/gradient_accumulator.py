@@ -66,10 +66,12 @@ class MiniBatchSums:
 
 @dataclass(slots=True)
 class RankTokenStats:
-    """Logprobs and entropy that the policy assigned to this rank's share of the rows."""
+    """Logprobs and entropy that the policy assigned to this rank's share of the rows, and the
+    weights of their corrections."""
 
     logprobs: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     entropy: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
+    corrections: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
 
 
 class GradientAccumulator:
@@ -139,7 +141,7 @@ class GradientAccumulator:
         figures = torch.cat([figures, on_pack.measure()])
         replayed = asdict(routed.count_differences()) if routed is not None else {}
         tokens = sum(segments.lengths)
-        return _PolicyPack(pack, tokens, figures, logprobs, entropy, replayed)
+        return _PolicyPack(pack, tokens, figures, logprobs, entropy, on_pack.applied, replayed)
 
     def _add_critic_pack(
         self, pack: Pack, examples: Mapping[int, TrainExample]
@@ -175,6 +177,7 @@ class _PolicyPack:
     # Per policy token.
     logprobs: Tensor
     entropy: Tensor
+    corrections: Tensor
     # See `RoutingDifferences`.
     routing: Mapping[str, int]
 
@@ -193,8 +196,11 @@ def _read_policy_packs(done: Sequence[_PolicyPack]) -> tuple[MiniBatchSums, Rank
             **each.routing,
         )
     rows = [row for each in done for row in each.pack.rows]
-    logprobs = split_by_row([each.logprobs for each in done], rows)
-    return sums, RankTokenStats(logprobs, split_by_row([each.entropy for each in done], rows))
+    return sums, RankTokenStats(
+        split_by_row([each.logprobs for each in done], rows),
+        split_by_row([each.entropy for each in done], rows),
+        split_by_row([each.corrections for each in done], rows),
+    )
 
 
 def _read_together(figures: Sequence[Tensor]) -> list[list[float]]:

@@ -51,6 +51,8 @@ class UpdateHistory:
     logprobs: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     # Nats, in the first epoch.
     entropy: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
+    # Weights that corrections gave, 0 where they masked, in the first epoch.
+    corrections: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
 
     @property
     def policy_changed(self) -> bool:
@@ -76,6 +78,7 @@ class UpdateHistory:
             self.first_epoch += 1
         if first_epoch and not outcome.skipped:
             self.entropy |= seen.entropy
+            self.corrections |= seen.corrections
             if not self.policy_changed:
                 self.logprobs |= seen.logprobs
         self.outcomes.append(outcome)

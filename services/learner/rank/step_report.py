@@ -19,12 +19,14 @@ from services.learner.types import Histogram, Standing, StepTokens, TrainBatch, 
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Logprobs and entropy of the trained rows; arrays [policy tokens], by row."""
+    """Logprobs, entropy and correction weights of the trained rows; arrays [policy tokens], by
+    row."""
 
     # At the start of the step.
     logprobs: ByRow
     # In the first epoch.
     entropy: ByRow
+    corrections: ByRow
 
 
 def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict[str, float]:
@@ -202,6 +204,7 @@ def step_tokens(
         advantages,
         fill_gaps(evidence.logprobs),
         fill_gaps(evidence.entropy),
+        fill_gaps(evidence.corrections),
     )
 
 

@@ -136,7 +136,11 @@ class Trainer:
             for index, example in examples.items()
             if example.proximal is not None
         }
-        return TokenStats(scored or logprobs, self._packer.gather_by_row(history.entropy, rows))
+        return TokenStats(
+            scored or logprobs,
+            self._packer.gather_by_row(history.entropy, rows),
+            self._packer.gather_by_row(history.corrections, rows),
+        )
 
     def _post_update_metrics(
         self, examples: Mapping[int, TrainExample], evidence: TokenStats, history: UpdateHistory

@@ -203,6 +203,7 @@ def write_tokens(path: Path, tokens: StepTokens) -> None:
         "advantages": _concat_arrays(list(tokens.advantages), np.float32),
         "logprobs": _concat_arrays(list(tokens.logprobs), np.float32),
         "entropy": _concat_arrays(list(tokens.entropy), np.float32),
+        "corrections": _concat_arrays(list(tokens.corrections), np.float32),
     }
     safetensors_numpy.save_file(arrays, path)
 
@@ -211,9 +212,8 @@ def read_tokens(path: Path) -> StepTokens:
     """Read the result of `write_tokens`."""
     arrays = safetensors_numpy.load_file(path)
     lengths = arrays["lengths"].tolist()
-    columns = [
-        tuple(_split_array(arrays[name], lengths)) for name in ("advantages", "logprobs", "entropy")
-    ]
+    names = ("advantages", "logprobs", "entropy", "corrections")
+    columns = [tuple(_split_array(arrays[name], lengths)) for name in names]
     return StepTokens(tuple(Standing(each) for each in arrays["standings"].tolist()), *columns)
 
 

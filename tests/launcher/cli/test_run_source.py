@@ -186,7 +186,8 @@ def test_an_error_about_a_silent_launcher_names_what_to_check(
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export"]
+    "command",
+    ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export", "inspect"],
 )
 def test_help_names_the_called_launcher(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])

@@ -59,7 +59,7 @@ def make_tokens(batch: TrainBatch) -> StepTokens:
             else -chooser.random(count, dtype=np.float32)
             for count, standing in zip(counts, standings, strict=True)
         )
-        for name in (False, True, True)
+        for name in (False, True, True, True)
     ]
     return StepTokens(tuple(standings), *columns)
 

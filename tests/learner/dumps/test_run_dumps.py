@@ -45,6 +45,7 @@ async def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(
             np.testing.assert_array_equal(each.advantages, tokens.advantages[index])
             np.testing.assert_array_equal(each.logprobs, tokens.logprobs[index])
             np.testing.assert_array_equal(each.entropy, tokens.entropy[index].astype(np.float16))
+            np.testing.assert_array_equal(each.weights, tokens.corrections[index])
         batch = ranks.trained[step - 1]
         keys = [(s.group_id, s.attempt_index) for s in batch.sequences]
         assert [(key.group_id, key.attempt_index) for key, _ in stats.sequences] == keys

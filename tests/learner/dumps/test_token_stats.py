@@ -26,7 +26,7 @@ def tokens(*counts: int) -> StepTokens:
     values = tuple(np.linspace(0, 1, count, dtype=np.float32) for count in counts)
     unknown = tuple(np.full(count, np.nan, np.float32) for count in counts)
     standings = (Standing.TRAINED, *[Standing.LEFT_OUT] * (len(counts) - 1))
-    return StepTokens(standings, values, values, unknown)
+    return StepTokens(standings, values, values, unknown, values)
 
 
 def test_a_file_gives_back_what_ranks_handed_out(tmp_path: Path) -> None:
@@ -39,6 +39,7 @@ def test_a_file_gives_back_what_ranks_handed_out(tmp_path: Path) -> None:
     first, second = found.sequences[key, 0], found.sequences[key, 1]
     np.testing.assert_array_equal(first.advantages, tokens(6).advantages[0])
     assert (first.trained, first.why_not) == (True, "")
+    np.testing.assert_array_equal(first.weights, tokens(6).corrections[0])
     assert first.entropy.dtype == np.float16 and np.isnan(first.entropy).all()
     assert (second.trained, second.why_not) == (False, "no policy tokens")
     with np.load(path, allow_pickle=False) as arrays:
@@ -47,6 +48,7 @@ def test_a_file_gives_back_what_ranks_handed_out(tmp_path: Path) -> None:
             "advantages": "float32",
             "logprobs": "float32",
             "entropy": "float16",
+            "weights": "float32",
         }
 
 

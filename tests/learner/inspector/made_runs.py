@@ -202,6 +202,8 @@ class MadeRun:
                         advantages=np.full(count, (trajectory.reward or 0) - mean, np.float32),
                         logprobs=sequence.logprobs + drift,
                         entropy=chooser.exponential(0.5, count).astype(np.float16),
+                        # The first of each was masked by a correction, as some are.
+                        weights=np.minimum(np.arange(count) / 4, 1).astype(np.float32),
                     ),
                 )
 

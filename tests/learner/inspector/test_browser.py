@@ -93,7 +93,10 @@ def test_the_numbers_of_a_token_are_those_of_the_journal_and_the_trainer(
         assert np.float32(shown["trainer's logprob"]) == stats.logprobs[place]
         assert np.float32(shown["advantage"]) == stats.advantages[place]
         assert np.float16(shown["entropy"]) == stats.entropy[place]
-        assert (shown["author"], shown["mask"]) == ("policy", "trained")
+        assert np.float32(shown["correction weight"]) == stats.weights[place]
+        # A correction masked the first one.
+        masked = "trained" if place else "not trained"
+        assert (shown["author"], shown["mask"]) == ("policy", masked)
         assert shown["policy version"] == "1:2"
     shown = numbers_shown(watched.page, 0)
     assert shown["author"] == "prompt"

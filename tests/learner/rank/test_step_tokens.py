@@ -44,6 +44,26 @@ def test_logprobs_are_those_of_the_policy_as_the_step_began(
         assert len(entropy) == mask.sum() and (entropy > 0).all()
 
 
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_weights_are_those_of_the_corrections_and_0_where_these_mask(
+    model_folder: Path, mini_batches: int
+) -> None:
+    policy = load_policy(policy_config(model_folder), RankConfig())
+    batch = make_batch(policy, shift=0.5)
+    correction = {"token_tis": 1.05, "token_mask": [0.7, 1.4]}
+    algorithm = {"proximal": "trainer", "correction": correction, "mini_batches": mini_batches}
+    tokens = tokens_of(model_folder, batch, **algorithm)
+    masked = 0
+    for sequence, weights in zip(batch.sequences, tokens.corrections, strict=True):
+        expected = reference_logprobs(policy, sequence.token_ids, sequence.temperature)
+        sampled = sequence.behaviour_logprobs[sequence.policy_mask]
+        ratios = np.exp(expected[sequence.policy_mask[1:]] - sampled)
+        kept = (ratios >= 0.7) & (ratios <= 1.4)
+        np.testing.assert_allclose(weights, np.where(kept, np.minimum(ratios, 1.05), 0), atol=1e-4)
+        masked += int((~kept).sum())
+    assert masked, "nothing was masked: the test shows nothing"
+
+
 def test_advantages_are_those_of_each_group(model_folder: Path) -> None:
     batch = make_batch()
     tokens = tokens_of(model_folder, batch, advantage="grpo")

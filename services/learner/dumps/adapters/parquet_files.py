@@ -45,6 +45,7 @@ _SEQUENCE = pa.struct(
         ("trainer_logprobs", _NUMBERS),
         ("advantages", _NUMBERS),
         ("entropy", _NUMBERS),
+        ("weights", _NUMBERS),
         ("trained", pa.bool_()),
         ("why_not", _TEXT),
     ]

@@ -413,6 +413,7 @@ def _table_rows(episode: Episode, sequence: int, start: int) -> list[dict[str, A
             "difference": float(track.trainer_logprobs[i]) - float(track.logprobs[i]),
             "advantage": float(track.advantages[i]),
             "entropy": float(track.entropy[i]),
+            "weight": float(track.weights[i]),
             "mask": ("not trained", "trained", "", "not known")[track.mask[i]],
             "policy": f"{track.epochs[i]}:{track.versions[i]}" if track.versions[i] >= 0 else "",
         }

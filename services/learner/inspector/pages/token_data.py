@@ -21,6 +21,7 @@ _ARRAYS = {
     "trainer": "trainer_logprobs",
     "advantages": "advantages",
     "entropy": "entropy",
+    "weights": "weights",
 }
 
 

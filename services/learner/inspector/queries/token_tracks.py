@@ -44,6 +44,8 @@ class TokenTrack:
     trainer_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     entropy: NDArray[np.float32]
+    # Weights that corrections gave the tokens' loss; 0 if they masked it.
+    weights: NDArray[np.float32]
     # MASKED_OUT, TRAINED, NOT_OURS, or UNKNOWN if no statistics are kept.
     mask: NDArray[np.uint8]
     versions: NDArray[np.int32]
@@ -80,6 +82,7 @@ def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) 
         trainer_logprobs=spread(stats.logprobs if stats else None),
         advantages=spread(stats.advantages if stats else None),
         entropy=spread(stats.entropy if stats else None),
+        weights=spread(stats.weights if stats else None),
         mask=_mask_codes(mask, stats),
         versions=_per_token(spans, lengths, lambda s: s.policy.version if s.policy else -1),
         epochs=_per_token(spans, lengths, lambda s: s.policy.run_epoch if s.policy else -1),
@@ -114,6 +117,8 @@ def split_parts(spans: Sequence[Span]) -> tuple[TrackPart, ...]:
 def _mask_codes(mask: NDArray[np.bool_], stats: SequenceStats | None) -> NDArray[np.uint8]:
     codes = np.full(len(mask), NOT_OURS, np.uint8)
     codes[mask] = UNKNOWN if stats is None else TRAINED if stats.trained else MASKED_OUT
+    if stats is not None:
+        codes[np.flatnonzero(mask)[stats.weights == 0]] = MASKED_OUT
     return codes
 
 

@@ -27,7 +27,7 @@
     found.words = new Int32Array(buffer, 4 + length, count);
     found.ids = words.map((word) => word[0]);
     found.texts = words.map((word) => word[1]);
-    for (const name of ["logprobs", "trainer", "advantages", "entropy"]) {
+    for (const name of ["logprobs", "trainer", "advantages", "entropy", "weights"]) {
       const place = head.arrays.indexOf(name);
       found[name] = place < 0 ? new Float32Array(count).fill(NaN)
         : new Float32Array(buffer, 4 + length + 4 * count * (place + 1), count);
@@ -223,6 +223,7 @@
     if (!Number.isNaN(difference(i))) rows.push(["trainer − engine", difference(i).toPrecision(4)]);
     add("advantage", data.advantages[i]);
     add("entropy", data.entropy[i]);
+    add("correction weight", data.weights[i]);
     rows.push(["mask", MASKS[data.mask[i]]]);
     if (policy(i)) rows.push(["policy version", policy(i)]);
     add("temperature", data.temperatures[i]);
