@@ -100,7 +100,7 @@ def test_when_its_time_is_up_a_job_waits_until_the_run_has_drained(repository: P
 
 def test_without_a_spec_or_outside_of_slurm_it_names_what_is_missing(repository: Path) -> None:
     for arguments, slurm, message in (
-        ((), repository, "name a run spec"),
+        ((), repository, "pass a run spec"),
         (("a.toml",), "", "sbatch"),
     ):
         done = subprocess.run(
