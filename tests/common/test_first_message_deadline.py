@@ -21,7 +21,7 @@ async def test_of_a_caller_without_the_token_no_message_is_read(name: str) -> No
     echo_service.add(server)
     async with rpc.serving(server, "127.0.0.1:0") as at, half_sent(at.address) as connection:
         call = connection.call(path(name))
-        await asyncio.wait_for(connection.answered[call].wait(), 5)
+        await asyncio.wait_for(connection.answered[call].wait(), 60)
         assert connection.sent[call] < MESSAGE_BYTES
 
 
@@ -34,7 +34,7 @@ async def test_a_message_that_does_not_end_is_waited_for_within_bounds(
     echo_service.add(server)
     async with rpc.serving(server, "127.0.0.1:0") as at, half_sent(at.address) as connection:
         call = connection.call(path(name), echo_service.TOKEN)
-        await asyncio.wait_for(connection.answered[call].wait(), 5)
+        await asyncio.wait_for(connection.answered[call].wait(), 60)
 
 
 async def test_while_many_are_slow_those_who_come_have_a_moment(
@@ -51,7 +51,7 @@ async def test_while_many_are_slow_those_who_come_have_a_moment(
     ):
         slow = [connection.call(path("Echo"), echo_service.TOKEN) for _ in range(2)]
         late = connection.call(path("Echo"), echo_service.TOKEN)
-        await asyncio.wait_for(connection.answered[late].wait(), 5)
+        await asyncio.wait_for(connection.answered[late].wait(), 60)
         assert not any(connection.answered[call].is_set() for call in slow)
         # Whoever sends what it has to say is served.
         assert await echo_service.say(channel, "served") == "served"

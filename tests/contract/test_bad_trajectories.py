@@ -50,7 +50,7 @@ async def desk(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Desk]
     async with learner(folder, config) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())
-        await asyncio.wait_for(worker.updated.wait(), 10)
+        await asyncio.wait_for(worker.updated.wait(), 60)
         yield Desk(folder, worker)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -48,7 +48,7 @@ async def attached(tmp_path: Path, **changes: Any) -> AsyncGenerator[FakeWorker]
     async with learner(tmp_path, make_config(tmp_path, **changes)) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())
-        await asyncio.wait_for(worker.updated.wait(), 10)
+        await asyncio.wait_for(worker.updated.wait(), 60)
         yield worker
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -226,7 +226,7 @@ async def test_on_policy_runs_continue_when_groups_are_dropped(tmp_path: Path) -
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())
-        await asyncio.wait_for(worker.updated.wait(), 10)
+        await asyncio.wait_for(worker.updated.wait(), 60)
         for _ in range(3):
             lease = await must_lease(worker)
             for attempt in lease.attempts:

@@ -34,7 +34,7 @@ async def attached(tmp_path: Path, **intake: float) -> AsyncGenerator[FakeWorker
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address)
         following = asyncio.create_task(worker.attach())
-        await asyncio.wait_for(worker.updated.wait(), 10)
+        await asyncio.wait_for(worker.updated.wait(), 60)
         yield worker
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

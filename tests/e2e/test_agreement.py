@@ -129,10 +129,9 @@ async def sampled_and_checked(
     return completions
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [("float32", 1e-4), pytest.param("bfloat16", 0.25, marks=pytest.mark.slow)],
-)
+# test_training.py compares engine and trainer too, after each step of a run of a smaller model.
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.25)])
 async def test_engine_and_trainer_agree_before_and_after_a_step(
     dtype: Dtype, tolerance: float, wide_folder: Path, tmp_path: Path
 ) -> None:

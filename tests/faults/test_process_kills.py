@@ -29,6 +29,7 @@ NewRun = Callable[..., FaultRun]
 MODEL = "model.safetensors"
 
 
+@pytest.mark.slow
 async def test_a_run_survives_its_rollout_its_environments_and_its_gateway(
     new_run: NewRun,
 ) -> None:

@@ -158,7 +158,7 @@ def emulator(key: str, *options: str) -> Generator[str]:
         yield json.loads(process.stdout.readline())["url"].rstrip("/")
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 @contextmanager

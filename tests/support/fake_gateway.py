@@ -93,8 +93,8 @@ async def running(
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds that no event announces; TimeoutError after 10 s."""
-    async with asyncio.timeout(10.0):
+    """Wait until a condition holds that no event announces; TimeoutError after a minute."""
+    async with asyncio.timeout(60.0):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

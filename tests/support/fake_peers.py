@@ -326,7 +326,7 @@ async def served(
         yield serving.address
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition()` holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -301,13 +301,13 @@ class FakeWorker:
         )
         if self.policy.fingerprint:
             request.holding.CopyFrom(self.policy)
-        response = await self.groups.LeaseGroup(request, timeout=10)
+        response = await self.groups.LeaseGroup(request, timeout=60)
         self.run_epoch = response.run_epoch
         return response.lease if response.HasField("lease") else None
 
     async def submit(self, submission: Submission) -> pb.SubmitTrajectoryResponse:
         submission.header.worker_id = self.worker_id
-        response = await self.groups.SubmitTrajectory(submission.parts(), timeout=10)
+        response = await self.groups.SubmitTrajectory(submission.parts(), timeout=60)
         k = submission.header.key
         digest = xxhash.xxh3_128(b"".join(submission.token_ids + submission.logprobs)).digest()
         self.receipts[k.group_id, k.attempt_index, getattr(k, "try")] = digest

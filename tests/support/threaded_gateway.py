@@ -55,7 +55,7 @@ def served(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    made, loop, stop = started.result(10.0)
+    made, loop, stop = started.result(60.0)
     try:
         yield made
     finally:
@@ -64,8 +64,8 @@ def served(
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread brings about; TimeoutError after 5 s."""
-    for _ in range(5000):
+    """Wait for what another thread brings about; TimeoutError after a minute."""
+    for _ in range(60_000):
         if holds():
             return
         threading.Event().wait(0.001)

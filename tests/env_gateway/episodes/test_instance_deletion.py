@@ -37,7 +37,7 @@ async def test_a_drain_does_not_wait_for_what_is_refused_for_good() -> None:
         started = time.monotonic()
         gateway.close(session.episode.episode_id)
         await gateway.drain(0.0)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 20.0
     assert backend.steps["close"] >= 1
 
 

@@ -86,6 +86,7 @@ async def test_a_checkpoint_is_on_the_disk_before_it_counts(
 
 
 @needs_strace
+@pytest.mark.slow
 async def test_a_checkpoint_cut_off_at_any_sync_or_rename_is_made_again(
     server: ForkServer, model: Path, tmp_path: Path
 ) -> None:

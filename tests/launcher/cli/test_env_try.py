@@ -125,7 +125,9 @@ def scratch_folders_left(folder: Path) -> list[Path]:
     return list(folder.glob("flotilla-scratch-*"))
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     tasks: Path, tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

