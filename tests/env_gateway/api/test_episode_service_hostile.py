@@ -58,8 +58,8 @@ JSON = st.recursive(
 )
 
 
-class Text(str):
-    """A text that is shown in short when a test fails."""
+class SentText(str):
+    """A text that a failing test shows shortened."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ def bombs(most: int) -> st.SearchStrategy[str]:
     ends = st.sampled_from(["", "1]", "]", "}", '"'])
     starts = st.sampled_from(["", "[", "{", '"', '{"a":'])
     return st.builds(
-        lambda start, unit, size, end: Text(start + unit * (size // len(unit.encode())) + end),
+        lambda start, unit, size, end: SentText(start + unit * (size // len(unit.encode())) + end),
         *(starts, st.sampled_from(UNITS), sizes, ends),
     )
 
@@ -84,7 +84,7 @@ def documents(fields: list[str], most: int) -> st.SearchStrategy[str]:
     whole = st.dictionaries(st.sampled_from(fields), value, max_size=6).map(json.dumps)
     cut = st.builds(lambda text, at: text[: at % (len(text) + 1)], whole, st.integers(0, 500))
     grown = st.builds(lambda text, more: text[:-1] + "," + more + "}", whole, bombs(most))
-    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(Text)
+    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(SentText)
 
 
 def sendable(text: str) -> str:
@@ -151,7 +151,7 @@ TASK = [
 
 @fuzzed(
     documents(TASK, 2**19)
-    | documents(TASK, 2**16).map(lambda text: Text(task_json(env_variables=text)))
+    | documents(TASK, 2**16).map(lambda text: SentText(task_json(env_variables=text)))
 )
 def test_any_task_is_opened_or_refused(hostile: Hostile, text: str) -> None:
     answer = answered(hostile, lambda: hostile.open(sendable(text)))
@@ -169,7 +169,7 @@ def test_any_arguments_are_answered(hostile: Hostile, text: str) -> None:
 PART = ["type", "text", "data", "mimeType", "resource", "uri", "blob"]
 RESULT = ["content", "isError", "structuredContent", "error", "result", "id", "jsonrpc"]
 RESULTS = documents(RESULT, 2**20) | st.lists(documents(PART, 2**18), max_size=3).map(
-    lambda parts: Text(f'{{"content": [{",".join(parts)}]}}')
+    lambda parts: SentText(f'{{"content": [{",".join(parts)}]}}')
 )
 
 
@@ -197,7 +197,7 @@ def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
 
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n{}\n<<< ERROR_ACCUMULATOR <<<"
-PRINTED = st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(Text)
+PRINTED = st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(SentText)
 OUTPUT = st.tuples(
     PRINTED
     | PRINTED.map(lambda body: f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<"),
