@@ -42,7 +42,7 @@ class Held:
         return getattr(self._collecting, "total_s", 0.0)
 
     def collecting(self, phase: str, _: dict[str, int]) -> None:
-        """Told by the garbage collector, in the thread that it interrupts."""
+        """Called by the garbage collector, in the thread that it interrupts."""
         now = time.thread_time()
         if phase == "start":
             self._collecting.since = now

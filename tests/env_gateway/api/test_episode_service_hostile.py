@@ -1,4 +1,4 @@
-"""Whatever tasks, tool calls, servers and verifiers say, the gateway answers with a status of its
+"""Any content of tasks, tool calls, servers and verifiers: the gateway answers with a status of its
 own, and its event loop is held for less than 50 ms."""
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.env_gateway.api.hostile_gateway import Hostile, hostile_gateway
 from tests.env_gateway.api.raw_wire import Refused
 from tests.support.fake_gateway import task_json
 
-# Statuses by which a service says that it has failed.
+# Statuses that report a failure of the service itself.
 OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 # Cases are large, and share a gateway.
 SUPPRESSED = (

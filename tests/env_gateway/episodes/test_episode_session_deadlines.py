@@ -1,4 +1,4 @@
-"""Callers that leave before an environment has had its usual time: nobody else pays for them."""
+"""Callers that leave before an environment has had its usual time: no other pays for them."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def gateway_over(mcp: dict[str, Any], **section: Any) -> AsyncGenerator[Ga
 
 @asynccontextmanager
 async def shared_server() -> AsyncGenerator[str]:
-    """One MCP server for all episodes; `nap` answers after as many seconds as it is told."""
+    """One MCP server for all episodes; `nap` answers after as many seconds as its argument."""
 
     async def post(request: web.Request) -> web.Response:
         message = await request.json()

@@ -154,7 +154,7 @@ async def test_a_read_whose_predecessor_never_comes_ends_in_time_and_holds_up_no
         assert not late.done()
         answer, _ = await late
         assert answer.outcome is ToolOutcome.DEADLINE
-        # Its place in line goes unused, and everything else goes on.
+        # Its place in line goes unused, and everything else continues.
         await call(gateway, session, 0, "add")
         await call(gateway, session, 2, "add")
         assert shelf.begun == [0, 2]

@@ -1,4 +1,4 @@
-"""Outcomes that nobody knows: told as unknown, for every class of tool, and never graded."""
+"""Unknown outcomes: reported as unknown, for every class of tool, and never graded."""
 
 import io
 import json

@@ -1,6 +1,6 @@
 # pyright: basic
 """Programs that want to use up the machine, or that die of themselves. None may cost more than its
-own process; those that come back say whether they got what they wanted."""
+own process; those that return report whether they succeeded."""
 
 import contextlib
 import ctypes
@@ -108,7 +108,7 @@ def leave(at):
 
 
 def reached(limit, act):
-    """Tells whether `act` succeeds more often than `limit`."""
+    """Return True if `act` succeeds more often than `limit`."""
     done = 0
     try:
         while done <= limit:

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to read what is not theirs, or to leave something behind. Each tells whether
+"""Programs that try to read what is not theirs, or to leave something behind. Each reports whether
 it did."""
 
 import ctypes
@@ -13,7 +13,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def readable(*paths):
-    """Says what it could read, so that the test finds it in what was printed."""
+    """Print what could be read, so that the test finds it in the output."""
     found = False
     for path in paths:
         try:
@@ -253,7 +253,7 @@ def way_out_by_dots(at):
 
 
 def program_of_the_system(at):
-    """What a shell would do; neither is there."""
+    """Look for the programs of a shell; none exists."""
     return any(os.path.exists(path) for path in ("/bin/sh", "/usr/bin/env", "/usr/bin/bwrap"))
 
 

@@ -111,7 +111,7 @@ def pickled_command(at):
 
 
 def daemon(at):
-    """Two forks and a session of its own, to outlive whoever is waited for."""
+    """Two forks and a session of its own, to outlive the process that is waited for."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -244,7 +244,7 @@ def memory_by_number(at):
 
 
 def younger_calls(at):
-    """What a kernel newer than the filter may have."""
+    """System calls that a kernel newer than the filter may have."""
     buffer = ctypes.create_string_buffer(4096)
     return {LIBC.syscall(number, buffer, 64, 0, 0, 0, 0) for number in range(440, 600)} != {-1}
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to end, stop or wake somebody else."""
+"""Programs that try to end, stop or wake another process."""
 
 import ctypes
 import fcntl
@@ -57,7 +57,7 @@ def signal_by_descriptor(at):
 
 
 def queued_signal(at):
-    """With a sender of its own invention."""
+    """A signal with a forged sender."""
     information = (ctypes.c_int * 32)(signal.SIGTERM, 0, -1, at["gateway"])
     return LIBC.syscall(QUEUE, 1, signal.SIGTERM, information) == 0
 

@@ -340,7 +340,7 @@ def test_results_of_which_some_may_be_missing_earn_nothing() -> None:
 def test_printed_checks_allow_no_more_than_what_was_returned(
     result: float, share: float | None
 ) -> None:
-    """A zero says that something failed, even where every check that was printed has passed."""
+    """A zero means that something failed, even if every printed check has passed."""
     assert graded("App a: 1\nApp b: 1\n", wrote("x"), result).partial_reward == share
 
 
@@ -357,7 +357,7 @@ def test_printed_checks_allow_no_more_than_what_was_returned(
 def test_a_line_may_be_put_together_of_fields_of_which_one_is_a_number(
     arguments: dict[str, Any], share: float | None
 ) -> None:
-    """As by `print(f"{row.kind} {row.name}: {row.count}")`."""
+    """A line such as `print(f"{row.kind} {row.name}: {row.count}")`."""
     printed = "App mail: 1\nApp drive: 0\n"
     assert graded(printed, wrote("done", arguments)).partial_reward == share
 

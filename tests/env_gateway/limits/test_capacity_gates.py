@@ -1,4 +1,4 @@
-"""Environments that refuse, fail and vanish: what the gateway then asks of them, and of itself."""
+"""Environments that refuse, fail and vanish: the gateway's demands on them and on itself."""
 
 import asyncio
 import random

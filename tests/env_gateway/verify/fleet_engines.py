@@ -71,7 +71,7 @@ def pairs(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> tuple[State, State
 
 @st.composite
 def specs(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """One specification, of any shape that the rules tell apart, and of some that they refuse."""
+    """One specification, of any shape that the rules distinguish, and of some that they refuse."""
     table = draw(st.sampled_from(sorted(COLUMNS)))
     key = draw(st.sampled_from(KEYS[table]))
     names = st.sampled_from([*COLUMNS[table], "nowhere"])

@@ -309,7 +309,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         assert len(self.schedule) == len(self.heard)
         assert self.schedule.in_flight == len(self.in_flight) <= 1024
-        # Nobody is forgotten: there is a time to look again, or something is under way.
+        # No instance is forgotten: a next check is scheduled, or a request is in flight.
         assert not self.heard or self.schedule.next_event_at() is not None
 
     @invariant()

@@ -31,6 +31,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run what sleeps and talks to nobody outside."""
+    """Run a coroutine that sleeps and uses no network."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(work)

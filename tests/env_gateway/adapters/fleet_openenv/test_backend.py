@@ -199,7 +199,7 @@ async def test_what_a_verifier_returned_is_known_beside_fleet_task_envs_reward(
 async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
     backend: FleetOpenEnvBackend,
 ) -> None:
-    """By who may have printed it, which FleetTaskEnv does not ask."""
+    """The verdict depends on who may have printed it, which FleetTaskEnv does not check."""
     async with opened(backend, verifier_func="printed") as instance:
         execution = await instance.grade_submission(
             Submission(request().task, "JUDGE ERROR: x", None), timeout_s=5.0
