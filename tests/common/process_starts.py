@@ -117,8 +117,8 @@ class _Search:
         )
 
     def _is_whole(self, node: ast.AST) -> bool:
-        """Tells of this process's environment, with which a function could still fill what it
-        made for a child."""
+        """Return True for this process's environment, with which a function could still fill one
+        that it made for a child."""
         return isinstance(node, ast.Name | ast.Attribute) and self._full(node) == "os.environ"
 
 
@@ -129,7 +129,7 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _hides_a_start(node: ast.ImportFrom) -> bool:
-    """Of `from subprocess import run` no call could be recognised."""
+    """Return True if calls could not be recognised, as after `from subprocess import run`."""
     module, names = node.module or "", {each.name for each in node.names}
     if module == "os":
         return any(name in _STARTS["os"] or name.startswith(_OS_PREFIXES) for name in names)

@@ -11,7 +11,7 @@ import pytest
 
 from services.common.scratch_folders import scratch_folder
 
-# Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
+# Prints its folder and stays alive in it; with an argument, hands the folder to a child.
 KEEPER = """
 import subprocess, sys, time
 from services.common.scratch_folders import scratch_folder

@@ -1,4 +1,4 @@
-"""What a rollout worker sees of a model before it starts anything."""
+"""A rollout worker's checks of a model before it starts anything."""
 
 import json
 from pathlib import Path

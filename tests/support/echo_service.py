@@ -67,7 +67,7 @@ def method(channel: grpc.aio.Channel, name: str, kind: str = "unary_unary") -> A
     )
 
 
-async def say(channel: grpc.aio.Channel, text: str, **options: Any) -> str:
+async def call(channel: grpc.aio.Channel, text: str, **options: Any) -> str:
     return (await method(channel, "Echo")(StringValue(value=text), **options)).value
 
 

@@ -167,7 +167,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             reward=REWARDS if graded else st.none(),
             failure=st.just(failure),
             no_grade=st.sampled_from(NoGradeReason).map(str) if no_grade else st.just(""),
-            # Only where the prompt alone was too long does the policy say nothing.
+            # The policy writes nothing only if the prompt alone was too long.
             stop_reason=st.just(StopReason.CONTEXT_OVERFLOW)
             if graded and silent
             else (stop if graded else st.none() | stop),
@@ -244,17 +244,17 @@ def test_media_of_half_a_megabyte_travel_and_more_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "error"),
     [
         ({"sha256": "00" * 32}, r"media\[1\] does not match its sha256"),
         ({"size_bytes": 99}, r"media\[1\] is sent in part, 5 of 99 bytes"),
     ],
 )
-def test_media_that_are_not_what_they_are_said_to_be_are_refused(
-    changes: dict[str, Any], said: str
+def test_media_that_differ_from_their_description_are_refused(
+    changes: dict[str, Any], error: str
 ) -> None:
     first, second = (kept(Media("", "text/plain", content=text)) for text in (b"one", b"other"))
-    with pytest.raises(MalformedRequestError, match=said):
+    with pytest.raises(MalformedRequestError, match=error):
         received(sent(with_media(first, replace(second, **changes))))
 
 
@@ -296,7 +296,7 @@ def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("experts", "limits", "said"),
+    ("experts", "limits", "error"),
     [
         (make_experts(3), replace(LIMITS, experts=None), "policy.routing_replay is off"),
         (make_experts(3)[:, :2], LIMITS, "2 experts a token in 2 layers; .* chooses 2 in 3"),
@@ -307,9 +307,9 @@ def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> Non
     ],
 )
 def test_experts_of_another_model_are_refused(
-    experts: Experts, limits: TokenLimits, said: str
+    experts: Experts, limits: TokenLimits, error: str
 ) -> None:
-    with pytest.raises(MalformedRequestError, match=f"sequence 0: .*{said}"):
+    with pytest.raises(MalformedRequestError, match=f"sequence 0: .*{error}"):
         received(sent(with_experts(experts)), limits)
 
 

@@ -1,5 +1,5 @@
-"""Models come from a hub as far as we may, as the disk has room, and at the commit that is asked
-for; what is in the way is said with its fix."""
+"""Models come from a hub if access and disk space allow, and at the requested commit; an error
+names the obstacle and its fix."""
 
 import subprocess
 import sys
@@ -42,9 +42,9 @@ def run(hub: ModelHub, folder: Path, code: str, **environ: str) -> list[str]:
 
 
 REFUSED = """
-for ask in (look_up_model, stage_model):
+for fetch in (look_up_model, stage_model):
     try:
-        print(ask("org/model"))
+        print(fetch("org/model"))
     except ModelUnavailableError as error:
         print(error.refused, error)
 """

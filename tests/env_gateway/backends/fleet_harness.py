@@ -50,7 +50,7 @@ class Emulator:
         """`[env_gateway.backends.fleet]`."""
         return {"url": self.url, "api_key_env": _KEY_VARIABLE, **settings}
 
-    async def request(self, method: str, path: str, body: Any = None) -> Any:
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {_KEY}"}
         url = self.url + path
         async with aiohttp.request(method, url, json=body, headers=headers) as answer:
@@ -59,23 +59,21 @@ class Emulator:
 
     async def faults(self, **faults: Any) -> None:
         """Plant faults in place of all others; none without arguments."""
-        await self.request("POST", "/_emulator/faults", faults)
+        await self.call("POST", "/_emulator/faults", faults)
 
     async def forget(self) -> None:
         """No faults from now on, and everything counted from here."""
         await self.faults()
-        self._created = (await self.request("DELETE", "/_emulator/counters"))["instances"][
-            "created"
-        ]
+        self._created = (await self.call("DELETE", "/_emulator/counters"))["instances"]["created"]
 
     async def count(self) -> Any:
-        return await self.request("GET", "/_emulator/counters")
+        return await self.call("GET", "/_emulator/counters")
 
     async def created(self) -> int:
         return (await self.count())["instances"]["created"] - self._created
 
     async def kill(self, instance_id: str) -> None:
-        await self.request("POST", "/_emulator/kill", {"instance_id": instance_id})
+        await self.call("POST", "/_emulator/kill", {"instance_id": instance_id})
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ def peaked_logits() -> Tensor:
 
 
 def metadata(**changed: Any) -> Any:
-    """What vLLM's sampler reads of its batch."""
+    """The fields of a batch that vLLM's sampler reads."""
     return SimpleNamespace(
         **{
             "all_random": True,

@@ -57,7 +57,7 @@ async def errors_of(engine: Engine, folder: Path, model: PreTrainedModel) -> lis
     return errors
 
 
-def serve_by_two_workers(folder: Path, told: Connection) -> None:
+def serve_by_two_workers(folder: Path, results: Connection) -> None:
     """A rollout whose engine has two workers, until it is killed."""
 
     async def serve() -> None:
@@ -65,7 +65,7 @@ def serve_by_two_workers(folder: Path, told: Connection) -> None:
         engine = await start_tiny_engine(folder, tensor_parallel=2)
         errors = await errors_of(engine, folder, model)
         processes = psutil.Process().children(recursive=True)
-        told.send((errors, [(each.pid, each.name()) for each in processes]))
+        results.send((errors, [(each.pid, each.name()) for each in processes]))
         await asyncio.sleep(10_000)
 
     asyncio.run(serve())

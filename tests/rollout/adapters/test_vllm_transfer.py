@@ -119,7 +119,7 @@ async def check_torn_transfer(
     served: Served, folder: Path, failing: str, transport: str = "gloo"
 ) -> None:
     """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
-    a turn that was under way goes on then."""
+    a turn that was under way then continues."""
     engine, before = served.engine, served.engine.policy
     # It is waited for when it has failed.
     async with sending(folder, FAILING, failing, stall_s=3.0) as (sender, address):

@@ -83,7 +83,7 @@ async def test_an_engine_that_fails_as_it_receives_is_dead_and_the_other_goes_on
             await victim.engine.compute_logprobs(PROMPT)
         await check_is_unmixed(turn, first.policy)
         if how == "stop":
-            # As it is closed where nobody resumes it.
+            # It is closed like this if no caller resumes it.
             core.suspend()
 
 

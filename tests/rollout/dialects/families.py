@@ -522,11 +522,11 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Refusal:
-    """A model that no dialect with native calls plays, with what a person is told."""
+    """A model that no dialect with native calls plays, with its error message."""
 
     models: str
     template: str
-    said: str
+    message: str
     why: str
     parser: str = ""
     control_tokens: Sequence[str] = ()

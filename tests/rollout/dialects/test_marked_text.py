@@ -15,7 +15,7 @@ TAGS = ("<value>", "</value>", "<value>s")
 
 @cache
 def metaspace_tokenizer() -> TransformersTokenizer:
-    """As SentencePiece's: a space is part of the word behind it, and a text's first one is none."""
+    """Make one like SentencePiece's: a space is part of the next word; a text's first is none."""
     made = Tokenizer(BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]
     made.decoder = decoders.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]

@@ -118,11 +118,11 @@ def _misread(stage: Stage, case: Case) -> Any:
     _, turn = stage.play(case)
     if case.name in stage.family.refused:
         return None if turn.items and not executed(turn) else calls_of(turn)
-    # A template may leave out what is said beside a call, or make it a thinking.
-    said = case.said if case.said in stage.write(case) else ""
+    # A template may leave out text beside a call, or make it a thinking.
+    text = case.text if case.text in stage.write(case) else ""
     right = (
         calls_of(turn) == [(called, dict(arguments)) for called, arguments in case.calls]
-        and (turn.answer == said or (turn.thinking_tokens and not turn.answer))
+        and (turn.answer == text or (turn.thinking_tokens and not turn.answer))
         and (turn.thinking_tokens > 0 or not case.thought)
         and not turn.done
     )

@@ -1,4 +1,4 @@
-"""What a dialect writes it must read again, or nothing is started."""
+"""A dialect must be able to read its own output, or nothing is started."""
 
 import numpy as np
 import pytest

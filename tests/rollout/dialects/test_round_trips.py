@@ -70,7 +70,7 @@ def test_a_call_that_is_written_is_read_as_it_was(name: str, call: tuple[str, An
     # Some vocabularies write a space and U+2581 by one token.
     assume("\u2581" not in str(call[1]) or _tells_from_space(stage, "\u2581"))
     _, turn = stage.play(Case("any", (call,)))
-    # Where nothing tells some arguments from the structure around them, those are refused.
+    # Arguments that cannot be distinguished from the structure around them are refused.
     if turn.items and not executed(turn) and stage.family.refused:
         return
     assert calls_of(turn) == [call]

@@ -44,7 +44,7 @@ def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_play
         TemplateDialect(tokenizer_with(GEMMA))
     message = str(refused.value)
     assert "Conversation roles must alternate" in message
-    assert "user, assistant, tool" in message, "it says what could not be rendered"
+    assert "user, assistant, tool" in message, "it names what could not be rendered"
     assert 'rollout.dialect.name = "full"' in message, "and what to do"
 
 

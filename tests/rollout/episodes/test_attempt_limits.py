@@ -116,7 +116,7 @@ async def test_an_answer_that_is_cut_is_kept_whole_where_the_policy_read_its_par
 
 
 async def test_no_more_is_kept_of_an_attempt_than_the_learner_takes() -> None:
-    """What has no room is named by size and digest; a smaller one that comes later is kept."""
+    """Media without room are named by size and digest; a smaller one that comes later is kept."""
     answers = iter(["x" * 300_000, "y" * 300_000, "z" * 1000, "end"])
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (next(answers),)))
     trajectory = await play([LOOK + LOOK + LOOK, "<done>"], environment, observation_tokens=40)

@@ -52,7 +52,7 @@ class Further:
             return await self.process.wait()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
 
@@ -159,14 +159,14 @@ async def head(
         await made.close()
 
 
-async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
-    """The rest of the next line that begins with the word; log lines are skipped."""
+async def read(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    """Return the rest of the next line that begins with the word; skip log lines."""
     assert process.stdout is not None
     async with asyncio.timeout(480):
         while line := (await process.stdout.readline()).decode():
             if line.startswith(f"{word} "):
                 return line.split()[1:]
-    raise AssertionError(f"it ended before it said {word!r}")
+    raise AssertionError(f"it ended before it printed {word!r}")
 
 
 def left_of(folder: Path) -> list[psutil.Process]:

@@ -62,7 +62,7 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
 
 
 class RecordingEngine(FakeEngine):
-    """Keeps the bytes that it was given; slow when told."""
+    """Keeps the bytes that it was given; slow for `seconds_to_load`."""
 
     seconds_to_load = 0.0
     refusal: Exception | None = None

@@ -80,7 +80,7 @@ async def test_an_instance_is_asked_for_as_the_task_says(emulator: Emulator) -> 
             "env_variables": json.dumps({"CURRENT_DATE": "2026-02-14", "SEATS": 3}),
         }
         session = await opened(bench.gateway, open_spec(task=json.dumps(task)))
-        (body,) = await emulator.request("GET", "/v1/env/instances?status=running")
+        (body,) = await emulator.call("GET", "/v1/env/instances?status=running")
         assert (body["env_key"], body["version"]) == ("booking", "v1")
         assert (body["data_key"], body["data_version"]) == (made["data_id"], "v1")
         assert body["env_variables"] == {"CURRENT_DATE": "2026-02-14", "SEATS": 3}

@@ -40,7 +40,7 @@ async def leases(emulator: Emulator, *lease_ids: str) -> int:
     found = 0
     for lease_id in lease_ids:
         try:
-            await emulator.request("GET", f"/v1/browser/{lease_id}")
+            await emulator.call("GET", f"/v1/browser/{lease_id}")
         except AssertionError as error:
             assert "not found" in str(error)
         else:
@@ -156,6 +156,6 @@ async def test_an_instance_whose_browser_could_not_be_had_is_used_again(
 async def test_an_episode_whose_browser_is_gone_is_lost(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await open_screen(bench, "browser_use")
-        await emulator.request("DELETE", f"/v1/browser/{lease_of(session)}")
+        await emulator.call("DELETE", f"/v1/browser/{lease_of(session)}")
         answer = await bench.call(session, LOOK)
         assert answer.outcome is ToolOutcome.SESSION_LOST and "no browser" in str(answer.parts)

@@ -1,4 +1,4 @@
-"""An MCP server over stdio that breaks the protocol after its handshake; its argument selects how."""
+"""An MCP server over stdio that breaks the protocol after its handshake in a given way."""
 
 import json
 import os
