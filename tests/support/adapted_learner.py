@@ -61,7 +61,7 @@ class AdaptedLearner:
         self.models.trainer.train_step(make_batch(step=self.version), 1e-2)
 
     def publish(self) -> Publication:
-        """Write the adapters as they are; return what a rollout is told."""
+        """Write the current adapters; return the publication that a rollout receives."""
         policy = self.models.policy
         path, fingerprint, manifest = self.slots.write_version(self.version)
         ids = canary_token_ids(policy.vocabulary)

@@ -48,7 +48,7 @@ _SIZES: Mapping[str, Any] = {
 class Architecture:
     """One architecture, and how its policy is written to and read.
 
-    `tokenizer` says what `vocabulary` is."""
+    `tokenizer` is the kind of `vocabulary`."""
 
     name: str
     make_config: Callable[..., PreTrainedConfig]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-# Read under a name that does not say that it is a secret.
+# Read under a name that does not mark it as a secret.
 HOOK = "TRAINING_PINGS"
 PLAIN = (
     *("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "SLACK_BOT_TOKEN", "FLOTILLA_TOKEN"),
@@ -33,7 +33,7 @@ class Canaries:
         self.values = {name: _canary(name) for name in (*PLAIN, *objects)}
 
     def environ(self, hook: str) -> dict[str, str]:
-        """`hook` is the address of whoever is to be told of runs."""
+        """Return the variables; `hook` is the address that run notifications go to."""
         options = {"password": self.values[REMOTE_OPTIONS], "client_kwargs": {}}
         elsewhere = {"address": "127.0.0.1:1", "token": self.values[REMOTE_LAUNCHER]}
         nebius = {"subject-credentials": {}, "private_key": self.values[NEBIUS]}

@@ -1,4 +1,4 @@
-"""A run that is well, faults to plant in it, and doubles of whom it asks."""
+"""A healthy run, faults to plant in it, and doubles of the services that it calls."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def sections(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# As SkyPilot's modules of these names, as far as the doctor asks them.
+# Doubles of SkyPilot's modules of these names, limited to the doctor's calls.
 SKYPILOT = {
     "exceptions": "class ServerTemporarilyUnavailableError(Exception): ...",
     "server/common": """
@@ -130,7 +130,7 @@ def double(handle: Handle) -> Generator[str]:
         do_GET = do_POST
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), JsonHandler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

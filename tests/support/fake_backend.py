@@ -1,4 +1,4 @@
-"""In-memory backend whose units do as a test says."""
+"""A backend in memory whose units a test controls."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""A learner and a gateway on real sockets that do what a test tells them."""
+"""A learner and a gateway on real sockets that a test controls."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -54,7 +54,7 @@ class Submitted:
 
 @dataclass
 class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServicer):
-    """Hands out `leases`, keeps what comes back; fails the first calls of a kind when told."""
+    """Hands out `leases`, keeps what comes back; fails the first calls of a kind on request."""
 
     leases: list[group_pb.Lease] = field(default_factory=list[group_pb.Lease])
     updates: "asyncio.Queue[policy_pb.Update | None]" = field(default_factory=asyncio.Queue)
@@ -276,7 +276,7 @@ class FakeWeights(weight_grpc.WeightServiceServicer):
         self._cut_after = cut_after
         self.cuts = cuts
         self.offsets: list[int] = []
-        # The version that each caller says it holds.
+        # The version that each caller reports as held.
         self.held: list[int | None] = []
 
     async def FetchWeights(

@@ -14,10 +14,10 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port that nobody has, and that the kernel gives to nobody who does not name it.
+    """Return a free port that the kernel gives only to programs that name it.
 
     A port of the kernel's own choice would not do: once released, it may become the local port of
-    anybody's connection. Raises RuntimeError when all ports that are tried are taken."""
+    any connection. Raises RuntimeError when all ports that are tried are taken."""
     for _ in range(_TRIES):
         port = _random.choice(_named_ports())
         if _is_free(port):

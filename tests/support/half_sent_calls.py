@@ -46,7 +46,7 @@ class HalfSent:
         return self._stream
 
     async def listen(self) -> None:
-        """Do what the server says until the connection ends."""
+        """Follow the server's frames until the connection ends."""
         while True:
             head = await self._reader.readexactly(9)
             kind, flags, stream = head[3], head[4], int.from_bytes(head[5:]) & 0x7FFFFFFF

@@ -88,7 +88,7 @@ class ServedLauncher:
     async def until(
         self, run_id: str, reached: Callable[[run_service_pb2.Run], bool], limit_s: float = 30.0
     ) -> run_service_pb2.Run:
-        """Poll until the run is as wished; says how it is when it takes too long."""
+        """Poll until the run is as wished; a timeout reports its state."""
         deadline = time.monotonic() + limit_s
         while True:
             run = await self.get(run_id)
@@ -177,7 +177,7 @@ async def _served(
 
 
 async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
-    """Poll something that tells nobody when it changes."""
+    """Poll a state that sends no notification of its changes."""
     async with asyncio.timeout(limit_s):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -214,5 +214,5 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
         marked = process.environ().get(MARK_VARIABLE, "").startswith(f"{folder}:")
         return marked or (folder in process.cmdline() and "services.launcher" in process.cmdline())
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or another user's.
         return False

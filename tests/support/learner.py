@@ -342,7 +342,7 @@ class FakeWorker:
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator["FakeWorker"]:
-        """Attached and at work; goes on over restarts of the learner."""
+        """Attached and at work; continues over restarts of the learner."""
         steps = (self.attach, self.work)
         tasks = [asyncio.create_task(self.persist(step)) for step in steps]
         try:

@@ -25,7 +25,7 @@ class Library:
         self.most_readers = 0
         self.executed: Counter[str] = Counter()
         self.log: list[str] = []
-        # Of a writer, with whoever else was inside.
+        # Each writer that was inside together with others.
         self.overlaps: list[str] = []
         self._changed = asyncio.Condition()
 
@@ -81,7 +81,7 @@ async def serving_library(library: Library, port: int = 0) -> AsyncGenerator[str
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves signals to whoever runs the tests."""
+    """A server that leaves signals to the runner of the tests."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -52,7 +52,7 @@ def s3_store(endpoint: str, prefix: str) -> FsspecStore:
 
 
 def no_wait(seconds: float) -> bool:
-    """Asks again at once."""
+    """Retry at once."""
     return False
 
 

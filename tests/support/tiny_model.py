@@ -89,7 +89,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
 
 
 def perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Another model, near enough to be of the same kind and far enough to be told apart."""
+    """Another model, near enough to be of the same kind and far enough to be distinguished."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -166,7 +166,7 @@ def make_trainer(
 
 @dataclass(frozen=True)
 class Step:
-    """A trained policy, and what its last step said."""
+    """A trained policy, and the result of its last step."""
 
     policy: Policy
     result: StepResult

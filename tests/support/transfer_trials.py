@@ -1,5 +1,5 @@
-"""What must hold of the sender of weights and engines that receive from it, by whichever way they
-go: on a CPU in `tests/learner/weights`, on GPUs in `tests/gpu`.
+"""Checks of the sender of weights and the engines that receive from it, for each transport: on a
+CPU in `tests/learner/weights`, on GPUs in `tests/gpu`.
 
 The sender is the real program; each engine is a process that has a `SenderConnection`."""
 
@@ -76,11 +76,11 @@ class SentModel:
             nothing,
             nothing.astype(np.float32),
         )
-        self.told = folder / f"v{version}.json"
+        self.manifest_path = folder / f"v{version}.json"
         rows = [(e.name, e.dtype, e.shape, e.offset_bytes, e.checksum) for e in manifest]
         fields = {"run_epoch": 1, "version": version, "total_bytes": offset, "rows": rows}
         fingerprint = self.policy.fingerprint.hex()
-        self.told.write_text(json.dumps({**fields, "fingerprint": fingerprint}))
+        self.manifest_path.write_text(json.dumps({**fields, "fingerprint": fingerprint}))
 
 
 class Receiver:
@@ -90,20 +90,20 @@ class Receiver:
         self.process = process
 
     async def join(self, sender: LiveSender, group: str) -> None:
-        assert await self._ask(f"join {sender.address} {group}") == "joined"
+        assert await self._request(f"join {sender.address} {group}") == "joined"
 
     async def receive(self, published: SentModel) -> str:
         """Return the digest of what comes, or the error."""
-        return await self._ask(f"receive {published.told}")
+        return await self._request(f"receive {published.manifest_path}")
 
     async def receive_half(self, published: SentModel) -> None:
         """Return when it has received a part, and has stopped to read."""
-        assert await self._ask(f"pause {published.told}") == "middle"
+        assert await self._request(f"pause {published.manifest_path}") == "middle"
 
     async def receive_rest(self) -> str:
-        return await self._ask("on")
+        return await self._request("on")
 
-    async def _ask(self, line: str) -> str:
+    async def _request(self, line: str) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n".encode())
@@ -185,7 +185,7 @@ async def check_failing_engines(
 async def check_superseded(
     sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
 ) -> None:
-    """An engine is sent what it asks for, and nothing that is superseded."""
+    """An engine is sent what it requests, and nothing that is superseded."""
     oldest, older, newest = published
     await sender.serve_publication(newest.written, newest.policy)
     assert sender.can_send(newest.policy) and not sender.can_send(older.policy)
@@ -212,7 +212,7 @@ async def check_killed_sender(
     assert not sender.can_send(served.policy)
     await until(lambda: sender.address not in (None, before), PATIENCE_S)
     await sender.serve_publication(unserved.written, unserved.policy)
-    await receiver.join(sender, "anew")
+    await receiver.join(sender, "again")
     assert await receiver.receive(unserved) == unserved.digest
 
 

@@ -116,7 +116,7 @@ class WatchedMachine:
         return path.read_text() if path.exists() else ""
 
     def last(self, service: str = "rollout") -> UnitReport | None:
-        """Return what its watcher has said last."""
+        """Return the last report of its watcher."""
         return self.supervisor.units.last_report((service, 0))
 
     async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
@@ -140,7 +140,7 @@ class WatchedMachine:
         return [process for process in psutil.process_iter() if _is_marked(process, mark)]
 
     def release(self) -> None:
-        """Have the backend's units end, now and when they are asked to."""
+        """Have the backend's units end, now and on request."""
         self.backend.stubborn = False
         for service in SERVICES:
             for unit in self.backend.list_running(service):
@@ -160,7 +160,7 @@ def _is_marked(process: psutil.Process, folder: str) -> bool:
             return False
         return process.environ().get("FLOTILLA_UNIT", "").startswith(folder)
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or another user's.
         return False
 
 
@@ -215,7 +215,7 @@ def metadata_server(answers: dict[str, str]) -> Generator[str]:
         do_PUT = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """No test reads the log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), MetadataHandler)
     thread = Thread(target=server.serve_forever, daemon=True)

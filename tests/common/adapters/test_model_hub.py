@@ -100,7 +100,7 @@ print(look_up_model("org/model").commit)
 
 
 def test_a_model_larger_than_the_disk_is_not_begun(hub: ModelHub, tmp_path: Path) -> None:
-    hub.told_sizes["model.safetensors"] = 2**60
+    hub.reported_sizes["model.safetensors"] = 2**60
     code = REFUSED.replace("(look_up_model, stage_model)", "(stage_model,)")
     (output,) = run(hub, tmp_path, code)
     assert output.startswith("False policy.model: org/model takes 1073741824.0 GiB more in ")
