@@ -1,4 +1,4 @@
-"""Messages that never come to their end: what of them is read, and for how long."""
+"""Messages that never end: how much of them is read, and for how long."""
 
 import asyncio
 

@@ -19,7 +19,7 @@ from services.common.redaction import add_secret
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Logging is of the whole process: leave it as it was found."""
+    """Logging belongs to the whole process: restore it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     before = structlog.get_config()

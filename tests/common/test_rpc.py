@@ -27,7 +27,7 @@ KINDS = {
 
 
 async def silence() -> AsyncIterator[StringValue]:
-    """A caller that is refused while it writes may see INTERNAL: gRPC's, not ours."""
+    """A caller that is refused as it writes may see INTERNAL, which is gRPC's own."""
     await asyncio.Event().wait()
     yield StringValue()
 
@@ -39,7 +39,7 @@ async def outcome(
     stream: AsyncIterator[StringValue] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The values that a call of any kind ends with."""
+    """Return the final values of a call of any kind."""
     kind = KINDS[name]
     request = StringValue(value="2")
     call = echo_service.method(channel, name, kind)

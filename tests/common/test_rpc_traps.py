@@ -58,7 +58,7 @@ async def test_a_frozen_peer_is_noticed_within_seconds(echo_process: StartProces
 async def test_a_call_on_a_closed_channel_is_an_error_and_uses_no_freed_memory() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.closed_channels"),
-        # What is freed is overwritten, so that its use is a crash.
+        # Freed memory is overwritten, so that its use crashes.
         env={**os.environ, "MALLOC_PERTURB_": "165"},
         stdout=asyncio.subprocess.PIPE,
     )

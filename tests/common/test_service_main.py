@@ -151,7 +151,7 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     """Exit code and output of a command line that ends before the service starts."""
     (tmp_path / "spec.toml").write_text(SPEC)
     given = ["--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path), *arguments]
-    # That is for the life of a process, and this one is the tests'.
+    # The setting lasts as long as the process, which is that of the tests.
     kept = mock.patch("services.common.service_main.keep_private")
     with kept as called, pytest.raises(SystemExit) as exit_:
         run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)

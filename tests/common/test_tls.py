@@ -1,4 +1,4 @@
-"""TLS of a run: what is read, and what is refused before anything starts."""
+"""TLS of a run: files that are read, and files that are refused before anything starts."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Calls under TLS: who is talked to, and what a caller learns when it is not."""
+"""Calls under TLS: accepted peers, and the errors for all others."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -15,7 +15,7 @@ from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent
 KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]
-# Of the final answer alone: no app's state.
+# Verifiers of the final answer alone, without an app's state.
 ANSWERS = [("gsm8k", "flexible"), ("gsm8k", "strict")]
 
 

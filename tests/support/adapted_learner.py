@@ -86,7 +86,7 @@ class AdaptedLearner:
 
 
 def damaged(publication: Publication, folder: Path) -> Publication:
-    """Return the publication in another file, one bit of whose last tensor differs."""
+    """Return the publication in another file, with one changed bit in its last tensor."""
     raw = np.fromfile(publication.location, np.uint8)
     raw[publication.manifest[-1].offset_bytes] ^= 1
     raw.tofile(folder / "damaged")

@@ -26,9 +26,9 @@ class FakeConfig(ConfigModel):
     # Start a process in a session of its own and leave it behind.
     litter: bool = False
     message: str = "hello"
-    # While this file is there, an alarm is raised.
+    # While this file exists, an alarm is raised.
     alarmed_by: str = ""
-    # While this file is there, no step is taken.
+    # While this file exists, no step is taken.
     held_by: str = ""
     # Variables whose values are in the message of the crash, as vendors' libraries have them.
     repeats: tuple[str, ...] = ()

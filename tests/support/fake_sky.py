@@ -19,9 +19,9 @@ class FakeSky:
         self.submitted: list[list[Document]] = []
         self.secrets: list[Mapping[str, str]] = []
         self.attempts: list[Document] = []
-        # What the next submission raises.
+        # The error of the next submission.
         self.refusal: Exception | None = None
-        # What happens just before it is raised.
+        # Called just before the error is raised.
         self.before_refusal: Callable[[], None] | None = None
         self.away = False
         # The delay between the state of an answer and its arrival.
@@ -65,7 +65,7 @@ class FakeSky:
         return found
 
     def stand_still(self, cluster: str, status: str) -> None:
-        """Its cloud has it in this state, which is not UP."""
+        """Set the state of its machine in the cloud to one other than UP."""
         self.machines[cluster] = Cluster(cluster, status)
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:

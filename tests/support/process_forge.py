@@ -120,7 +120,7 @@ def _run_module(name: str) -> int:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    # As at the top of any Python program.
+    # Like at the top of any Python program.
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1

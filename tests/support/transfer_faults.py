@@ -12,7 +12,7 @@ _SENDER = "services.learner.weights.adapters.weight_sender"
 _PIECES = "services.common.tensors.transfer_group:CollectiveGroup.begin_broadcast"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
-# The functions that begin each stage, and which call of them does.
+# The functions that begin each stage, and the number of the call that does.
 Stages = Mapping[str, tuple[Sequence[str], int]]
 
 _RECEIVED = (_PIECES, "services.common.tensors.buffer_group:BufferReceiver.begin_broadcast")

@@ -48,7 +48,7 @@ class Way:
 
 
 class SentModel:
-    """A publication in a file, as the learner and as an engine know it."""
+    """A publication in a file, for the learner and for an engine."""
 
     def __init__(self, folder: Path, version: int) -> None:
         numbers = np.random.default_rng(version)
@@ -93,11 +93,11 @@ class Receiver:
         assert await self._request(f"join {sender.address} {group}") == "joined"
 
     async def receive(self, published: SentModel) -> str:
-        """Return the digest of what comes, or the error."""
+        """Return the digest of the received tensors, or the error."""
         return await self._request(f"receive {published.manifest_path}")
 
     async def receive_half(self, published: SentModel) -> None:
-        """Return when it has received a part, and has stopped to read."""
+        """Return once it has received a part and stopped reading."""
         assert await self._request(f"pause {published.manifest_path}") == "middle"
 
     async def receive_rest(self) -> str:
@@ -146,17 +146,17 @@ async def receiving(
 
 
 async def try_transfers(folder: Path, way: Way) -> None:
-    """Try all of it with one engine that lives on, for processes take long to start."""
+    """Try all of it with one lasting engine, because processes take long to start."""
     published = [SentModel(folder, version) for version in range(5)]
     async with (
         sending(folder, way) as sender,
         receiving(way, sender, "well", "killed", "stopped") as (well, killed, stopped),
     ):
         await check_failing_engines(sender, published[:3], well, killed, stopped)
-        # It shows in the log when each has been given up.
+        # The log shows when each has been given up.
         log = folder / "sender.log"
         await until(lambda: log.read_text().count("an engine is lost") == 2, PATIENCE_S)
-        # What was lent to those is lent to the next.
+        # Memory lent to those is lent to the next.
         await well.join(sender, "again")
         await check_superseded(sender, published[1:4], well)
         await check_killed_sender(sender, published[3:], well)

@@ -55,7 +55,7 @@ class Registry:
 
 @dataclass
 class WatchedMachine:
-    """A machine on which the watcher runs, and the run that it is of."""
+    """A machine on which the watcher runs, and its run."""
 
     folder: Path
     served: ServedLauncher
@@ -79,7 +79,7 @@ class WatchedMachine:
 
     @property
     def output(self) -> str:
-        """Return what the watchers themselves have printed."""
+        """Return the watchers' own output."""
         return (self.folder / "output").read_text()
 
     async def watch(
@@ -126,7 +126,7 @@ class WatchedMachine:
             await asyncio.sleep(0.1)
 
     def state(self) -> str:
-        """Return what people want to see of a test that waits in vain."""
+        """Return the facts that explain a test that waits in vain."""
         return f"waited in vain:\n{self.output[-4000:]}\n{self.log()[-2000:]}"
 
     async def begins(self) -> int:

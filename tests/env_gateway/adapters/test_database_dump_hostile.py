@@ -260,7 +260,7 @@ async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
     assert await copy_of([ITEMS], one) is None
     tables = [(f"t{n}", f"CREATE TABLE t{n} (a)") for n in range(5000)]
     assert await copy_of(tables) is None
-    # Found slow: each is compared with all that came before it, while nothing can interrupt it.
+    # Known to be slow: each is compared with all before it, without interruption.
     columns = ",".join(f"c{n}" for n in range(1500))
     pairs = ",".join(f"UNIQUE(c{n % 1500},c{n // 1500})" for n in range(60_000))
     began = time.process_time()

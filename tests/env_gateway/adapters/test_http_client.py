@@ -26,7 +26,7 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def speaking(speak: Speak) -> AsyncGenerator[str]:
-    """The URL of a server that reads a request's head and then does as it likes."""
+    """The URL of a server that reads a request's head and then misbehaves."""
 
     serving: set[asyncio.Task[None]] = set()
 

@@ -26,11 +26,11 @@ class Held:
         self.longest_s, self.what = 0.0, ""
 
     def within(self) -> bool:
-        """Return whether no loop was held for longer than it may be."""
+        """Return True if no loop was held for longer than allowed."""
         return self.longest_s < MOST_S
 
     def check(self) -> None:
-        """Fails when a loop was."""
+        """Fail if a loop was held too long."""
         assert self.within(), f"{self.longest_s * 1000:.0f} ms in {self.what}"
 
     def took(self, seconds: float, handle: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes come to a running gateway, the answer is a precise status and nothing is lost."""
+"""A running gateway answers any bytes with a precise status and loses nothing."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from services.common import rpc
 from tests.env_gateway.api.raw_wire import AUTHORIZED, METHODS, SERVICE, Refused, Wire
 from tests.support.threaded_gateway import TOKEN
 
-# Without Drain, whose every message is a wish to end the gateway.
+# Without Drain, whose every message ends the gateway.
 NAMES = sorted(set(METHODS) - {"Drain"})
 # With a string as their first field.
 WITH_TEXT = sorted(set(NAMES) - {"Grade", "WatchCapacity", "GetStatus"})

@@ -68,7 +68,7 @@ class SentText(str):
 
 
 def bombs(most: int) -> st.SearchStrategy[str]:
-    """A unit over and over, of up to so many bytes, closed or not."""
+    """A repeated unit of up to `most` bytes, closed or not."""
     sizes = st.sampled_from([10, 1000, 2**16, most])
     ends = st.sampled_from(["", "1]", "]", "}", '"'])
     starts = st.sampled_from(["", "[", "{", '"', '{"a":'])
@@ -79,7 +79,7 @@ def bombs(most: int) -> st.SearchStrategy[str]:
 
 
 def documents(fields: list[str], most: int) -> st.SearchStrategy[str]:
-    """JSON objects with some of the fields, cut and changed ones, and what is none at all."""
+    """JSON objects with some of the fields, cut and changed ones, and other text."""
     value = JSON | bombs(2**12)
     whole = st.dictionaries(st.sampled_from(fields), value, max_size=6).map(json.dumps)
     cut = st.builds(lambda text, at: text[: at % (len(text) + 1)], whole, st.integers(0, 500))
@@ -192,7 +192,7 @@ def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
         hostile.server.content_type, hostile.server.status = "application/json", 200
     assert isinstance(answer, pb.CallToolResponse)
     assert answer.outcome != pb.TOOL_OUTCOME_SESSION_LOST
-    # The kind of what no adapter foresaw.
+    # The kind of errors that no adapter foresaw.
     assert not answer.parts or not answer.parts[0].text.startswith("internal: ")
 
 

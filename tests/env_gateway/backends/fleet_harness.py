@@ -62,7 +62,7 @@ class Emulator:
         await self.call("POST", "/_emulator/faults", faults)
 
     async def forget(self) -> None:
-        """No faults from now on, and everything counted from here."""
+        """Remove all faults, and count from here."""
         await self.faults()
         self._created = (await self.call("DELETE", "/_emulator/counters"))["instances"]["created"]
 
@@ -78,7 +78,7 @@ class Emulator:
 
 @asynccontextmanager
 async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Bench]:
-    """A gateway over an emulator that others may have left faults in; it leaves no instance."""
+    """A gateway over an emulator that may hold faults of other tests; it leaves no instance."""
     await emulator.forget()
     async with opened_bench(FleetHarness(emulator, **settings)) as bench:
         try:

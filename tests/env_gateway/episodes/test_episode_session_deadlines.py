@@ -85,7 +85,7 @@ async def process_of(gateway: Gateway, session: Session) -> int:
 async def hurried(
     gateway: Gateway, sessions: list[Session], calls: int, timeout_s: float
 ) -> set[ToolOutcome]:
-    """So many calls of a tool that takes a day, by callers that wait no longer than that."""
+    """Call a tool that takes a day, by callers that wait no longer than given."""
     left = list(range(calls))
     outcomes: set[ToolOutcome] = set()
 

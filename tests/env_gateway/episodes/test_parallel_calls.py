@@ -89,7 +89,7 @@ def _name(reads: list[bool], seq: int) -> str:
 
 
 def _runs(reads: list[bool]) -> list[list[int]]:
-    """Split numbers of calls into what a client has under way together."""
+    """Split numbers of calls into groups that a client has under way together."""
     runs: list[list[int]] = []
     for seq, read in enumerate(reads):
         joins = runs and read and reads[runs[-1][-1]] and len(runs[-1]) < ANSWERS_KEPT

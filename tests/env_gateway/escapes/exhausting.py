@@ -166,7 +166,7 @@ def memory_of_many_maps(at):
 
 
 def memory_that_is_grown(at):
-    """Room of its own again and again, and never given back."""
+    """Allocate memory again and again, and never free it."""
     memory = mmap.mmap(-1, 2**20)
     while True:
         memory.resize(2 * len(memory))

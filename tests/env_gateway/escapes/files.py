@@ -126,7 +126,7 @@ def extension_through_sqlite(at):
 
 
 def written(at, act):
-    """Tries `act` on a new name in every folder there may be."""
+    """Try `act` on a new name in every possible folder."""
     folders = [at["folder"], "/", "/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/usr/lib"]
     folders += ["/verifier", "/verifier/services/env_gateway/verify", sys.prefix, *sys.path]
     harm = False
@@ -229,7 +229,7 @@ def libraries_for_writing(at):
 
 
 def library_mapped_for_writing(at):
-    """Shared with all who have it mapped; at first only for reading."""
+    """The page is shared with all that map it; at first only for reading."""
     LIBC.mmap.restype = ctypes.c_void_p
     LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     library = os.open(os.__file__, os.O_RDONLY)

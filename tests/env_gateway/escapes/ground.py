@@ -65,7 +65,7 @@ def verify(env, final_answer):
                 through.append(name)
         except BaseException as error:
             print(name, repr(error))
-        # What is open after it would count against the next.
+        # Descriptors left open would count against the next.
         gc.collect()
     print("got through:", *through)
     return len(through)
@@ -132,7 +132,7 @@ class Ground:
         return {name: execution for name, execution in pairs if not as_it_should(execution)}
 
     async def assert_unharmed(self, *executions: Execution) -> None:
-        """Nothing has left a sandbox, and none is left; the next grade is right."""
+        """Check that nothing has left a sandbox, none remains, and the next grade is right."""
         for execution in executions:
             self._assert_nothing_told(execution)
         assert not self.heard()
@@ -189,7 +189,7 @@ def alive() -> list[int]:
 
 @contextmanager
 def prepared() -> Generator[dict[str, Any]]:
-    """Things to read and places to write that any user of this machine could."""
+    """Files to read and places to write that any user of this machine can use."""
     folder = Path(tempfile.mkdtemp(prefix="flotilla-escape-"))
     folder.chmod(0o755)
     target = folder / "target"

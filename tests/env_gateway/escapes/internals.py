@@ -63,7 +63,7 @@ def readiness_once_more(at):
 
 
 def compiled_for_all(at):
-    """A cache that knows every verifier, and has this for it."""
+    """A cache that returns this for every verifier."""
 
     class Cache(dict):
         def get(self, key, default=None):
@@ -161,7 +161,7 @@ def after_the_end(at):
 
 
 def alarm_in_the_worker(at):
-    """Raises wherever the worker is by then, most likely while it writes."""
+    """Raise at any place in the worker, most likely while it writes."""
 
     def ring(*_):
         raise SystemExit(1)

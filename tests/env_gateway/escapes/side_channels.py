@@ -64,7 +64,7 @@ def told_of_a_folder(at):
 
 
 def told_of_files(at):
-    """Opened by whomever: the gateway's own imports among them."""
+    """Opened by any process: the gateway's own imports among them."""
     return (
         LIBC.inotify_add_watch(LIBC.inotify_init1(0), os.path.dirname(os.__file__).encode(), 0xFFF)
         >= 0
@@ -155,7 +155,7 @@ def key_ring(at):
 
 
 def load_of_the_machine(at):
-    """So is its free memory, by which one process can wink at another."""
+    """Its free memory is shared, too, and can carry signals between processes."""
     return bool(os.getloadavg())
 
 

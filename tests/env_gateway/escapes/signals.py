@@ -32,7 +32,7 @@ def kill_parent(at):
 
 
 def signal_to_a_thread_of_the_first_process(at):
-    """Itself it may signal so, and so this call is allowed; the first process has no ear for it."""
+    """It may signal itself so, and so this call is allowed; the first process ignores it."""
     number = 234 if X86 else 131
     for signal_number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD):
         LIBC.syscall(number, 1, 1, signal_number)

@@ -1,4 +1,4 @@
-"""Starts of verifiers' processes: ahead, in a sandbox or not at all, and never left alone."""
+"""Starts of verifiers' processes: ahead, in a sandbox or not at all, and never orphaned."""
 
 import asyncio
 import os

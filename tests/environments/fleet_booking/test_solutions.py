@@ -1,4 +1,4 @@
-"""The user's own file of Fleet's booking tasks against the app; skipped where there is none."""
+"""The user's own file of Fleet's booking tasks against the app; skipped without one."""
 
 import contextlib
 import io

@@ -58,7 +58,7 @@ async def check_thinking_budget(engine: Engine, model: PreTrainedModel, toleranc
 async def check_attempt_that_time_cuts(
     engine: Engine, model: PreTrainedModel, tolerance: float
 ) -> None:
-    """A turn that runs into the attempt's time is trained on as far as it was sampled."""
+    """A turn cut by the attempt's time limit is trained on as far as it was sampled."""
     tokenizer = make_thinker()
     dialect = TemplateDialect(tokenizer)
     # The speed of this machine is unknown.

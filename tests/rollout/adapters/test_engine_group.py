@@ -1,4 +1,4 @@
-"""Several engines of a replica behave as one."""
+"""Several engines of a replica behave like one."""
 
 import asyncio
 from collections.abc import Sequence

@@ -80,7 +80,7 @@ def test_a_gpu_names_experts_by_itself_where_they_are_replayed() -> None:
 
 
 class NamingEngine:
-    """An engine whose workers know the experts of so many tokens."""
+    """An engine whose workers know the experts of the given number of tokens."""
 
     def __init__(self, rows: int) -> None:
         self.experts = np.arange(rows * 4, dtype=np.uint8).reshape(rows, 2, 2)

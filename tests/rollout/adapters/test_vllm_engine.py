@@ -47,7 +47,7 @@ def difference(
 def check_switch(
     completion: Completion, before: PolicyId, after: PolicyId, model: PreTrainedModel
 ) -> None:
-    """The tokens of the first span, and none of the second, are the old weights'."""
+    """Check that the first span, and no token of the second, is of the old weights."""
     assert [span.policy for span in completion.spans] == [before, after]
     switch = completion.spans[0].length
     assert switch + completion.spans[1].length == len(completion.token_ids)
@@ -133,7 +133,7 @@ async def check_without_update(
 async def check_that_an_update_with_a_hole_ends_it(
     engine: VllmEngine, model: PreTrainedModel, folder: Path
 ) -> None:
-    """Modules whose weights do not come would keep the old ones."""
+    """Modules without new weights would keep the old ones."""
     path = folder / "hole.safetensors"
     torn = publish(model, path, 100, without="model.layers.1.mlp.gate.weight")
     with pytest.raises(EngineDead, match=r"no weights have come for model\.layers\.1\.mlp\.gate"):

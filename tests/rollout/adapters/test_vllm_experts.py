@@ -150,7 +150,7 @@ def check_switch(transcript: Transcript, old: PreTrainedModel) -> None:
         {},
         {"tensor_parallel": 2},
         {"data_parallel": 2},
-        # Room for one such attempt, and a bit: others are preempted.
+        # Room for slightly more than one such attempt: others are preempted.
         {"kv_cache_memory_bytes": 12 * 32 * 2 * 2 * 2 * 32 * 4},
     ],
     ids=["one", "two workers", "two engines", "little memory"],

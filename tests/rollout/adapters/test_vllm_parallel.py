@@ -105,7 +105,7 @@ def test_a_rollout_that_is_killed_while_vllm_loads_leaves_no_process(tmp_path: P
     assert rollout.pid is not None
     try:
         cores = wait_for_cores(rollout.pid)
-        # It imports vLLM for some seconds before it can hear of anything.
+        # It imports vLLM for some seconds before it can react.
         time.sleep(1.0)
     finally:
         rollout.kill()

@@ -26,7 +26,7 @@ def make_request(blocks: list[int], start: int = 0, *, wanted: bool = True) -> A
 
 
 def make_step(**given: Any) -> Any:
-    """The scheduler's output at the begin of a step."""
+    """The scheduler's output at the start of a step."""
     resumed = given.pop("resumed", set[str]())
     empty: dict[str, Any] = {
         "preempted_req_ids": None,

@@ -1,4 +1,4 @@
-"""Options of the engine that would break a run in silence are refused, each with its reason."""
+"""Engine options that would silently break a run are refused, each with its reason."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ _NO_THINKING = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 
 
 class NativeWriter:
-    """One family's template, as its makers published it, applied by transformers."""
+    """One family's template, as published, applied by transformers."""
 
     def __init__(self, family: Family, tokenizer: PreTrainedTokenizerFast) -> None:
         self._family = family

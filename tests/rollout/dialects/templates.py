@@ -1,11 +1,11 @@
-"""Chat templates that refuse what ours renders, on the tokenizer of the other tests."""
+"""Chat templates that refuse what ours renders, with the tokenizer of the other tests."""
 
 from transformers import AddedToken
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from tools.tiny_policy.tokenizer import train_tokenizer
 
-# As Gemma 3's: the roles alternate, and there is none for tools.
+# Like Gemma 3's: the roles alternate, and tools have none.
 GEMMA = """\
 {{- '<bos>' }}
 {%- if messages[0]['role'] == 'system' %}
@@ -54,7 +54,7 @@ def calls_in(template: str) -> str:
     return chatml("").replace("message.content + ", "message.content -}}" + template + "{{- ")
 
 
-# As Mistral's, which wants the id of a call.
+# Like Mistral's, which requires the id of a call.
 MISTRAL = chatml(
     "{%- if message.role == 'tool' and (message.tool_call_id | default('') | length) != 9 %}"
     '{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}'

@@ -1,4 +1,4 @@
-"""Text of sampled tokens: a tag is one where its token was sampled, and no space is lost."""
+"""Text of sampled tokens: a tag counts only if its token was sampled, and no space is lost."""
 
 from functools import cache
 

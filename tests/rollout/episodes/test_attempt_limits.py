@@ -1,4 +1,4 @@
-"""Limits end an attempt as what they are; it is graded, and nothing is inserted or lost."""
+"""A limit that ends an attempt is its stop reason; it is graded, and nothing is added or lost."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def text_of(trajectory: Trajectory) -> str:
 
 
 def written(trajectory: Trajectory) -> str:
-    """Return what the policy wrote, and check that it is all that carries logprobs."""
+    """Return the policy's text, and check that it alone carries logprobs."""
     sequence = trajectory.sequences[0]
     ids = sequence.token_ids[sequence.policy_mask]
     assert len(ids) == len(sequence.logprobs)

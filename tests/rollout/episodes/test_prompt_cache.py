@@ -1,4 +1,4 @@
-"""A prompt is made once for all attempts that share it, and the event loop does not wait for it."""
+"""A prompt is made once for all attempts that share it, without blocking the event loop."""
 
 import asyncio
 import threading
@@ -46,7 +46,7 @@ class CountingDialect(TemplateDialect):
     def __init__(self, failures: int = 0) -> None:
         super().__init__(tokenizer())
         self.made: list[str] = []
-        # Threads that did so, and that rendered what follows a turn.
+        # Threads that did so, and that rendered the text after a turn.
         self.made_in: set[int] = set()
         self.bridged_in: set[int] = set()
         self.begun = threading.Event()

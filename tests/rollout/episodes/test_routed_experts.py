@@ -57,7 +57,7 @@ async def test_each_request_names_what_no_earlier_one_has_named() -> None:
         for end, span in zip(ends, sequence.spans, strict=True)
         if span.author is Author.POLICY
     ]
-    # The last token of a turn is read with what follows it.
+    # The last token of a turn is read with the text after it.
     first, _, third, fourth = (end - 1 for end in written)
     assert [begin for begin, _ in engine.requested] == [0, first, first, third]
     assert len(experts) == fourth == len(sequence.token_ids) - 1

@@ -40,11 +40,11 @@ class Further:
     log: Path
 
     def everything(self) -> list[psutil.Process]:
-        """All processes of the machine but the program itself."""
+        """Return all processes of the machine but the program itself."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of the engine's workers there."""
+        """Return the processes of the engine's workers there."""
         return [each for each in self.everything() if "MachineWorker" in " ".join(command_of(each))]
 
     async def ended(self, limit_s: float = 30.0) -> int:
@@ -170,7 +170,7 @@ async def read(process: asyncio.subprocess.Process, word: str) -> list[str]:
 
 
 def left_of(folder: Path) -> list[psutil.Process]:
-    """Return what runs of the machines whose files are in this folder."""
+    """Return the running processes of the machines whose files are in this folder."""
     return [p for p in psutil.process_iter() if str(folder) in _machine_of(p)]
 
 

@@ -1,4 +1,4 @@
-"""An engine on two machines with a network between them; and what happens when it goes."""
+"""An engine on two machines with a network between them, which then fails."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ async def test_an_engine_serves_over_a_network_and_ends_in_seconds_when_it_goes(
 ) -> None:
     model, config = tmp_path / "model", config_of()
     make_model(model)
-    # Beyond loopback nothing is dialled without.
+    # Connections beyond loopback require an identity.
     certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
     tls = str(certificates.identity_folder(tmp_path, RUN) / "rollout")
     rollout = await asyncio.create_subprocess_exec(

@@ -53,7 +53,7 @@ def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 async def reason_of_death(rollout: Head) -> str:
-    """Return why the engine is dead, which is to be known in time."""
+    """Return the reason of the engine's death, which must be known in time."""
     assert rollout.engine is not None
     started = time.monotonic()
     reason = await asyncio.wait_for(rollout.engine.wait_until_dead(), 60)
@@ -81,7 +81,7 @@ async def test_a_killed_worker_ends_the_engine_and_its_machine_joins_the_next_un
         assert "its last words" in await reason_of_death(rollout)
         await end_turn(turn)
         await rollout.lose()
-        # Another engine, on the machine that has stayed.
+        # Another engine, on the remaining machine.
         await rollout.start()
         assert machine.process.returncode is None
         turn = await start_sampling(rollout)

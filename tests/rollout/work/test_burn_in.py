@@ -163,6 +163,6 @@ async def test_an_engine_that_dies_under_later_weights_may_be_replaced() -> None
     assert POLICY.version > 0
     with pytest.raises(EngineDead, match="it has ended"):
         await burn_in.run_once()
-    # Nor is one that dies later the burn-in's fault.
+    # Nor does the burn-in fail if an engine dies later.
     tried.policy = FIRST
     assert isinstance(burn_in.explain_death("later"), EngineDead)

@@ -218,7 +218,7 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
         await asyncio.sleep(1.2)
         assert await bench.running() == 3
         await bench.solve(sessions[0])
-        # What is left of a gateway that was killed.
+        # The remains of a killed gateway.
         await backend.connection.heartbeats.close()
         async with asyncio.timeout(5.0):
             while await bench.running():  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""The fleet backend where Fleet throttles, fails and forgets: over HTTP against the emulator."""
+"""The fleet backend when Fleet throttles, fails and forgets: over HTTP against the emulator."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Grades and warm-ups where Fleet throttles: none is lost, and not too many are under way."""
+"""Grades and warm-ups when Fleet throttles: none is lost, and not too many are under way."""
 
 import asyncio
 import time

@@ -326,7 +326,7 @@ TestSchedule.settings = settings(max_examples=30, stateful_step_count=30, deadli
 
 
 def looked(alarms: HeartbeatAlarms, late: int, now: float) -> list[str]:
-    """The causes of what is raised."""
+    """Return the causes of the raised alarms."""
     alarms.update_alarms({"fleet": HeartbeatLateness(late, 9, "timeout: no answer\nin 20 s")}, now)
     return [alarm.cause for alarm in alarms.raised]
 

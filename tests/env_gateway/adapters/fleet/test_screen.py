@@ -36,7 +36,7 @@ async def open_screen(bench: Bench, modality: str, attempt: int = 0) -> Session:
 
 
 async def leases(emulator: Emulator, *lease_ids: str) -> int:
-    """Return how many of these browsers there are."""
+    """Return the number of these browsers."""
     found = 0
     for lease_id in lease_ids:
         try:
@@ -85,7 +85,7 @@ async def test_a_task_for_tools_has_no_screen_and_a_joint_one_has_both(
 
 
 async def test_a_screen_is_only_asked_for_where_it_is(emulator: Emulator) -> None:
-    """At the aggregator, even where the other address serves."""
+    """The aggregator is used even if the other address serves."""
     async with fleet_bench(emulator) as bench:
         down = {"on": ["mcp"], "endpoint": "mcp", "rate": 1.0}
         await emulator.faults(faults=[down])

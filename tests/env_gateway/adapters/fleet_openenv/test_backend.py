@@ -1,4 +1,4 @@
-"""FleetTaskEnv in its process: killed at deadlines, and nothing of it is left behind.
+"""FleetTaskEnv in its process: killed at deadlines, with no remains.
 
 The fork is not on any package index. What is tested here is the adapter, on a stand-in package of
 the same shape; with OPENENV_FORK_PATH set, the contract suite runs on the fork itself.

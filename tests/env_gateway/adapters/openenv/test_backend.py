@@ -218,7 +218,7 @@ async def test_an_environment_that_raises_is_told_to_the_policy(odd: str) -> Non
 
 
 async def test_a_call_that_is_given_up_ends_the_session(odd: str) -> None:
-    """The answer would else be taken for that of the next call."""
+    """Otherwise the answer would be taken for that of the next call."""
     async with instance_at(odd) as instance:
         call = asyncio.create_task(instance.call_tool("step", {"how": "wait"}, timeout_s=5.0))
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""OpenEnv's protocol against servers that keep to it badly."""
+"""OpenEnv's protocol against servers that violate it."""
 
 import asyncio
 import json
