@@ -1,4 +1,4 @@
-"""The example under docs/examples does what docs/running.md says."""
+"""The example under docs/examples does what docs/running.md describes."""
 
 import hashlib
 import json

@@ -82,7 +82,7 @@ ZERO_IS_MEANT = {
     "learner.alarms.eval_fall": "an end of a share",
 }
 NEGATIVE_IS_MEANT = {"learner.algorithm.entropy_coefficient": "sharpens the policy"}
-# Options of somebody else's, whose meaning nobody here knows: only finite they must be.
+# Options of another library, whose meaning is unknown here: they must only be finite.
 FOREIGN = {"learner.checkpoint.remote_options": "of a file system"}
 
 
@@ -96,7 +96,7 @@ class Number:
     wrap: Callable[[Any], Any]
 
     def refusal(self, value: Any) -> str:
-        """Return what is said against a value; empty when it is taken."""
+        """Return the error for a value; empty if it is accepted."""
         try:
             parse_config(ROOTS[self.root], self.wrap(value), where="spec", section=self.root)
         except ConfigError as error:

@@ -10,11 +10,11 @@ import pytest
 from tests.support.repository import ROOT
 
 # The two themselves; the log's handler, whose renderers use the first; and a program that imports
-# nothing of ours, of which the gateway reads what it prints, and says it.
+# nothing of ours, whose output the gateway reads and prints.
 WAISTS = {
     "services/common/printable_text.py": {"print"},
     "services/common/log.py": {"logging.StreamHandler", "sys.stderr"},
-    # Flushes; says where a parent is gone; prints where threads stand, but no word of others.
+    # Flushes; reports a lost parent; prints the stacks of threads, but no foreign text.
     "services/common/service_main.py": {"sys.stdout", "sys.stderr"},
     "services/common/tied_child.py": {"SystemExit"},
     "services/common/watchdog.py": {"sys.stderr", "sys.__stderr__"},
@@ -22,7 +22,7 @@ WAISTS = {
     "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
     # Shows by a Terminal.
     "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
-    # Asks how wide it is; and shows by a Terminal.
+    # Queries the width; and shows by a Terminal.
     "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
     "services/launcher/cli/terminal.py": {"rich.console.Console"},
     "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
@@ -45,7 +45,7 @@ PRINTERS = {
     *("traceback.print_exc", "traceback.print_exception", "traceback.print_stack"),
 }
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
-# What may be asked of a stream; everything else, and a stream that is handed on, may write.
+# Allowed uses of a stream; all others, and a stream that is handed on, may write.
 REQUESTED = {"isatty", "flush", "fileno", "encoding"}
 
 

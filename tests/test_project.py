@@ -100,7 +100,7 @@ def test_every_config_key_has_a_reader(service: str) -> None:
     assert not unread
 
 
-# Of vl-8b a part is to be refused: tests/deploy looks at what is said.
+# A part of vl-8b is refused: tests/deploy checks the error.
 SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl-8b")
 
 
@@ -135,7 +135,7 @@ def test_what_a_spec_prepares_from_is_there(path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_command_line_option_has_a_reader() -> None:
-    """typer hands options over by name; what the command does not use, nobody does."""
+    """typer passes options by name; an option that the command ignores is used nowhere."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "services/launcher/cli").glob("*.py")]
     commands = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     for command in commands:

@@ -5,7 +5,7 @@ import sys
 
 from tests.support.repository import ROOT
 
-# Of a process of tests, says which signals a child of it ignores.
+# Prints the signals that a child of a test process ignores.
 CHILD = """
 import subprocess
 from tests.conftest import pytest_configure

@@ -20,7 +20,7 @@ Serve = Callable[..., Awaitable[grpc.aio.Channel]]
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for what another process or task brings about; fails after a minute."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (nobody there to set an event)
+        while not condition():  # noqa: ASYNC110 (nothing sets an event)
             await asyncio.sleep(0.01)
 
 

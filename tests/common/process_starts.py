@@ -14,7 +14,7 @@ _STARTS = {
     "psutil": ("Popen",),
 }
 _OS_PREFIXES = ("exec", "spawn", "posix_spawn")
-# Of whatever module or object they are.
+# Of any module or object.
 _ANYWHERE = {
     *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell"),
     *("ProcessPoolExecutor", "fork_exec"),
@@ -22,7 +22,7 @@ _ANYWHERE = {
 # All of it starts processes, torch's as Python's own, but for this.
 _MULTIPROCESSING = "multiprocessing"
 _TELLS = {"active_children", "cpu_count", "current_process", "set_executable"}
-# What may be imported of these modules by its own name: of the rest no call could be recognised.
+# Names that may be imported from these modules: calls of others could not be recognised.
 _HARMLESS = {
     "subprocess": {
         *("PIPE", "DEVNULL", "STDOUT", "CompletedProcess", "SubprocessError"),
@@ -35,7 +35,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A use of what starts a process; `function` is the innermost around it."""
+    """A use of a function that starts a process; `function` is the innermost around it."""
 
     line: int
     function: str
@@ -62,7 +62,7 @@ def _full_names(tree: ast.Module) -> dict[str, str]:
 @dataclass
 class _Search:
     full_names: dict[str, str]
-    # Uses that a call around them has been judged for.
+    # Uses that have been judged by the call around them.
     judged: set[ast.AST] = field(default_factory=set[ast.AST])
 
     def within(self, node: ast.AST, function: str, scope: ast.AST) -> Iterator[Start]:
@@ -95,7 +95,7 @@ class _Search:
         return name in _STARTS.get(owner, ()) or (owner == "os" and name.startswith(_OS_PREFIXES))
 
     def _full(self, node: ast.expr) -> str:
-        """Its name by the modules it is of, empty for what is more than a name."""
+        """Return the name with its modules; empty for an expression that is no name."""
         if isinstance(node, ast.Name):
             return self.full_names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
@@ -117,19 +117,19 @@ class _Search:
         )
 
     def _is_whole(self, node: ast.AST) -> bool:
-        """Tells of this process's environment, with which a function could still fill what it
-        made for a child."""
+        """Return True for this process's environment, with which a function could still fill one
+        that it made for a child."""
         return isinstance(node, ast.Name | ast.Attribute) and self._full(node) == "os.environ"
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """The children of a node but for annotations, which start nothing."""
+    """Return the children of a node except annotations, which start nothing."""
     reported = (getattr(node, "annotation", None), getattr(node, "returns", None))
     return (child for child in ast.iter_child_nodes(node) if child not in reported)
 
 
 def _hides_a_start(node: ast.ImportFrom) -> bool:
-    """Of `from subprocess import run` no call could be recognised."""
+    """Return True if calls could not be recognised, as after `from subprocess import run`."""
     module, names = node.module or "", {each.name for each in node.names}
     if module == "os":
         return any(name in _STARTS["os"] or name.startswith(_OS_PREFIXES) for name in names)

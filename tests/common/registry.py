@@ -1,4 +1,4 @@
-"""A registry that says what a test wants, over a real socket."""
+"""A registry that answers as a test wants, over a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator

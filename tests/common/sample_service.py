@@ -29,7 +29,7 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
     if runtime.config.mode == "away":
         raise ConnectionError("the peer is away")
     if runtime.config.mode == "clings":
-        # As a library may: a thread that nobody ends, and an exit handler that waits.
+        # Like some libraries: a thread that never ends, and an exit handler that waits.
         threading.Thread(target=time.sleep, args=(3600,)).start()
         atexit.register(time.sleep, 3600)
     if runtime.config.mode == "loads":

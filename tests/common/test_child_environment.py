@@ -1,4 +1,4 @@
-"""The part of its environment that a process of ours shows to its children."""
+"""The part of its environment that a process passes to its children."""
 
 import os
 from pathlib import Path

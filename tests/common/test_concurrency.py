@@ -1,4 +1,4 @@
-"""Coroutines beside each other: the first failure ends all, cleanup is whole, no cancel is lost."""
+"""Concurrent coroutines: the first failure ends all, cleanup completes, no cancellation is lost."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Specs from files and overrides, and how their mistakes are told."""
+"""Specs from files and overrides, and the reports of their mistakes."""
 
 import json
 from pathlib import Path

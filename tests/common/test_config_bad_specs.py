@@ -1,4 +1,4 @@
-"""Specs that are refused, each with a message that names the key; and texts that stay texts."""
+"""Refused specs, each with a message that names the key; and texts that stay texts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A model's config.json says whether there are experts to replay."""
+"""A model's config.json shows whether there are experts to replay."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Messages that never come to their end: what of them is read, and for how long."""
+"""Messages that never end: how much of them is read, and for how long."""
 
 import asyncio
 
@@ -53,5 +53,5 @@ async def test_while_many_are_slow_those_who_come_have_a_moment(
         late = connection.call(path("Echo"), echo_service.TOKEN)
         await asyncio.wait_for(connection.answered[late].wait(), 60)
         assert not any(connection.answered[call].is_set() for call in slow)
-        # Whoever sends what it has to say is served.
-        assert await echo_service.say(channel, "served") == "served"
+        # A caller that sends its message is served.
+        assert await echo_service.call(channel, "served") == "served"

@@ -1,4 +1,4 @@
-"""What is loaded at start costs no collection of garbage; what comes later is collected."""
+"""Objects loaded at start cost no garbage collection; later ones are collected."""
 
 import json
 import subprocess

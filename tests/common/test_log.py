@@ -19,7 +19,7 @@ from services.common.redaction import add_secret
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Logging is of the whole process: leave it as it was found."""
+    """Logging belongs to the whole process: restore it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     before = structlog.get_config()
@@ -72,7 +72,7 @@ def test_secrets_never_appear(
     )
     logger.info("nested", value={"list": ["token-CANARY-0123456", 'sk-"quoted"-CANARY']})
     logger.info("cut", value="x" * 4090 + "token-CANARY-0123456")
-    logging.getLogger("lib").warning("said %s", {"key": "token-CANARY-0123456"})
+    logging.getLogger("lib").warning("logged %s", {"key": "token-CANARY-0123456"})
     logger.error("failed", exc_info=ValueError("token-CANARY-0123456"))
     output = capsys.readouterr().err
     assert "CANARY" not in output
@@ -100,9 +100,9 @@ def test_secrets_do_not_appear_in_another_writing_or_in_a_url(
         encoded = base64.b64encode(f"{before}:sk/CANARY+0123456789".encode()).decode()
         logger.info("refused", header=f"Basic {encoded}")
         assert encoded[8:-8] not in capsys.readouterr().err
-    logger.info("asked", url=f"https://h/?key={quote('sk/CANARY+0123456789', safe='')}")
+    logger.info("requested", url=f"https://h/?key={quote('sk/CANARY+0123456789', safe='')}")
     logger.info("cannot connect with CANARY-of-a-base")
-    # Of a URL that nobody knew of.
+    # The password of an unknown URL.
     logger.info("cannot reach postgres://other:CANARY@db/runs")
     output = capsys.readouterr().err
     assert "CANARY" not in output

@@ -1,4 +1,4 @@
-"""Children that log into a file: what they are told, how they end, and what their log says."""
+"""Children that log into a file: their input, their end, and their log."""
 
 import signal
 from pathlib import Path

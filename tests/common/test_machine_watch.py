@@ -1,4 +1,4 @@
-"""A service's further machines as its head sees them, over real Ray nodes."""
+"""A service's further machines, watched by its head, over real Ray nodes."""
 
 import signal
 import time
@@ -55,7 +55,7 @@ async def machines(folder: Path) -> AsyncGenerator[Machines]:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Return what runs of the node whose marks are in this folder."""
+    """Return the running processes of the node whose marks are in this folder."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

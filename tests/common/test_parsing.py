@@ -1,4 +1,4 @@
-"""Outside text is counted before anything is built of it."""
+"""Outside text is measured before anything is built from it."""
 
 import asyncio
 import gc
@@ -160,7 +160,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 async def test_a_long_text_is_parsed_while_the_event_loop_goes_on(name: str) -> None:
-    """Measured in CPU time of the process: next to nothing of it is spent on other things."""
+    """Measured in CPU time of the process, which does little else."""
     gc.collect()
     gc.freeze()
     longest_s = 0.0

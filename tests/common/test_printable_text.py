@@ -1,4 +1,4 @@
-"""Words of others do no harm where they are shown."""
+"""Foreign text does no harm when it is shown."""
 
 import io
 import json

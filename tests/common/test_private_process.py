@@ -1,4 +1,4 @@
-"""Files of a process are its user's alone, and none leaves its memory on a disk."""
+"""Files of a process are private to its user, and none leaves its memory on a disk."""
 
 import os
 import shlex

@@ -27,7 +27,7 @@ KINDS = {
 
 
 async def silence() -> AsyncIterator[StringValue]:
-    """A caller that is refused while it writes may see INTERNAL: gRPC's, not ours."""
+    """A caller that is refused as it writes may see INTERNAL, which is gRPC's own."""
     await asyncio.Event().wait()
     yield StringValue()
 
@@ -39,7 +39,7 @@ async def outcome(
     stream: AsyncIterator[StringValue] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The values that a call of any kind ends with."""
+    """Return the final values of a call of any kind."""
     kind = KINDS[name]
     request = StringValue(value="2")
     call = echo_service.method(channel, name, kind)
@@ -156,7 +156,7 @@ async def test_a_method_that_is_declared_but_not_written_is_unimplemented() -> N
         check: Any = stub.Check(health_pb2.HealthCheckRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await check
-        unknown = channel.unary_unary("/test.Nobody/Knows")
+        unknown = channel.unary_unary("/test.Absent/Unknown")
         with pytest.raises(grpc.aio.AioRpcError) as second:
             await unknown(b"")
     await server.stop(0)
@@ -176,10 +176,10 @@ async def test_a_trace_goes_on_in_the_service_that_is_called(serve: Serve) -> No
 
     async def traced() -> None:
         trace.continue_from(traceparent)
-        await echo_service.say(channel, "x")
+        await echo_service.call(channel, "x")
 
     await asyncio.create_task(traced())
-    await echo_service.say(channel, "untraced")
+    await echo_service.call(channel, "untraced")
     assert seen == [traceparent, None]
 
 
@@ -198,8 +198,8 @@ async def test_extra_metadata_is_asked_for_at_each_call() -> None:
         async with rpc.channel(
             serving.address, token=echo_service.TOKEN, metadata=source
         ) as channel:
-            await echo_service.say(channel, "x")
-            await echo_service.say(channel, "y")
+            await echo_service.call(channel, "x")
+            await echo_service.call(channel, "y")
     assert epochs == ["1", "2"]
 
 
@@ -223,7 +223,7 @@ async def test_stopping_lets_running_calls_finish() -> None:
     echo_service.add(server, Echo=slow)
     async with rpc.serving(server, "127.0.0.1:0", grace_s=5) as serving:
         channel = rpc.channel(serving.address, token=echo_service.TOKEN)
-        running = asyncio.create_task(echo_service.say(channel, "finished"))
+        running = asyncio.create_task(echo_service.call(channel, "finished"))
         await begun.wait()
     assert await running == "finished"
     await channel.close()

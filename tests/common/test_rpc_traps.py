@@ -44,7 +44,7 @@ async def test_a_killed_peer_is_noticed_at_once(echo_process: StartProcess) -> N
 async def test_a_frozen_peer_is_noticed_within_seconds(echo_process: StartProcess) -> None:
     process, address = await echo_process("127.0.0.1:0")
     async with rpc.channel(address, token=echo_service.TOKEN) as channel:
-        assert await echo_service.say(channel, "warm") == "warm"
+        assert await echo_service.call(channel, "warm") == "warm"
         # A stream that has begun is not retried, so that the end of the connection shows.
         stream = echo_service.method(channel, "Repeat", "stream_stream")(timeout=30)
         await stream.write(StringValue(value="begun"))
@@ -58,7 +58,7 @@ async def test_a_frozen_peer_is_noticed_within_seconds(echo_process: StartProces
 async def test_a_call_on_a_closed_channel_is_an_error_and_uses_no_freed_memory() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.closed_channels"),
-        # What is freed is overwritten, so that its use is a crash.
+        # Freed memory is overwritten, so that its use crashes.
         env={**os.environ, "MALLOC_PERTURB_": "165"},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -89,7 +89,7 @@ async def test_an_exception_in_a_handler_does_not_tell_its_text(serve: Serve) ->
 
     channel = await serve(Echo=fail)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await echo_service.say(channel, "x")
+        await echo_service.call(channel, "x")
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "SECRET" not in repr(caught.value)
     error = rpc.service_error(caught.value)
@@ -150,10 +150,10 @@ async def test_a_full_chunk_passes_and_a_larger_message_is_named(serve: Serve) -
         return StringValue(value=str(len(request.value)))
 
     channel = await serve(Echo=counted)
-    assert await echo_service.say(channel, "x" * 2**20) == str(2**20)
+    assert await echo_service.call(channel, "x" * 2**20) == str(2**20)
     started = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
-        await echo_service.say(channel, "x" * rpc.MAX_MESSAGE_BYTES)
+        await echo_service.call(channel, "x" * rpc.MAX_MESSAGE_BYTES)
     # The code of overload; it is never retried, for the message stays too large.
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert time.monotonic() - started < 10.0
@@ -163,18 +163,18 @@ async def test_a_full_chunk_passes_and_a_larger_message_is_named(serve: Serve) -
 async def test_metadata_over_the_limit_ends_one_call_only(serve: Serve) -> None:
     channel = await serve()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await echo_service.say(channel, "x", metadata=(("big", "x" * 40_000),))
+        await echo_service.call(channel, "x", metadata=(("big", "x" * 40_000),))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert await echo_service.say(channel, "y") == "y"
+    assert await echo_service.call(channel, "y") == "y"
 
 
 async def test_a_restarted_peer_is_found_again_within_seconds(echo_process: StartProcess) -> None:
     process, address = await echo_process(free_address())
     async with rpc.channel(address, token=echo_service.TOKEN) as channel:
-        assert await echo_service.say(channel, "before") == "before"
+        assert await echo_service.call(channel, "before") == "before"
         process.kill()
         await process.wait()
-        waiting = asyncio.create_task(echo_service.say(channel, "after", timeout=30))
+        waiting = asyncio.create_task(echo_service.call(channel, "after", timeout=30))
         await asyncio.sleep(1.5)
         await echo_process(address)
         up = time.monotonic()
@@ -190,9 +190,9 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve) -> None:
         return request
 
     channel = await serve(Echo=remember)
-    await echo_service.say(channel, "default")
-    await echo_service.say(channel, "own", timeout=5)
-    await echo_service.say(channel, "huge", timeout=1e12)
+    await echo_service.call(channel, "default")
+    await echo_service.call(channel, "own", timeout=5)
+    await echo_service.call(channel, "huge", timeout=1e12)
     default, own, huge = seen
     assert default is not None
     assert 58 < default < 61
@@ -206,7 +206,7 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve) -> None:
 async def test_a_deadline_that_has_passed_ends_the_call(serve: Serve, seconds: float) -> None:
     channel = await serve()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await echo_service.say(channel, "x", timeout=seconds)
+        await echo_service.call(channel, "x", timeout=seconds)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -222,7 +222,7 @@ async def test_a_client_that_gives_up_cancels_the_handler(serve: Serve) -> None:
 
     channel = await serve(Echo=hang)
     with pytest.raises(grpc.aio.AioRpcError):
-        await echo_service.say(channel, "x", timeout=0.2)
+        await echo_service.call(channel, "x", timeout=0.2)
     await asyncio.wait_for(cancelled.wait(), 30)
 
 
@@ -237,7 +237,7 @@ async def test_a_server_answering_unavailable_is_tried_again(serve: Serve) -> No
         return request
 
     channel = await serve(Echo=third_time)
-    assert await echo_service.say(channel, "x") == "x"
+    assert await echo_service.call(channel, "x") == "x"
     assert attempts == 3
 
 
@@ -252,4 +252,4 @@ async def test_bytes_of_another_protocol_do_not_disturb_the_service(serve: Serve
             await writer.drain()
             writer.close()
         async with rpc.channel(serving.address, token=echo_service.TOKEN) as channel:
-            assert await echo_service.say(channel, "x") == "x"
+            assert await echo_service.call(channel, "x") == "x"

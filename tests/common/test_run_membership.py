@@ -23,13 +23,13 @@ from tests.support import echo_service
 
 @dataclass
 class ObservedReplica:
-    """One replica under test and what its membership asked of it."""
+    """One replica under test and the commands of its membership."""
 
     registry: FakeRegistry
     status: ReplicaStatus = field(default_factory=ReplicaStatus)
     drained: list[str] = field(default_factory=list[str])
     stopped: list[str] = field(default_factory=list[str])
-    told: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    metrics: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     membership: Membership | None = None
 
 
@@ -55,7 +55,7 @@ async def member() -> AsyncGenerator[ObservedReplica]:
             status=lambda: one.status,
             drain=one.drained.append,
             stop=one.stopped.append,
-            on_metrics=one.told.append,
+            on_metrics=one.metrics.append,
         )
         task = asyncio.create_task(membership.run("127.0.0.1:7"))
         yield one
@@ -84,10 +84,10 @@ async def test_a_member_in_a_hurry_tells_its_alarms_without_waiting_for_its_turn
             alarm = RaisedAlarm("solved", f"env{number}", "notice", number, "why", "how")
             one.status = ReplicaStatus(alarms=[alarm])
             one.membership.hurry_heartbeat()
-            await until(lambda told=number: len(one.registry.heartbeats) > told)
-            (told,) = one.registry.heartbeats[-1].alarms
-            assert (told.scope, told.severity) == (f"env{number}", alarm_pb.ALARM_SEVERITY_NOTICE)
-            assert (told.step, told.cause, told.fix) == (number, "why", "how")
+            await until(lambda before=number: len(one.registry.heartbeats) > before)
+            (sent,) = one.registry.heartbeats[-1].alarms
+            assert (sent.scope, sent.severity) == (f"env{number}", alarm_pb.ALARM_SEVERITY_NOTICE)
+            assert (sent.step, sent.cause, sent.fix) == (number, "why", "how")
 
 
 async def test_the_launchers_word_drains_and_heartbeats_go_on() -> None:
@@ -102,8 +102,8 @@ async def test_the_launchers_word_drains_and_heartbeats_go_on() -> None:
 async def test_a_member_hears_what_the_launcher_knows_of_the_run() -> None:
     async with member() as one:
         one.registry.metrics = {"cost/accrued": 1.5}
-        await until(lambda: bool(one.told))
-        assert one.told[-1] == {"cost/accrued": 1.5}
+        await until(lambda: bool(one.metrics))
+        assert one.metrics[-1] == {"cost/accrued": 1.5}
 
 
 async def test_the_launchers_word_stops() -> None:
@@ -161,16 +161,16 @@ async def test_a_stub_follows_a_peer_to_its_new_address() -> None:
         assert not waiting.done()
         fake.move({0: await echo_server(stack, "first")})
         channel = await asyncio.wait_for(waiting, 3)
-        say = echo_service.method(channel, "Echo")
-        assert (await say(echo_service.StringValue())).value == "first"
+        echo = echo_service.method(channel, "Echo")
+        assert (await echo(echo_service.StringValue())).value == "first"
         fake.move({})
         await asyncio.sleep(0.1)
-        assert (await say(echo_service.StringValue())).value == "first"
+        assert (await echo(echo_service.StringValue())).value == "first"
         fake.move({0: await echo_server(stack, "second")})
-        answers = [(await say(echo_service.StringValue())).value]
+        answers = [(await echo(echo_service.StringValue())).value]
         while answers[-1] != "second" and len(answers) < 300:
             await asyncio.sleep(0.01)
-            answers.append((await say(echo_service.StringValue())).value)
+            answers.append((await echo(echo_service.StringValue())).value)
         assert answers[-1] == "second"
         await peers.close()
 
@@ -189,7 +189,7 @@ async def test_replicas_are_shared_out_and_kept_while_they_last() -> None:
                 registry_channel=registry,
             )
             channel = await peers.channel("env_gateway")
-            answers.append(await echo_service.say(channel, "?"))
+            answers.append(await echo_service.call(channel, "?"))
             await peers.close()
         assert answers == ["gateway-0", "gateway-1", "gateway-0"]
 
@@ -198,7 +198,7 @@ async def test_a_fixed_peer_needs_no_registry() -> None:
     async with AsyncExitStack() as stack:
         address = await echo_server(stack, "fixed")
         peers = Peers(token=echo_service.TOKEN, run_id="run", fixed={"learner": address})
-        assert await echo_service.say(await peers.channel("learner"), "?") == "fixed"
+        assert await echo_service.call(await peers.channel("learner"), "?") == "fixed"
         with pytest.raises(ConfigError, match="--peer env_gateway=HOST:PORT"):
             await peers.channel("env_gateway")
         await peers.close()

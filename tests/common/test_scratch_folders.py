@@ -1,4 +1,4 @@
-"""Folders for a while, whose process is killed."""
+"""Temporary folders whose process is killed."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from services.common.scratch_folders import scratch_folder
 
-# Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
+# Prints its folder and stays alive in it; with an argument, hands the folder to a child.
 KEEPER = """
 import subprocess, sys, time
 from services.common.scratch_folders import scratch_folder
@@ -47,7 +47,7 @@ def test_what_is_no_folder_of_this_user_holds_nobody_up_and_stays(tmp_path: Path
     (mine / "file").write_text("mine")
     link, pipe = (tmp_path / f"flotilla-scratch-{name}" for name in ("link", "pipe"))
     link.symlink_to(mine)
-    # To open it without O_DIRECTORY would wait for who writes.
+    # Opening it without O_DIRECTORY would wait for a writer.
     os.mkfifo(pipe)
     with scratch_folder():
         pass

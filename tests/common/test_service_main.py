@@ -151,7 +151,7 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     """Exit code and output of a command line that ends before the service starts."""
     (tmp_path / "spec.toml").write_text(SPEC)
     given = ["--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path), *arguments]
-    # That is for the life of a process, and this one is the tests'.
+    # The setting lasts as long as the process, which is that of the tests.
     kept = mock.patch("services.common.service_main.keep_private")
     with kept as called, pytest.raises(SystemExit) as exit_:
         run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)
@@ -221,26 +221,26 @@ async def test_a_process_serves_a_run_beyond_loopback(start: Start, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("service", "arguments", "says"),
+    ("service", "arguments", "error"),
     [
         ("learner", ["--run-id", RUN], f"is that of learner.{RUN}.flotilla, this process is"),
         ("rollout", ["--run-id", "other"], "this process is rollout.other.flotilla"),
         ("rollout", ["--run-id", RUN, "--listen", "0.0.0.0:0"], "pass --advertise HOST"),
     ],
 )
-def test_a_certificate_that_nobody_would_accept_is_told_at_once(
+def test_a_certificate_that_no_peer_would_accept_is_refused_at_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     service: str,
     arguments: list[str],
-    says: str,
+    error: str,
 ) -> None:
     monkeypatch.setenv("FLOTILLA_TOKEN", echo_service.TOKEN)
     certificates.store_identity(tmp_path, run_identity())
     folder = certificates.identity_folder(tmp_path, RUN) / service
     code, output = answer(capsys, tmp_path, *arguments, "--tls-dir", str(folder))
-    assert (code, says in output) == (2, True), output
+    assert (code, error in output) == (2, True), output
 
 
 async def test_a_process_registers_and_obeys_stop(start: Start) -> None:

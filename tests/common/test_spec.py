@@ -13,7 +13,7 @@ def policy(**scaling: str | int | float) -> PolicyConfig:
 def test_yarn_scales_the_positions_a_model_was_trained_with() -> None:
     qwen3 = policy(rope_type="yarn", factor=2.0, original_max_position_embeddings=32_768)
     assert qwen3.scaled_positions(40_960) == 65_536
-    assert qwen3.scaled_positions(131_072) == 131_072, "never fewer than the model says itself"
+    assert qwen3.scaled_positions(131_072) == 131_072, "never fewer than the model's own number"
 
 
 def test_positions_stay_without_yarn() -> None:

@@ -1,4 +1,4 @@
-"""Signals that ask to stop: the first, the same press again, and a later one."""
+"""Stop signals: the first, the same press again, and a later one."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from services.common.stop_signals import STOP_SIGNALS, StopSignals, remove_from_
 
 
 class Heard:
-    """What the handler was told."""
+    """The signals that the handler received."""
 
     def __init__(self, same_s: float = 0.0) -> None:
         self.first: list[int] = []
@@ -20,7 +20,7 @@ class Heard:
         self.signals = StopSignals(self.first.append, self.later.append, same_s=same_s)
 
 
-def test_the_first_signal_is_told_from_later_ones() -> None:
+def test_the_first_signal_is_distinguished_from_later_ones() -> None:
     heard = Heard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         heard.signals.note_signal(number)

@@ -1,4 +1,4 @@
-"""TLS of a run: what is read, and what is refused before anything starts."""
+"""TLS of a run: files that are read, and files that are refused before anything starts."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "error"),
     [
         ({"key": run().tls_for("rollout").key}, "the key does not match the certificate"),
         ({"ca": other_run().tls_for("learner").ca}, "the certificate is not of this CA"),
@@ -57,10 +57,10 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         ({"ca": b"\xff"}, "not usable PEM"),
     ],
 )
-def test_files_that_do_not_belong_together_are_told_apart(
-    tmp_path: Path, changes: dict[str, bytes], says: str
+def test_files_that_do_not_belong_together_are_refused_by_cause(
+    tmp_path: Path, changes: dict[str, bytes], error: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=error) as caught:
         read_tls(write(tmp_path, run().tls_for("learner"), **changes))
     assert str(tmp_path) in str(caught.value)
     assert "BEGIN" not in str(caught.value)

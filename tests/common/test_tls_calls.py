@@ -1,4 +1,4 @@
-"""Calls under TLS: who is talked to, and what a caller learns when it is not."""
+"""Calls under TLS: accepted peers, and the errors for all others."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -38,7 +38,7 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
             address, token=echo_service.TOKEN, tls=run().tls_for("rollout"), peer="env_gateway"
         ) as channel,
     ):
-        assert await echo_service.say(channel, "x") == "x"
+        assert await echo_service.call(channel, "x") == "x"
         message = [StringValue(value=str(n)) for n in range(3)]
         counted = echo_service.method(channel, "Count", "unary_stream")(StringValue(value="3"))
         assert [one.value async for one in counted] == ["0", "1", "2"]
@@ -71,7 +71,7 @@ async def test_a_caller_is_told_what_is_likely_wrong(
         )
         async with channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echo_service.say(channel, "x", timeout=10)
+                await echo_service.call(channel, "x", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert cause in likely_cause(caught.value.details())
 
@@ -115,9 +115,9 @@ async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
             registry_channel=channel,
             tls=run().tls_for("rollout"),
         )
-        assert await echo_service.say(await peers.channel("learner"), "found") == "found"
+        assert await echo_service.call(await peers.channel("learner"), "found") == "found"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo_service.say(await peers.channel("env_gateway"), "x", timeout=10)
+            await echo_service.call(await peers.channel("env_gateway"), "x", timeout=10)
         assert "another service" in likely_cause(caught.value.details())
         await peers.close()
 
@@ -139,7 +139,7 @@ async def test_a_peer_beyond_loopback_is_refused_to_who_has_no_tls() -> None:
 
 
 class RolloutMember:
-    """A rollout's membership, and what it was told to do."""
+    """A rollout's membership, and the commands that it received."""
 
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
         self.drained: list[str] = []
@@ -183,7 +183,7 @@ async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> N
     ):
         member = RolloutMember(channel, lambda: float(next(times)))
         async with asyncio.timeout(15), member.running():
-            while not member.drained:  # noqa: ASYNC110 (nobody there to set an event)
+            while not member.drained:  # noqa: ASYNC110 (nothing sets an event)
                 await asyncio.sleep(0.01)
     assert "its certificate belongs to another run" in member.drained[0]
     assert fake.registered == []
@@ -200,4 +200,4 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
             address, token=echo_service.TOKEN, tls=run().tls_for("rollout"), peer="learner"
         ) as channel,
     ):
-        assert await echo_service.say(channel, "direct", timeout=5) == "direct"
+        assert await echo_service.call(channel, "direct", timeout=5) == "direct"

@@ -1,4 +1,4 @@
-"""The watchdog names what stands still and leaves the stacks."""
+"""The watchdog names the stalled part and leaves the stacks."""
 
 import asyncio
 import time

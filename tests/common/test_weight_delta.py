@@ -1,4 +1,4 @@
-"""Differences of publications: what comes out is what went in, whatever the bytes mean."""
+"""Differences of publications: the output equals the input, for any bytes."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ async def test_of_each_method_that_streams_only_so_many_calls_run(
         assert (await first.read()).value == "1"
         assert await refusal_of(repeat(iter(())).read()) == "TOO_MANY_STREAMS"
         # Others have a bound of their own, and the end of one makes room for the next.
-        assert await echo_service.say(channel, "served") == "served"
+        assert await echo_service.call(channel, "served") == "served"
         first.cancel()
         await _until_served(repeat)
 

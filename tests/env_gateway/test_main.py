@@ -1,4 +1,4 @@
-"""The gateway as a process: its command line, and what a killed one leaves behind."""
+"""The gateway as a process: its command line, and the remains of a killed one."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Large answers are read, and sent on to those who asked, off the event loop:
-in CPU time of its thread, which nobody else's work counts in."""
+"""Large answers are read and passed on to the caller off the event loop, measured in CPU time
+of the loop's thread, which excludes all other work."""
 
 import base64
 import json
@@ -99,10 +99,10 @@ def copied() -> Awaitable[bytes | None]:
     made = ["items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)"]
     rows = [["", *made], *([["items", n, "x" * 700] for n in range(19_000)])]
 
-    async def ask(_db: str, sql: str) -> Rows:
+    async def run_query(_db: str, sql: str) -> Rows:
         return Rows((), [made] if sql == dump.SCHEMA_SQL else rows)
 
-    return SnapshotCache().get_snapshot("current", InitialState(("e", "v"), "v", ("e",)), ask)
+    return SnapshotCache().get_snapshot("current", InitialState(("e", "v"), "v", ("e",)), run_query)
 
 
 CONTENT = {"content": [{"type": "image", "mimeType": "image/png", "data": PICTURE}]}

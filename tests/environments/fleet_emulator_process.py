@@ -93,7 +93,7 @@ def rpc(http: httpx.Client, url: str, method: str, params: Any = None) -> httpx.
 def solve(
     root: str, env_key: str, data_key: str, endpoints: Sequence[str] = ("mcp",), key: str = "any"
 ) -> None:
-    """Make the calls that solve a task, the endpoints taking turns."""
+    """Make the calls that solve a task, alternating between the endpoints."""
     with httpx.Client(headers={"authorization": f"Bearer {key}"}) as http:
         calls = plan_calls({"env_id": env_key, "data_id": data_key})
         for index, (name, arguments) in enumerate(calls):

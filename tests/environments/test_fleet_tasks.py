@@ -1,4 +1,4 @@
-"""Task files out of Fleet's own answer, as the emulator gives it."""
+"""Task files made from Fleet's own answer, as the emulator gives it."""
 
 import json
 from pathlib import Path

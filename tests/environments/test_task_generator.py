@@ -1,4 +1,4 @@
-"""Scenarios: what a data id draws, and which names it never does."""
+"""Scenarios: the data that an id draws, and the names that it never does."""
 
 import subprocess
 import sys

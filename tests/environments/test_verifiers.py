@@ -15,7 +15,7 @@ from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent
 KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]
-# Of the final answer alone: no app's state.
+# Verifiers of the final answer alone, without an app's state.
 ANSWERS = [("gsm8k", "flexible"), ("gsm8k", "strict")]
 
 
@@ -53,7 +53,7 @@ def test_a_solved_task_passes_and_an_untouched_one_fails(env_key: str, kind: str
         assert grade(source, instance) == 0
         solve(instance)
         assert grade(source, instance) == 1
-        assert grade(source, instance, None) == 0, "the policy must also say that it is done"
+        assert grade(source, instance, None) == 0, "the policy must also declare that it is done"
 
 
 @pytest.mark.parametrize(("env_key", "kind"), KINDS)

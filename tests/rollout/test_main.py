@@ -1,4 +1,4 @@
-"""What a rollout worker sees of a model before it starts anything."""
+"""A rollout worker's checks of a model before it starts anything."""
 
 import json
 from pathlib import Path
@@ -55,18 +55,18 @@ def test_ends_of_the_generation_config_are_stops_of_the_run_and_must_be_known(
         (chatml("{%- if message.role == 'tool' %}{%- continue %}{%- endif %}"), "tool"),
         (chatml("{{- raise_exception('never') }}"), "never"),
         (calls_in(STRANGE_CALLS), "is not read again: it writes '<call:look_up>"),
-        # As Llama's, by a reader of other calls.
+        # Llama's calls, with a reader of other calls.
         (calls_in(NATIVE_CALLS.replace("arguments", "parameters", 1)), 'under "arguments"'),
-        # As Seed-OSS's, which writes what Python does.
+        # Like Seed-OSS's, which writes Python's literals.
         (calls_in(NATIVE_CALLS.replace(" | tojson", "")), "is not valid JSON"),
-        # One that shows no turn but the last, which cannot be gone on from token by token.
+        # One that shows only the last turn, so that no turn can be continued token by token.
         (
             chatml(
                 "{%- if message.role == 'assistant' and not loop.last %}{%- continue %}{%- endif %}"
             ),
             "rewrites, repeats or leaves out earlier turns",
         ),
-        # As Firefunction's, which knows no tools.
+        # Like Firefunction's, which knows no tools.
         (calls_in(NATIVE_CALLS) + "{{- functions[0] }}", "'functions' is undefined"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checks a spec like a service, in no time: refuses what it finds under `[learner] refuse`."""
+"""Checks a spec like a service, at once: refuses with the text under `[learner] refuse`."""
 
 import json
 import sys

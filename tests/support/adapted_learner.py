@@ -61,7 +61,7 @@ class AdaptedLearner:
         self.models.trainer.train_step(make_batch(step=self.version), 1e-2)
 
     def publish(self) -> Publication:
-        """Write the adapters as they are; return what a rollout is told."""
+        """Write the current adapters; return the publication that a rollout receives."""
         policy = self.models.policy
         path, fingerprint, manifest = self.slots.write_version(self.version)
         ids = canary_token_ids(policy.vocabulary)
@@ -86,7 +86,7 @@ class AdaptedLearner:
 
 
 def damaged(publication: Publication, folder: Path) -> Publication:
-    """Return the publication in another file, one bit of whose last tensor differs."""
+    """Return the publication in another file, with one changed bit in its last tensor."""
     raw = np.fromfile(publication.location, np.uint8)
     raw[publication.manifest[-1].offset_bytes] ^= 1
     raw.tofile(folder / "damaged")

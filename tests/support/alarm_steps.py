@@ -1,4 +1,4 @@
-"""Steps as the rules see them."""
+"""Steps as input of the alarm rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ CONFIG = AlarmsConfig(window=4, count=16)
 
 
 class Heard:
-    """Keeps what it is sent. Implements `AlarmSink`."""
+    """Keeps the alarms that it is sent. Implements `AlarmSink`."""
 
     def __init__(self) -> None:
         self.alarms: list[Alarm] = []
@@ -20,11 +20,11 @@ class Heard:
         self.alarms.append(alarm)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     @property
     def names(self) -> list[str]:
-        """`+rule/scope` for what was raised, `-rule/scope` for what was cleared."""
+        """Return `+rule/scope` for raised alarms and `-rule/scope` for cleared ones."""
         return [
             f"{'+' if a.raised else '-'}{a.verdict.rule}/{a.verdict.scope}" for a in self.alarms
         ]
@@ -41,7 +41,7 @@ def alarms(
 
 
 def facts(step: int, metrics: Mapping[str, float] | None = None, **changes: Any) -> StepFacts:
-    """A step at which all is well, but for the changes."""
+    """Return a healthy step, except for the changes."""
     values: dict[str, Any] = {
         "signal": {"shop": (4, 8)},
         "no_grade": {"shop": (0, 32)},

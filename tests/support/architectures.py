@@ -28,7 +28,7 @@ from tests.support.model_zoo import SMALL, make_tokenizer, read_template
 
 # The largest difference between engine and trainer of a sampled token's logprob, in float32.
 TOLERANCE = 1e-4
-# As vLLM pads vocabularies, and as most published models have theirs.
+# vLLM pads vocabularies to this, as do most published models.
 _VOCABULARY_MULTIPLE = 64
 _SIZES: Mapping[str, Any] = {
     "hidden_size": 128,
@@ -37,7 +37,7 @@ _SIZES: Mapping[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
-    # Large enough for logprobs that depend on what is attended to.
+    # Large enough for logprobs that depend on the attended tokens.
     "initializer_range": 0.2,
     "bos_token_id": None,
     "pad_token_id": None,
@@ -48,7 +48,7 @@ _SIZES: Mapping[str, Any] = {
 class Architecture:
     """One architecture, and how its policy is written to and read.
 
-    `tokenizer` says what `vocabulary` is."""
+    `tokenizer` is the kind of `vocabulary`."""
 
     name: str
     make_config: Callable[..., PreTrainedConfig]
@@ -65,7 +65,7 @@ class Architecture:
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def make_folder(self, folder: Path) -> None:
-        """Write the model, its tokenizer and its template, as a published one has them."""
+        """Write the model, its tokenizer and its template, like a published one."""
         tokenizer = self.make_tokenizer()
         ends = [int(str(tokenizer.convert_tokens_to_ids(end))) for end in self.ends]
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ class Architecture:
 
 @torch.no_grad()
 def _vary_norms(model: PreTrainedModel) -> None:
-    """Norms and biases that are not all the same."""
+    """Make norms and biases differ."""
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.3, 0.3))

@@ -1,4 +1,4 @@
-"""One value for every secret that a launcher may have, and where any of them has got to."""
+"""One value for every secret that a launcher may have, and a search for each of them."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-# Read under a name that does not say that it is a secret.
+# Read under a name that does not mark it as a secret.
 HOOK = "TRAINING_PINGS"
 PLAIN = (
     *("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "SLACK_BOT_TOKEN", "FLOTILLA_TOKEN"),
@@ -21,7 +21,7 @@ PLAIN = (
 # An option of a store, in the middle of other text.
 REMOTE_OPTIONS, REMOTE_LAUNCHER = "FLOTILLA_REMOTE_OPTIONS", "FLOTILLA_LAUNCHER"
 NEBIUS = "NEBIUS_CREDENTIALS_JSON"
-# Made by the launcher, and kept for their owner alone.
+# Made by the launcher, and readable by their owner alone.
 KEPT = (".identity", "launcher.json")
 
 
@@ -33,7 +33,7 @@ class Canaries:
         self.values = {name: _canary(name) for name in (*PLAIN, *objects)}
 
     def environ(self, hook: str) -> dict[str, str]:
-        """`hook` is the address of whoever is to be told of runs."""
+        """Return the variables; `hook` is the address that run notifications go to."""
         options = {"password": self.values[REMOTE_OPTIONS], "client_kwargs": {}}
         elsewhere = {"address": "127.0.0.1:1", "token": self.values[REMOTE_LAUNCHER]}
         nebius = {"subject-credentials": {}, "private_key": self.values[NEBIUS]}
@@ -55,7 +55,7 @@ class Canaries:
             self.values[f"the TLS key of {key.parent.name}"] = key.read_text().splitlines()[2]
 
     def traces(self, data: bytes) -> set[str]:
-        """Names of the secrets in `data`, as they are or in base64."""
+        """Return the names of the secrets in `data`, plain or in base64."""
         return {
             name
             for name, value in self.values.items()
@@ -63,7 +63,7 @@ class Canaries:
         }
 
     def in_files(self, folder: Path, *, kept: bool = True) -> dict[str, set[str]]:
-        """Return finds by file. `kept` leaves out what is for the owner alone."""
+        """Return finds by file. `kept` leaves out files for the owner alone."""
         found: dict[str, set[str]] = {}
         for path in folder.rglob("*"):
             if not path.is_file() or (kept and path.relative_to(folder).parts[0] in KEPT):
@@ -82,7 +82,7 @@ class Canaries:
         return found
 
     def in_environments(self, processes: Iterable[psutil.Process]) -> dict[int, set[str]]:
-        """Return finds by process, as anybody of the same user reads it."""
+        """Return finds by process, as readable by the same user."""
         return {
             each.pid: self.traces(_read(Path(f"/proc/{each.pid}/environ"))) for each in processes
         }
@@ -109,6 +109,6 @@ def _forms(value: bytes) -> list[bytes]:
     encoded: list[bytes] = []
     for before in range(3):
         whole = base64.b64encode(b"\0" * before + value)
-        # Characters that neighbours have a part in are left out.
+        # Characters that also depend on neighbours are left out.
         encoded.append(whole[4 if before else 0 : len(whole) // 4 * 4 - 4])
     return [value, *encoded]

@@ -1,4 +1,4 @@
-"""Checkpoints without a service: ranks write them, and their tensors are read whole."""
+"""Checkpoints without a service, written by ranks and read as whole tensors."""
 
 from pathlib import Path
 
@@ -56,6 +56,6 @@ def load_group(directory: Path, group: str) -> dict[str, Tensor]:
 
 
 def saved_state(directory: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of model and optimizer, of however many ranks."""
+    """Return the whole tensors of model and optimizer, for any number of ranks."""
     groups = {group: load_group(directory, group) for group in (MODEL, OPTIMIZER)}
     return {f"{g}/{name}": value for g, found in groups.items() for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""First calls of methods on channels that were used and closed; says how many were refused."""
+"""First calls of methods on channels that were used and closed; prints the number refused."""
 
 import asyncio
 from contextlib import suppress

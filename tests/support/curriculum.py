@@ -1,4 +1,4 @@
-"""A run as the curriculum sees it: draws, outcomes, a journal, and kills."""
+"""A run from the curriculum's view: draws, outcomes, a journal, and kills."""
 
 import hashlib
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Run:
         self.curriculum = self._started()
 
     def kill(self) -> None:
-        """All that is left is the journal and the groups that were leased."""
+        """Keep only the journal and the leased groups."""
         self.curriculum = self._started()
         self.curriculum.catch_up(len(self.drawn))
 

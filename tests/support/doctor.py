@@ -1,4 +1,4 @@
-"""A run that is well, faults to plant in it, and doubles of whom it asks."""
+"""A healthy run, faults to plant in it, and doubles of the services that it calls."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
 
 
 def spec(policy: Path, tasks: Path, *overrides: str) -> dict[str, Any]:
-    """A run in which nothing is wrong, but for what the overrides bring."""
+    """A healthy run, except for the overrides."""
     made: dict[str, Any] = {
         "name": "well",
         "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 8192},
@@ -48,7 +48,7 @@ def spec(policy: Path, tasks: Path, *overrides: str) -> dict[str, Any]:
 
 
 def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunContext:
-    """`environ` on top of this process's, without what a developer may have there."""
+    """`environ` on top of this process's, without a developer's own variables."""
     ours = ("WANDB_API_KEY", "WANDB_BASE_URL", "FLEET_API_KEY", "SLACK_BOT_TOKEN", "FLOTILLA_TOKEN")
     plain = {name: value for name, value in os.environ.items() if name not in ours}
     nothing = {"NETRC": os.devnull, "HF_HUB_OFFLINE": "1"}
@@ -63,7 +63,7 @@ async def probed(name: str, about: RunContext) -> ProbeResult:
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections as the services print them, without the time that starting them takes."""
+    """Return the sections as the services print them, without starting the services."""
     classes = {"env_gateway": EnvGatewayConfig, "learner": LearnerConfig, "rollout": RolloutConfig}
     return {
         service: parse_config(cls, content[service], where=service).model_dump(mode="json")
@@ -71,7 +71,7 @@ def sections(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# As SkyPilot's modules of these names, as far as the doctor asks them.
+# Doubles of SkyPilot's modules of these names, limited to the doctor's calls.
 SKYPILOT = {
     "exceptions": "class ServerTemporarilyUnavailableError(Exception): ...",
     "server/common": """
@@ -81,7 +81,7 @@ def redact_url_password(url): return url
 def make_authenticated_request(method, path, retry, timeout):
     return requests.request(method, get_server_url() + path, timeout=timeout)
 """,
-    # Lambda alone may be used.
+    # Only Lambda is enabled.
     "client/sdk": """
 def check(clouds, verbose): return "request"
 def get(request): return {"default": {"lambda": ["compute"]}}
@@ -130,7 +130,7 @@ def double(handle: Handle) -> Generator[str]:
         do_GET = do_POST
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), JsonHandler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

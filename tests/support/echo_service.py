@@ -59,7 +59,7 @@ def add(server: grpc.aio.Server, **unary: Unary) -> None:
 
 
 def method(channel: grpc.aio.Channel, name: str, kind: str = "unary_unary") -> Any:
-    """A callable for one method; requests that are bytes are sent as they are."""
+    """Return a callable for one method; requests in bytes are sent unchanged."""
     return getattr(channel, kind)(
         f"/{SERVICE}/{name}",
         request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
@@ -67,7 +67,7 @@ def method(channel: grpc.aio.Channel, name: str, kind: str = "unary_unary") -> A
     )
 
 
-async def say(channel: grpc.aio.Channel, text: str, **options: Any) -> str:
+async def call(channel: grpc.aio.Channel, text: str, **options: Any) -> str:
     return (await method(channel, "Echo")(StringValue(value=text), **options)).value
 
 

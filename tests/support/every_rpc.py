@@ -50,7 +50,7 @@ def of_service(*names: str) -> tuple[Rpc, ...]:
 
 
 class Recorder:
-    """Handlers for all rpcs that do nothing but remember that they were reached."""
+    """Handlers for all rpcs that only remember that they were reached."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
@@ -103,7 +103,7 @@ async def _called(channel: grpc.aio.Channel, rpc: Rpc, metadata: Any) -> None:
 
 
 async def _silence() -> AsyncIterator[bytes]:
-    """A caller that is refused while it writes may see INTERNAL: gRPC's, not ours."""
+    """A caller that is refused as it writes may see INTERNAL, which is gRPC's own."""
     await asyncio.Event().wait()
     yield b""
 

@@ -35,7 +35,7 @@ def run_receiver(place: str, address: str, how: str, stage: str, *manifests: str
 
 
 def note(path: str, text: str) -> None:
-    """Write a file, which is there once it is whole."""
+    """Write a file that appears only once it is whole."""
     begun = Path(f"{path}.begun")
     begun.write_text(text)
     begun.rename(path)

@@ -1,7 +1,7 @@
 """A sender of weights that is killed or stopped as it sends, or that does so to another process.
 
-The run says how and where: `kill-3` at the third piece of its life; `kill-3-PID` that process;
-`stop-/FOLDER` at the stage that a file in the folder is named after, once there is one."""
+The run's name selects how and where: `kill-3` at the third piece of its life; `kill-3-PID` that
+process; `stop-/FOLDER` at the stage that a file in the folder is named after, once there is one."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""In-memory backend whose units do as a test says."""
+"""A backend in memory whose units a test controls."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ class FakeBackend(Backend):
         self.killed: list[Unit] = []
         self.cleaned: list[str] = []
         self.left: list[Unit] = []
-        # What a look for a run's remains finds.
+        # The result of a search for a run's remains.
         self.remains: str = ""
         self.refuse: str = ""
         self.stubborn = False
@@ -55,7 +55,7 @@ class FakeBackend(Backend):
         return unit
 
     async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
-        """Attach any unit: those of another launcher are there as well."""
+        """Attach any unit, including those of another launcher."""
         self._ends.setdefault(unit, asyncio.get_running_loop().create_future())
         return True
 

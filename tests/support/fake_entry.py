@@ -1,4 +1,4 @@
-"""The entry of the fake services, which imports nothing before it knows what for."""
+"""The entry of the fake services, which imports only what its arguments need."""
 
 import os
 import sys

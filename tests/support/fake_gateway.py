@@ -1,4 +1,4 @@
-"""A gateway with fake environments, as tests need it."""
+"""A gateway with fake environments, for tests."""
 
 import asyncio
 import json
@@ -117,6 +117,6 @@ async def opened(gateway: Gateway, spec: EpisodeSpec | None = None) -> Session:
 
 
 def printed_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The checks that passed and that failed, where no policy wrote any of it."""
+    """The checks that passed and failed, in output that no policy wrote."""
     printed = read_printed(stdout, NO_AUTHOR)
     return printed.passed, printed.failed

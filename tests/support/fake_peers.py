@@ -1,4 +1,4 @@
-"""A learner and a gateway on real sockets that do what a test tells them."""
+"""A learner and a gateway on real sockets that a test controls."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -54,7 +54,7 @@ class Submitted:
 
 @dataclass
 class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServicer):
-    """Hands out `leases`, keeps what comes back; fails the first calls of a kind when told."""
+    """Hands out `leases`, keeps what comes back; fails the first calls of a kind on request."""
 
     leases: list[group_pb.Lease] = field(default_factory=list[group_pb.Lease])
     updates: "asyncio.Queue[policy_pb.Update | None]" = field(default_factory=asyncio.Queue)
@@ -72,11 +72,11 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         default_factory=list[policy_pb.ReportPolicyRequest]
     )
     accept: bool = True
-    # Of submissions with a reward, the next so many are refused.
+    # The number of next submissions with a reward that are refused.
     malformed: int = 0
-    # As many submissions are ended as if they had stood still.
+    # The number of submissions that are ended as if stalled.
     stalled: int = 0
-    # How long an answer to a poll is under way once the lease is granted.
+    # The delay of an answer to a poll after the lease is granted.
     answer_seconds: float = 0.0
     granted: dict[str, group_pb.Lease] = field(default_factory=dict[str, group_pb.Lease])
 
@@ -130,7 +130,7 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
             self.malformed -= 1
             raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_TRAJECTORY")
         self.submitted.append(Submitted(header, ids, scores, header.content_digest))
-        # As the learner, which drops the whole group.
+        # Drop the whole group, like the learner.
         over = header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
         return group_pb.SubmitTrajectoryResponse(group_complete=over)
 
@@ -154,7 +154,7 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
 
 @dataclass
 class FakeGateway(env_grpc.EpisodeServiceServicer):
-    """Opens episodes that answer with `answer`; remembers which are open."""
+    """Opens episodes that answer with `answer`; remembers the open ones."""
 
     answer: Answer = lambda request: ok('{"found": 1}')
     seconds: float = 0.0
@@ -276,7 +276,7 @@ class FakeWeights(weight_grpc.WeightServiceServicer):
         self._cut_after = cut_after
         self.cuts = cuts
         self.offsets: list[int] = []
-        # The version that each caller says it holds.
+        # The version that each caller reports as held.
         self.held: list[int | None] = []
 
     async def FetchWeights(
@@ -318,7 +318,7 @@ def lease(lease_id: str = "l1", attempts: int = 2, **changes: Any) -> group_pb.L
 async def served(
     add: Callable[[grpc.aio.Server], None], listen: str = "127.0.0.1:0"
 ) -> AsyncGenerator[str]:
-    """A server with what `add` adds; yields its address."""
+    """Run a server with the services that `add` adds; yield its address."""
     server = rpc.server(token=TOKEN)
     add(server)
     async with rpc.serving(server, listen, grace_s=0.0) as serving:

@@ -1,4 +1,4 @@
-"""Services that do nothing but register, send heartbeats and end as their spec section says."""
+"""Services that only register, send heartbeats and end as their spec section states."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not hea
 
 
 class FakeConfig(ConfigModel):
-    """The behaviour of a fake. Steps are kept in a file, so that a restart goes on."""
+    """The behaviour of a fake. Steps are kept in a file, so that a restart continues."""
 
     steps: int = 3
     step_s: float = 0.05
@@ -26,9 +26,9 @@ class FakeConfig(ConfigModel):
     # Start a process in a session of its own and leave it behind.
     litter: bool = False
     message: str = "hello"
-    # While this file is there, an alarm is raised.
+    # While this file exists, an alarm is raised.
     alarmed_by: str = ""
-    # While this file is there, no step is taken.
+    # While this file exists, no step is taken.
     held_by: str = ""
     # Variables whose values are in the message of the crash, as vendors' libraries have them.
     repeats: tuple[str, ...] = ()

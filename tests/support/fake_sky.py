@@ -1,4 +1,4 @@
-"""SkyPilot in memory: it does what a test tells it."""
+"""SkyPilot in memory, controlled by a test."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,15 @@ class FakeSky:
         self.submitted: list[list[Document]] = []
         self.secrets: list[Mapping[str, str]] = []
         self.attempts: list[Document] = []
-        # What the next submission raises.
+        # The error of the next submission.
         self.refusal: Exception | None = None
-        # What happens just before it is raised.
+        # Called just before the error is raised.
         self.before_refusal: Callable[[], None] | None = None
         self.away = False
-        # Between what an answer says and its arrival.
+        # The delay between the state of an answer and its arrival.
         self.hesitate_s = 0.0
-        # The status of what is submitted next, and whether machines were asked for.
-        self.status, self.asked = "RUNNING", True
+        # The status of the next submission, and whether machines were requested.
+        self.status, self.requested = "RUNNING", True
         self.statuses: dict[str, str] = {}
 
     def put(self, task: str, **changes: Any) -> None:
@@ -50,7 +50,7 @@ class FakeSky:
         for document in documents:
             task = str(document["name"])
             cluster = f"{task}-{number}"
-            self.table.append(Job(number, name, task, self.status, self.asked, cluster=cluster))
+            self.table.append(Job(number, name, task, self.status, self.requested, cluster=cluster))
             self.machines[cluster] = Cluster(cluster, "UP", managed=True)
         return number
 
@@ -65,7 +65,7 @@ class FakeSky:
         return found
 
     def stand_still(self, cluster: str, status: str) -> None:
-        """Its cloud has it in this state, which is not UP."""
+        """Set the state of its machine in the cloud to one other than UP."""
         self.machines[cluster] = Cluster(cluster, status)
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:

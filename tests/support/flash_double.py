@@ -90,7 +90,7 @@ def _differentiate(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the answer and the sums that are given, as Dao et al. 2022, algorithm 4."""
+    """Differentiate from the given answer and sums, like Dao et al. 2022, algorithm 4."""
     _check(query, key, value, (query_ends, most_queries), (key_ends, most_keys))
     sight = _sight(is_causal, window_size_left, window_size_right)
     dtype, (grad, query, key, value, answer) = query.dtype, _wide(grad, query, key, value, answer)
@@ -113,7 +113,7 @@ def _differentiate(
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """As the kernel, which computes in float32, and in that gives its sums, too."""
+    """Return the tensors in float32, the type in which the kernel computes and returns its sums."""
     return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
 
 

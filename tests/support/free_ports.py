@@ -6,18 +6,18 @@ from functools import cache
 from pathlib import Path
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Below these, Ray's nodes listen where they like.
+# Ray's nodes listen on any port below these.
 _FIRST, _LAST = 20_000, 65_535
 _TRIES = 100
-# Not the seeded one: processes that start alike would choose alike.
+# Not the seeded generator: processes with equal seeds would choose equal ports.
 _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port that nobody has, and that the kernel gives to nobody who does not name it.
+    """Return a free port that the kernel gives only to programs that name it.
 
     A port of the kernel's own choice would not do: once released, it may become the local port of
-    anybody's connection. Raises RuntimeError when all ports that are tried are taken."""
+    any connection. Raises RuntimeError when all ports that are tried are taken."""
     for _ in range(_TRIES):
         port = _random.choice(_named_ports())
         if _is_free(port):
@@ -34,7 +34,7 @@ def free_address(host: str = "127.0.0.1") -> str:
 def _named_ports() -> list[int]:
     first, last = map(int, _EPHEMERAL.read_text().split())
     named = [port for port in range(_FIRST, _LAST + 1) if not first <= port <= last]
-    # Where the kernel gives out all of them, no port is better than another.
+    # If the kernel gives out all of them, no port is better than another.
     return named or list(range(_FIRST, _LAST + 1))
 
 

@@ -35,7 +35,7 @@ def write_spec(folder: Path, section: str) -> Path:
 async def gateway_process(
     folder: Path, section: str
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
-    """The process, and the stub of its service. What it journals is kept in `folder`."""
+    """The process, and the stub of its service. Its journal is kept in `folder`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.env_gateway", "--config", write_spec(folder, section)),
         *("--run-id", "run", "--run-dir", str(folder), "--listen", "127.0.0.1:0"),

@@ -36,7 +36,7 @@ async def grading_gateway(
     await pool.start_workers()
     runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
     journal = InstanceJournal(None)
-    # Unique, as for every start of a gateway: servers remember what they were asked for.
+    # Unique, as for every start of a gateway: servers remember requests.
     incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"
     gateway = Gateway(settings, backends, runner, journal, incarnation=incarnation)
     try:

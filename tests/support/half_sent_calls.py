@@ -1,4 +1,4 @@
-"""Calls whose message never comes to its end, as no client library makes them: HTTP/2 by hand."""
+"""Calls whose message never ends, which no client library makes: HTTP/2 by hand."""
 
 import asyncio
 import struct
@@ -11,7 +11,7 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 
 _ACK, _END_HEADERS = 1, 4
 _INITIAL_WINDOW = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# A window so large that the server may answer whatever it likes.
+# A window large enough for any answer of the server.
 _ROOM = struct.pack(">I", 2**30)
 
 
@@ -46,7 +46,7 @@ class HalfSent:
         return self._stream
 
     async def listen(self) -> None:
-        """Do what the server says until the connection ends."""
+        """Follow the server's frames until the connection ends."""
         while True:
             head = await self._reader.readexactly(9)
             kind, flags, stream = head[3], head[4], int.from_bytes(head[5:]) & 0x7FFFFFFF
@@ -95,7 +95,7 @@ class HalfSent:
 
 
 def _text(text: str) -> bytes:
-    """A string as HPACK has it; of fewer than 127 bytes."""
+    """Return a string in HPACK; it must have fewer than 127 bytes."""
     return bytes((len(text),)) + text.encode()
 
 

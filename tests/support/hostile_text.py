@@ -9,16 +9,16 @@ HOSTILE = (
     " \x9b2J\x9d0;t\x9c \x7f\x08\x0b\x00 \u202eevil\u202c \u2066x\u2069 \u200e\u200f\u061c"
     " [red]r[/red] [link=http://evil]l[/link] :smile: over\rwritten"
 )
-# Half of a character, as JSON can hold it and protobuf cannot.
+# Half of a character, which JSON can hold and protobuf cannot.
 SURROGATES = f"\ud800{HOSTILE}\udfff"
-# What rich itself writes to a terminal: styles, and a cursor moved, hidden and shown.
+# Sequences that rich itself writes: styles, and a cursor moved, hidden and shown.
 _OWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*[AKG])")
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def assert_harmless(printed: str, *, styled: bool = False) -> None:
-    """Nothing in it acts on a terminal, and the hostile text is there to be read."""
+    """Check that nothing in it acts on a terminal, and that the hostile text is readable."""
     # A live display goes back to the start of its line; of text, rich leaves such out itself.
     shown = _OWN.sub("", printed).replace("\r", "") if styled else printed
     found = _ACTING.search(shown) or _HALVES.search(shown)

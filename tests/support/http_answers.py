@@ -12,7 +12,7 @@ Answer = tuple[int, Mapping[str, str], bytes]
 
 @contextmanager
 def serve_answers(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Generator[str]:
-    """Serve what `answer` makes of a request; yield the server's address."""
+    """Serve the results of `answer`; yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -28,7 +28,7 @@ def serve_answers(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Generat
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a test prints no access log."""
+            """Do nothing: a test prints no access log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serving_app(app: web.Application) -> AsyncGenerator[str]:
-    """The URL where `app` is served, without a slash at its end."""
+    """Serve `app`; yield its URL without a trailing slash."""
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:

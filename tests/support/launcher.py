@@ -52,7 +52,7 @@ ENDED = (
 
 
 def spec(**sections: Any) -> dict[str, Any]:
-    """A run spec of fakes, quick in everything."""
+    """Return a run spec of fakes with short times."""
     modules = {s: f"tests.support.fake_{s}" for s in ("learner", "rollout", "env_gateway")}
     launcher: dict[str, Any] = {
         "modules": modules,
@@ -88,7 +88,7 @@ class ServedLauncher:
     async def until(
         self, run_id: str, reached: Callable[[run_service_pb2.Run], bool], limit_s: float = 30.0
     ) -> run_service_pb2.Run:
-        """Poll until the run is as wished; says how it is when it takes too long."""
+        """Poll until the run is as wished; a timeout reports its state."""
         deadline = time.monotonic() + limit_s
         while True:
             run = await self.get(run_id)
@@ -136,7 +136,7 @@ async def serving(
 def _forked_check(
     modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the command of a check; fakes have all that they import already."""
+    """Return the command of a check; fakes have their imports loaded."""
     command = check_command(modules, service, overrides)
     fake = modules.get(service, "").startswith("tests.support.fake_")
     return _fakes().python_command(*command[command.index("-m") :]) if fake else command
@@ -144,7 +144,7 @@ def _forked_check(
 
 @cache
 def _fakes() -> ProcessForge:
-    """Return what forks fake services, as long as this process lasts."""
+    """Return the forge of fake services, which lasts as long as this process."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(running_forge("tests.support.fake_service"))
@@ -177,7 +177,7 @@ async def _served(
 
 
 async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
-    """Poll something that tells nobody when it changes."""
+    """Poll a state that sends no notification of its changes."""
     async with asyncio.timeout(limit_s):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -203,7 +203,7 @@ async def run_cli_here(*arguments: str) -> tuple[int, str]:
 
 
 def left_running(folder: Path) -> list[psutil.Process]:
-    """Every process that a launcher of this folder has started, and the launchers themselves."""
+    """Return the launchers of this folder and all processes that they have started."""
     return [process for process in psutil.process_iter() if _is_of(process, str(folder))]
 
 
@@ -214,5 +214,5 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
         marked = process.environ().get(MARK_VARIABLE, "").startswith(f"{folder}:")
         return marked or (folder in process.cmdline() and "services.launcher" in process.cmdline())
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or another user's.
         return False

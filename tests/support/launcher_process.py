@@ -7,7 +7,7 @@ import pytest
 
 from services.launcher.security.launcher_address import LauncherAddress, read_address
 
-# A machine on which all else starts at the same time takes long.
+# A machine that starts many processes at once takes long.
 START_S = 60.0
 
 

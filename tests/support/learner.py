@@ -219,9 +219,9 @@ def failed(
 class FakeWorker:
     """Leases, plays and submits until it is stopped; takes every update at once."""
 
-    # What its engine gives every token of a canary; right is -1.
+    # The logprob that its engine returns for every token of a canary; -1 is right.
     canary = -1.0
-    # And of each token that it samples for a probe; None answers no probe.
+    # The logprob of each token that it samples for a probe; None answers no probe.
     probed: float | None = None
 
     def __init__(
@@ -233,7 +233,7 @@ class FakeWorker:
         report_delay_s: float = 0.0,
         channel: grpc.aio.Channel | None = None,
     ) -> None:
-        """`channel` in place of one to `address`; it is to carry `metadata`."""
+        """`channel` replaces one to `address`; it must carry `metadata`."""
         self.worker_id = worker_id
         self.incarnation = uuid4().hex
         self.policy = policy_pb2.PolicyId()
@@ -328,7 +328,7 @@ class FakeWorker:
                 await self.play(lease)
 
     async def persist(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Do `step` for ever, whatever becomes of the learner in between."""
+        """Repeat `step` for ever, even if the learner restarts."""
         while True:
             try:
                 await step()
@@ -342,7 +342,7 @@ class FakeWorker:
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator["FakeWorker"]:
-        """Attached and at work; goes on over restarts of the learner."""
+        """Attached and at work; continues over restarts of the learner."""
         steps = (self.attach, self.work)
         tasks = [asyncio.create_task(self.persist(step)) for step in steps]
         try:

@@ -25,7 +25,7 @@ class Library:
         self.most_readers = 0
         self.executed: Counter[str] = Counter()
         self.log: list[str] = []
-        # Of a writer, with whoever else was inside.
+        # Each writer that was inside together with others.
         self.overlaps: list[str] = []
         self._changed = asyncio.Condition()
 
@@ -54,7 +54,7 @@ class Library:
                 if room is self.readers and self.together:
                     await self._changed.wait_for(lambda: self.most_readers >= self.together)
             await self.hold.wait()
-            # A turn of the loop, in which others would come in.
+            # A turn of the loop, in which others could enter.
             await asyncio.sleep(0)
         finally:
             room.remove(title)
@@ -63,7 +63,7 @@ class Library:
 
 @asynccontextmanager
 async def serving_library(library: Library, port: int = 0) -> AsyncGenerator[str]:
-    """The URL where the library is served, without a slash at its end."""
+    """Serve the library; yield its URL without a trailing slash."""
     server = MCPServer("library", log_level="WARNING")
     server.add_tool(library.look_up, annotations=ToolAnnotations(read_only_hint=True))
     server.add_tool(library.lend)
@@ -81,7 +81,7 @@ async def serving_library(library: Library, port: int = 0) -> AsyncGenerator[str
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves signals to whoever runs the tests."""
+    """A server that leaves signals to the runner of the tests."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

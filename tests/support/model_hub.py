@@ -22,8 +22,8 @@ class ModelHub:
     commits: dict[str, dict[str, bytes]]
     branches: dict[str, str] = field(default_factory=lambda: {"main": FIRST})
     gated: bool = False
-    # Sizes that are told instead of the true ones.
-    told_sizes: dict[str, int] = field(default_factory=dict[str, int])
+    # Sizes that are reported instead of the true ones.
+    reported_sizes: dict[str, int] = field(default_factory=dict[str, int])
     endpoint: str = ""
     requests: list[str] = field(default_factory=list[str])
 
@@ -65,7 +65,7 @@ class ModelHub:
         return 200, headers, data
 
     def _size(self, name: str, data: bytes) -> int:
-        return self.told_sizes.get(name, len(data))
+        return self.reported_sizes.get(name, len(data))
 
 
 def _tag(data: bytes) -> str:

@@ -11,7 +11,7 @@ from tests.support.shared_folders import SharedFolders
 
 @pytest.fixture(scope="session")
 def one_thread() -> None:
-    """Have torch count in one order."""
+    """Have torch sum in one order."""
     import torch
 
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ _active = 0
 
 
 def echo() -> tuple[Any, Any, Any]:
-    """What `openenv init echo_env` writes, from the template in the package."""
+    """Build what `openenv init echo_env` writes, from the template in the package."""
     template = resources.files("openenv.cli.templates") / "openenv_env"
     folder = Path(tempfile.mkdtemp()) / "echo_env"
     for name in ("__init__.py", "models.py", "client.py", "server/__ENV_NAME___environment.py"):
@@ -113,7 +113,7 @@ class OddObservation(Observation):
 
 
 class OddEnvironment(Environment):
-    """Fails as it is asked to, and never gives a reward."""
+    """Fails on request, and never gives a reward."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -1,4 +1,4 @@
-"""OpenEnv servers as processes, and what is needed to look behind them."""
+"""OpenEnv servers as processes, and access to their internals."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def sessions(url: str, backend: Backend) -> int:
 
 
 async def cut(backend: Backend, instance_id: str) -> None:
-    """Cut the connection of one session, as a network does."""
+    """Cut the connection of one session, like a network failure."""
     channel = cast("OpenEnvBackend", backend).channels[instance_id]
     connection = cast("socket.socket", channel.socket.get_extra_info("socket"))
     connection.shutdown(socket.SHUT_RDWR)

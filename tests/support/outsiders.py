@@ -1,4 +1,4 @@
-"""A run's identity, and everybody who is not of it, for tests of TLS over real sockets."""
+"""A run's identity, and outsiders to it, for tests of TLS over real sockets."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -31,13 +31,13 @@ def other_run() -> RunIdentity:
 
 @cache
 def same_name() -> RunIdentity:
-    """Return the identity of a CA that anybody could have made: the names are right."""
+    """Return the identity of a CA that any process could have made: the names are right."""
     return certificates.mint_identity(RUN)
 
 
 @cache
 def of_one_authority() -> tuple[RunIdentity, Tls, Tls]:
-    """A run, and two rollouts of its own CA: one expired, one whose time has not come."""
+    """A run, and two rollouts of its own CA: one expired, one not yet valid."""
     now = datetime.now(UTC)
     authority = certificates._Authority(RUN, now)  # pyright: ignore[reportPrivateUsage]
     members = {service: authority.issue_member(service) for service in certificates.MEMBERS}
@@ -49,7 +49,7 @@ def of_one_authority() -> tuple[RunIdentity, Tls, Tls]:
 
 
 def beyond_loopback() -> str:
-    """An address of this machine that others could reach; skips where there is none."""
+    """Return an address of this machine that others could reach; skip the test without one."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
@@ -79,7 +79,7 @@ def member(address: str, service: str) -> grpc.aio.Channel:
 
 
 def _secure(shown: Tls | None) -> Open:
-    """Trusts the run, and shows a certificate of its own."""
+    """Trust the run, and present the given certificate, if any."""
     ours = run().tls_for("rollout")
     pair = (shown.key, shown.certificate) if shown else (None, None)
     credentials = grpc.ssl_channel_credentials(ours.ca, *pair)
@@ -87,7 +87,7 @@ def _secure(shown: Tls | None) -> Open:
 
 
 def _whole(shown: Tls) -> Open:
-    """Trusts its own CA as well."""
+    """Trust the outsider's own CA as well."""
     name = run().tls_for("rollout").name_of
     return lambda address, service: _channel(address, channel_credentials(shown), name(service))
 

@@ -1,4 +1,4 @@
-"""Commands of processes that may end while they are looked at."""
+"""Commands of processes that may end while they are read."""
 
 import psutil
 
@@ -12,7 +12,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 def rank_pids() -> list[int]:
-    """The ranks that this process has started, the oldest first."""
+    """Return the ranks that this process has started, the oldest first."""
     children = sorted(
         psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
     )

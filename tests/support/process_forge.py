@@ -29,7 +29,7 @@ _STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 class ProcessForge:
-    """A process that forks for whoever connects to its socket."""
+    """A process that forks for each client of its socket."""
 
     def __init__(self, address: Path) -> None:
         self.address = address
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _keep_fork(connection: socket.socket) -> None:
-    """Fork what is asked for, tell how it ended; end it when who asked has gone."""
+    """Fork the requested process and report its end; end it when the client has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
     requests = b""
@@ -93,7 +93,7 @@ def _keep_fork(connection: socket.socket) -> None:
     ended = os.pidfd_open(fork)
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(fork, signal.SIGKILL)
-        # Nobody is left to be told.
+        # No client is left to be notified.
         os._exit(0)
     _, status = os.waitpid(fork, 0)
     connection.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -120,7 +120,7 @@ def _run_module(name: str) -> int:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    # As at the top of any Python program.
+    # Like at the top of any Python program.
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1

@@ -12,12 +12,12 @@ LEARNER = LearnerConfig.model_validate(
         "groups_per_step": 3,
         "group_size": 4,
         "optimizer": {"lr": 1e-2},
-        # A burn-in tries as many.
+        # A burn-in tries this many.
         "rank": {"pack_tokens": 512},
     }
 )
 
-# A rank's place where there is no other.
+# The place of a single rank.
 ALONE = {"index": 0, "count": 1, "rendezvous": "file:///nowhere", "slot": 0, "slots": 1}
 
 
@@ -28,6 +28,6 @@ def policy_config(folder: Path, **changes: object) -> PolicyConfig:
 
 
 def several(processes: int) -> LearnerConfig:
-    """So many ranks, and losses that need them all."""
+    """The given number of ranks, and losses that need them all."""
     rank = LEARNER.rank.model_copy(update={"processes": processes})
     return LEARNER.model_copy(update={"rank": rank})

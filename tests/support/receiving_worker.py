@@ -2,8 +2,8 @@
 arguments.
 
 It answers each line of its stdin: `join ADDRESS GROUP` with `joined`, and `receive MANIFEST` with
-the SHA-256 of the tensors that came, or either with the error. Behind `pause MANIFEST` it says
-`middle` at the second tensor, and goes on at the next line."""
+the SHA-256 of the tensors that came, or either with the error. After `pause MANIFEST` it prints
+`middle` at the second tensor, and continues at the next line."""
 
 import hashlib
 import json

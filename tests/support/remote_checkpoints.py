@@ -1,4 +1,4 @@
-"""Stores to upload to, and learners that do."""
+"""Stores, and learners that upload to them."""
 
 import asyncio
 import hashlib
@@ -32,7 +32,7 @@ SPEC = json.dumps({"name": "test"})
 
 @contextmanager
 def s3_server() -> Generator[str]:
-    """The endpoint of an S3 that forgets everything, with a bucket."""
+    """The endpoint of an S3 in memory, with a bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     try:
@@ -52,12 +52,12 @@ def s3_store(endpoint: str, prefix: str) -> FsspecStore:
 
 
 def no_wait(seconds: float) -> bool:
-    """Asks again at once."""
+    """Retry at once."""
     return False
 
 
 class Unreliable:
-    """A store that does not do everything: `fault` is called before anything is."""
+    """An unreliable store: `fault` is called before each operation."""
 
     def __init__(self, store: RemoteStore, fault: Callable[[str, str], None]) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class Unreliable:
 
 
 def unreliable(store: RemoteStore, fault: Callable[[str, str], None]) -> Any:
-    """A store that does what another does, unless `fault` raises."""
+    """A store that behaves like another, unless `fault` raises."""
     return Unreliable(store, fault)
 
 
@@ -95,7 +95,7 @@ class UploadingMachine:
         self.uploader = Uploader(store, self.who, folder, keep=2, wait=no_wait)
 
     async def make(self, step: int, files: dict[str, bytes] | None = None) -> CheckpointRow:
-        """A committed checkpoint; its files are a few bytes that depend on the step."""
+        """Write a committed checkpoint; its files are a few bytes that depend on the step."""
         directory = self.run_dir / "checkpoints" / f"step-{step:06d}"
         directory.mkdir(parents=True)
         sha256: dict[str, str] = {}
@@ -116,13 +116,13 @@ class UploadingMachine:
         return stage(source, Stamp(self.run_epoch, row.step), lambda: None)
 
     async def upload(self, step: int) -> Staged:
-        """Make a checkpoint and have it in the store."""
+        """Make a checkpoint and upload it to the store."""
         staged = self.stage(await self.make(step))
         self.uploader.upload(staged)
         return staged
 
     def note(self, acknowledged: int, step: int) -> None:
-        """Note how far the run is, as its learner does now and then."""
+        """Record the run's progress, like its learner does now and then."""
         progress = Progress(self.run_epoch, acknowledged, step)
         self.store.write(progress.name, progress.encode())
 

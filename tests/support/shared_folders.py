@@ -36,7 +36,7 @@ class SharedFolders:
                 yield None
                 return
             fresh = self._parent / f"{name}.partial"
-            # What a worker that failed or was killed has left.
+            # The remains of a worker that failed or was killed.
             shutil.rmtree(fresh, ignore_errors=True)
             yield fresh
             fresh.rename(self._parent / name)

@@ -25,7 +25,7 @@ class PeakTensorBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # What an operation was given was there before it, or is counted.
+        # Inputs of an operation existed before it, or are counted already.
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor):
                 self._watch(tensor.untyped_storage(), new=False)

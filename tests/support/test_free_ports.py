@@ -1,4 +1,4 @@
-"""Ports that no bystander gets before the server that they are for."""
+"""Ports that no other process gets before their server."""
 
 import socket
 from pathlib import Path

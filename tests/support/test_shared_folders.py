@@ -1,4 +1,4 @@
-"""A folder is filled once, whole, by whoever asks first, and stays as it was."""
+"""A folder is filled once, whole, by the first that requests it, and stays as it was."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +14,15 @@ def fill(path: Path) -> None:
     (path / "a.txt").write_text("a")
 
 
-def test_of_many_who_ask_at_once_one_fills_the_folder_and_all_see_it_whole(tmp_path: Path) -> None:
+def test_of_many_simultaneous_users_one_fills_a_folder_and_all_see_it_whole(tmp_path: Path) -> None:
     filled: list[Path] = []
 
-    def ask(_: int) -> list[str]:
+    def use(_: int) -> list[str]:
         folder = SharedFolders(tmp_path).filled_by(lambda p: (filled.append(p), fill(p)), "model")
         return [path.name for path in folder.iterdir()]
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(8))) == [["a.txt"]] * 8
+        assert list(pool.map(use, range(8))) == [["a.txt"]] * 8
     assert len(filled) == 1
 
 

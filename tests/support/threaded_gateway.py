@@ -21,7 +21,7 @@ TOKEN = "threaded-token-0123456789"
 
 @dataclass(slots=True)
 class ServedGateway:
-    """`gateway` belongs to the other thread: look at it, and change nothing."""
+    """`gateway` belongs to the other thread: read it, and change nothing."""
 
     address: str
     gateway: Gateway
@@ -64,7 +64,7 @@ def served(
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread brings about; TimeoutError after a minute."""
+    """Wait for a condition that another thread fulfils; TimeoutError after a minute."""
     for _ in range(60_000):
         if holds():
             return

@@ -44,7 +44,7 @@ def make_sparse_model(folder: Path, **sizes: Any) -> Qwen3MoeForCausalLM:
     experts: dict[str, Any] = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
-        # No multiple of what a CPU's kernel computes at once, which pads it.
+        # Not a multiple of the block of a CPU's kernel, which pads it.
         "moe_intermediate_size": 48,
         "mlp_only_layers": [0],
         "norm_topk_prob": True,
@@ -56,7 +56,7 @@ def make_sparse_model(folder: Path, **sizes: Any) -> Qwen3MoeForCausalLM:
 
 
 def make_kind(folder: Path, kind: type[PreTrainedConfig], *, tied: bool) -> PreTrainedModel:
-    """A model of this architecture."""
+    """Return a model of this architecture."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     sizes: dict[str, Any] = _sizes(folder) | {"tie_word_embeddings": tied}
     if kind is Qwen3MoeConfig:
@@ -89,7 +89,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
 
 
 def perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Another model, near enough to be of the same kind and far enough to be told apart."""
+    """Another model, near enough to be of the same kind and far enough to be distinguished."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -111,7 +111,7 @@ def _sequence(
 def make_prompted_batch(
     *, step: int = 1, groups: int = 3, size: int = 4, prompt: int = 24
 ) -> TrainBatch:
-    """Groups of sequences that begin with their group's prompt, as `make_batch` has them else."""
+    """Like `make_batch`, but the sequences begin with their group's prompt."""
     rng = np.random.default_rng(step)
     tails = make_batch(step=step, groups=groups, size=size, shift=0.1)
     prompts = rng.integers(0, VOCAB, (groups, prompt)).astype(np.int32)
@@ -166,7 +166,7 @@ def make_trainer(
 
 @dataclass(frozen=True)
 class Step:
-    """A trained policy, and what its last step said."""
+    """A trained policy, and the result of its last step."""
 
     policy: Policy
     result: StepResult
@@ -176,7 +176,7 @@ class Step:
         return self.result.metrics
 
     def gain(self, before: Policy, sequences: Sequence[TrainSequence]) -> float:
-        """Return by how much likelier the sequences have become, in all."""
+        """Return the total increase of the sequences' log-likelihood."""
         return sum(gain(self.policy, before, sequence) for sequence in sequences)
 
 
@@ -188,7 +188,7 @@ def train(
     steps: int = 1,
     **algorithm: object,
 ) -> Step:
-    """Trains a fresh policy on the same batch so many times over."""
+    """Train a fresh policy for `steps` steps on the same batch."""
     config = AlgorithmConfig.model_validate(algorithm)
     policy, _, trainer = make_trainer(folder, algorithm=config)
     for step in range(1, steps):
@@ -202,12 +202,12 @@ def only(key: str, value: object) -> dict[str, Any]:
 
 
 def changed(batch: TrainBatch, **values: object) -> TrainBatch:
-    """The batch with some fields of every sequence set to others."""
+    """Return the batch with some fields of every sequence replaced."""
     return replace(batch, sequences=tuple(replace(s, **values) for s in batch.sequences))  # pyright: ignore[reportArgumentType]
 
 
 def gain(after: Policy, before: Policy, sequence: TrainSequence) -> float:
-    """Return by how much the logprobs of the sequence's policy tokens have grown."""
+    """Return the increase of the logprobs of the sequence's policy tokens."""
     found = [
         reference_logprobs(policy, sequence.token_ids, sequence.temperature)
         for policy in (after, before)

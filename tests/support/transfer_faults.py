@@ -12,7 +12,7 @@ _SENDER = "services.learner.weights.adapters.weight_sender"
 _PIECES = "services.common.tensors.transfer_group:CollectiveGroup.begin_broadcast"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
-# The functions that begin each stage, and which call of them does.
+# The functions that begin each stage, and the number of the call that does.
 Stages = Mapping[str, tuple[Sequence[str], int]]
 
 _RECEIVED = (_PIECES, "services.common.tensors.buffer_group:BufferReceiver.begin_broadcast")
@@ -20,7 +20,7 @@ RECEIVER_STAGES: Stages = {
     "join": ((f"{_CONNECTION}:join_tcp_store",), 1),
     "open": ((f"{_CONNECTION}:SenderConnection._join_group",), 1),
     # The first request is for the group.
-    "ask": ((f"{_CONNECTION}:encode_request",), 2),
+    "request": ((f"{_CONNECTION}:encode_request",), 2),
     "answer": ((f"{_CONNECTION}:SenderConnection._receive_tensors",), 1),
     "piece": (_RECEIVED, 1),
     "late_piece": (_RECEIVED, 6),
@@ -31,7 +31,7 @@ RECEIVER_STAGES: Stages = {
 _SENT = (_PIECES, "services.common.tensors.buffer_group:BufferSender.begin_broadcast")
 SENDER_STAGES: Stages = {
     "open": ((f"{_SENDER}:EngineGroup._join_group",), 1),
-    "ask": ((f"{_SENDER}:WeightSender._pass_on",), 1),
+    "request": ((f"{_SENDER}:WeightSender._pass_on",), 1),
     "answer": ((f"{_SENDER}:MappedFiles.map_file",), 1),
     "piece": (_SENT, 1),
     "late_piece": (_SENT, 7),

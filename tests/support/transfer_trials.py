@@ -1,5 +1,5 @@
-"""What must hold of the sender of weights and engines that receive from it, by whichever way they
-go: on a CPU in `tests/learner/weights`, on GPUs in `tests/gpu`.
+"""Checks of the sender of weights and the engines that receive from it, for each transport: on a
+CPU in `tests/learner/weights`, on GPUs in `tests/gpu`.
 
 The sender is the real program; each engine is a process that has a `SenderConnection`."""
 
@@ -48,7 +48,7 @@ class Way:
 
 
 class SentModel:
-    """A publication in a file, as the learner and as an engine know it."""
+    """A publication in a file, for the learner and for an engine."""
 
     def __init__(self, folder: Path, version: int) -> None:
         numbers = np.random.default_rng(version)
@@ -76,11 +76,11 @@ class SentModel:
             nothing,
             nothing.astype(np.float32),
         )
-        self.told = folder / f"v{version}.json"
+        self.manifest_path = folder / f"v{version}.json"
         rows = [(e.name, e.dtype, e.shape, e.offset_bytes, e.checksum) for e in manifest]
         fields = {"run_epoch": 1, "version": version, "total_bytes": offset, "rows": rows}
         fingerprint = self.policy.fingerprint.hex()
-        self.told.write_text(json.dumps({**fields, "fingerprint": fingerprint}))
+        self.manifest_path.write_text(json.dumps({**fields, "fingerprint": fingerprint}))
 
 
 class Receiver:
@@ -90,20 +90,20 @@ class Receiver:
         self.process = process
 
     async def join(self, sender: LiveSender, group: str) -> None:
-        assert await self._ask(f"join {sender.address} {group}") == "joined"
+        assert await self._request(f"join {sender.address} {group}") == "joined"
 
     async def receive(self, published: SentModel) -> str:
-        """Return the digest of what comes, or the error."""
-        return await self._ask(f"receive {published.told}")
+        """Return the digest of the received tensors, or the error."""
+        return await self._request(f"receive {published.manifest_path}")
 
     async def receive_half(self, published: SentModel) -> None:
-        """Return when it has received a part, and has stopped to read."""
-        assert await self._ask(f"pause {published.told}") == "middle"
+        """Return once it has received a part and stopped reading."""
+        assert await self._request(f"pause {published.manifest_path}") == "middle"
 
     async def receive_rest(self) -> str:
-        return await self._ask("on")
+        return await self._request("on")
 
-    async def _ask(self, line: str) -> str:
+    async def _request(self, line: str) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n".encode())
@@ -146,17 +146,17 @@ async def receiving(
 
 
 async def try_transfers(folder: Path, way: Way) -> None:
-    """Try all of it with one engine that lives on, for processes take long to start."""
+    """Try all of it with one lasting engine, because processes take long to start."""
     published = [SentModel(folder, version) for version in range(5)]
     async with (
         sending(folder, way) as sender,
         receiving(way, sender, "well", "killed", "stopped") as (well, killed, stopped),
     ):
         await check_failing_engines(sender, published[:3], well, killed, stopped)
-        # It shows in the log when each has been given up.
+        # The log shows when each has been given up.
         log = folder / "sender.log"
         await until(lambda: log.read_text().count("an engine is lost") == 2, PATIENCE_S)
-        # What was lent to those is lent to the next.
+        # Memory lent to those is lent to the next.
         await well.join(sender, "again")
         await check_superseded(sender, published[1:4], well)
         await check_killed_sender(sender, published[3:], well)
@@ -185,7 +185,7 @@ async def check_failing_engines(
 async def check_superseded(
     sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
 ) -> None:
-    """An engine is sent what it asks for, and nothing that is superseded."""
+    """An engine is sent what it requests, and nothing that is superseded."""
     oldest, older, newest = published
     await sender.serve_publication(newest.written, newest.policy)
     assert sender.can_send(newest.policy) and not sender.can_send(older.policy)
@@ -212,7 +212,7 @@ async def check_killed_sender(
     assert not sender.can_send(served.policy)
     await until(lambda: sender.address not in (None, before), PATIENCE_S)
     await sender.serve_publication(unserved.written, unserved.policy)
-    await receiver.join(sender, "anew")
+    await receiver.join(sender, "again")
     assert await receiver.receive(unserved) == unserved.digest
 
 

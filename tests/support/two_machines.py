@@ -22,7 +22,7 @@ def two_machines() -> Generator[None]:
     ):
         pytest.skip("making network namespaces needs root and iproute2")
     for name in NAMES:
-        # One that was killed before has left them behind.
+        # A killed test has left them behind.
         subprocess.run(("ip", "netns", "del", name), stderr=subprocess.DEVNULL, check=False)
         _ip("netns", "add", name)
     try:
@@ -40,12 +40,12 @@ def two_machines() -> Generator[None]:
 
 
 def pull_cable() -> None:
-    """Have neither machine reach the other any more."""
+    """Cut the connection between the machines."""
     _ip("-n", NAMES[1], "link", "set", _CABLE, "down")
 
 
 def inside(name: str) -> tuple[str, ...]:
-    """Return what begins the command of a process on a machine."""
+    """Return the beginning of the command of a process on a machine."""
     return ("ip", "netns", "exec", name)
 
 

@@ -55,7 +55,7 @@ class Registry:
 
 @dataclass
 class WatchedMachine:
-    """A machine on which the watcher runs, and the run that it is of."""
+    """A machine on which the watcher runs, and its run."""
 
     folder: Path
     served: ServedLauncher
@@ -79,7 +79,7 @@ class WatchedMachine:
 
     @property
     def output(self) -> str:
-        """Return what the watchers themselves have printed."""
+        """Return the watchers' own output."""
         return (self.folder / "output").read_text()
 
     async def watch(
@@ -116,7 +116,7 @@ class WatchedMachine:
         return path.read_text() if path.exists() else ""
 
     def last(self, service: str = "rollout") -> UnitReport | None:
-        """Return what its watcher has said last."""
+        """Return the last report of its watcher."""
         return self.supervisor.units.last_report((service, 0))
 
     async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
@@ -126,7 +126,7 @@ class WatchedMachine:
             await asyncio.sleep(0.1)
 
     def state(self) -> str:
-        """Return what people want to see of a test that waits in vain."""
+        """Return the facts that explain a test that waits in vain."""
         return f"waited in vain:\n{self.output[-4000:]}\n{self.log()[-2000:]}"
 
     async def begins(self) -> int:
@@ -140,7 +140,7 @@ class WatchedMachine:
         return [process for process in psutil.process_iter() if _is_marked(process, mark)]
 
     def release(self) -> None:
-        """Have the backend's units end, now and when they are asked to."""
+        """Have the backend's units end, now and on request."""
         self.backend.stubborn = False
         for service in SERVICES:
             for unit in self.backend.list_running(service):
@@ -160,7 +160,7 @@ def _is_marked(process: psutil.Process, folder: str) -> bool:
             return False
         return process.environ().get("FLOTILLA_UNIT", "").startswith(folder)
     except (psutil.Error, OSError):
-        # Ended meanwhile, or somebody else's.
+        # Ended meanwhile, or another user's.
         return False
 
 
@@ -215,7 +215,7 @@ def metadata_server(answers: dict[str, str]) -> Generator[str]:
         do_PUT = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """No test reads the log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), MetadataHandler)
     thread = Thread(target=server.serve_forever, daemon=True)

@@ -1,11 +1,11 @@
-"""What a watcher starts in these tests: `python -m tests.support.watched_worker DID ...`.
+"""The process that watchers start in tests: `python -m tests.support.watched_worker DOES ...`.
 
-crash        says so and exits with code 3
-serve        waits for SIGTERM, says "drained" and exits with code 0
+crash        prints last words and exits with code 3
+serve        waits for SIGTERM, prints "drained" and exits with code 0
 litter       starts a child in a session of its own, then serves
 deaf         ignores SIGTERM, with a child that does too
 count FILE   writes numbered lines for ever, each to stdout and then to FILE
-tell FILE    writes its environment and arguments to FILE, then serves
+report FILE  writes its environment and arguments to FILE, then serves
 """
 
 import json
@@ -21,7 +21,7 @@ _IGNORE = "trap '' TERM; sleep 300"
 
 
 def main(does: str, rest: list[str]) -> None:
-    """Do as told; further arguments are those that a watcher adds."""
+    """Do what the first argument names; a watcher adds the further ones."""
     print(f"{does} begins, pid {os.getpid()}", flush=True)
     if does == "crash":
         print("last words: out of luck", flush=True)
@@ -31,7 +31,7 @@ def main(does: str, rest: list[str]) -> None:
     if does == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sh", "-c", _IGNORE], start_new_session=True)
-    if does == "tell":
+    if does == "report":
         reported = {"environ": dict(os.environ), "argv": sys.argv}
         Path(rest[0]).write_text(json.dumps(reported))
     if does == "count":

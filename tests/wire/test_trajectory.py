@@ -1,4 +1,4 @@
-"""A trajectory comes out of its messages as it went in, and its bytes stay as they were."""
+"""A trajectory survives its messages unchanged, and its bytes stay the same."""
 
 import hashlib
 import struct
@@ -93,7 +93,7 @@ POLICIES = every_field(
 
 
 def kept(media: Media) -> Media:
-    """The same with its digest and size, where there is any of it."""
+    """Return the media with digest and size, if it has content."""
     content = media.content
     digest = hashlib.sha256(content).hexdigest()
     return replace(media, sha256=digest, size_bytes=len(content)) if content else media
@@ -108,14 +108,14 @@ MEDIA = every_field(
 
 
 def make_experts(tokens: int, experts: int = 300) -> Experts:
-    """Experts of the first so many tokens of a sequence."""
+    """Return the experts of the first tokens of a sequence."""
     ids = np.arange(tokens * 6).reshape(tokens, 3, 2) * 7 % experts
     return ids.astype(expert_dtype(experts))
 
 
 @st.composite
 def sequences(draw: st.DrawFn) -> Sequence:
-    """One that the learner takes: the prompt first, policies in order, logprobs of float32."""
+    """A trajectory that the learner accepts: prompt first, policies in order, float32 logprobs."""
     lengths = draw(st.lists(st.integers(1, 4), min_size=2, max_size=5))
     policies = iter(sorted(draw(st.lists(POLICIES, min_size=5, max_size=5))))
     temperature = st.floats(0, 100, width=32)
@@ -167,7 +167,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             reward=REWARDS if graded else st.none(),
             failure=st.just(failure),
             no_grade=st.sampled_from(NoGradeReason).map(str) if no_grade else st.just(""),
-            # Only where the prompt alone was too long does the policy say nothing.
+            # The policy writes nothing only if the prompt alone was too long.
             stop_reason=st.just(StopReason.CONTEXT_OVERFLOW)
             if graded and silent
             else (stop if graded else st.none() | stop),
@@ -194,7 +194,7 @@ def received(messages: list[bytes], limits: TokenLimits = LIMITS) -> Trajectory:
 
 
 def plain(trajectory: Trajectory) -> dict[str, Any]:
-    """All of it as values that can be compared; policies are equal only with fingerprints."""
+    """Return comparable values of all fields; policies are equal only with fingerprints."""
     arrays = [
         (s.token_ids.tolist(), s.logprobs.tolist(), [] if s.experts is None else s.experts.tolist())
         for s in trajectory.sequences
@@ -244,17 +244,17 @@ def test_media_of_half_a_megabyte_travel_and_more_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "error"),
     [
         ({"sha256": "00" * 32}, r"media\[1\] does not match its sha256"),
         ({"size_bytes": 99}, r"media\[1\] is sent in part, 5 of 99 bytes"),
     ],
 )
-def test_media_that_are_not_what_they_are_said_to_be_are_refused(
-    changes: dict[str, Any], said: str
+def test_media_that_differ_from_their_description_are_refused(
+    changes: dict[str, Any], error: str
 ) -> None:
     first, second = (kept(Media("", "text/plain", content=text)) for text in (b"one", b"other"))
-    with pytest.raises(MalformedRequestError, match=said):
+    with pytest.raises(MalformedRequestError, match=error):
         received(sent(with_media(first, replace(second, **changes))))
 
 
@@ -268,7 +268,7 @@ def test_media_that_do_not_come_are_refused() -> None:
 
 
 def with_experts(experts: Experts | None, policy_tokens: int = 3) -> Trajectory:
-    """A try of so many tokens and one more."""
+    """Return an attempt of one prompt token and `policy_tokens` more."""
     spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, policy_tokens, PolicyId(1, 1), 1.0))
     ids, logprobs = np.arange(policy_tokens + 1), -np.ones(policy_tokens, np.float32)
     sequence = Sequence(ids, spans, logprobs, experts=experts)
@@ -296,7 +296,7 @@ def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("experts", "limits", "said"),
+    ("experts", "limits", "error"),
     [
         (make_experts(3), replace(LIMITS, experts=None), "policy.routing_replay is off"),
         (make_experts(3)[:, :2], LIMITS, "2 experts a token in 2 layers; .* chooses 2 in 3"),
@@ -307,9 +307,9 @@ def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> Non
     ],
 )
 def test_experts_of_another_model_are_refused(
-    experts: Experts, limits: TokenLimits, said: str
+    experts: Experts, limits: TokenLimits, error: str
 ) -> None:
-    with pytest.raises(MalformedRequestError, match=f"sequence 0: .*{said}"):
+    with pytest.raises(MalformedRequestError, match=f"sequence 0: .*{error}"):
         received(sent(with_experts(experts)), limits)
 
 

@@ -1,4 +1,4 @@
-"""Processes that read a model's texts, which do so without torch."""
+"""Processes that read a model's texts without torch."""
 
 import subprocess
 import sys

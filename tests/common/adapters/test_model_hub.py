@@ -1,5 +1,5 @@
-"""Models come from a hub as far as we may, as the disk has room, and at the commit that is asked
-for; what is in the way is said with its fix."""
+"""Models come from a hub if access and disk space allow, and at the requested commit; an error
+names the obstacle and its fix."""
 
 import subprocess
 import sys
@@ -42,9 +42,9 @@ def run(hub: ModelHub, folder: Path, code: str, **environ: str) -> list[str]:
 
 
 REFUSED = """
-for ask in (look_up_model, stage_model):
+for fetch in (look_up_model, stage_model):
     try:
-        print(ask("org/model"))
+        print(fetch("org/model"))
     except ModelUnavailableError as error:
         print(error.refused, error)
 """
@@ -100,7 +100,7 @@ print(look_up_model("org/model").commit)
 
 
 def test_a_model_larger_than_the_disk_is_not_begun(hub: ModelHub, tmp_path: Path) -> None:
-    hub.told_sizes["model.safetensors"] = 2**60
+    hub.reported_sizes["model.safetensors"] = 2**60
     code = REFUSED.replace("(look_up_model, stage_model)", "(stage_model,)")
     (output,) = run(hub, tmp_path, code)
     assert output.startswith("False policy.model: org/model takes 1073741824.0 GiB more in ")

@@ -1,4 +1,4 @@
-"""A database that is built again from its rows answers as the original, or not at all."""
+"""A database rebuilt from its rows answers like the original, or not at all."""
 
 import sqlite3
 

@@ -1,5 +1,5 @@
-"""Environments whose servers lie about their databases. The gateway copies a database only where
-that runs nothing of theirs; whatever else they send, verifiers ask them for rows instead."""
+"""Environments whose servers lie about their databases. The gateway copies a database only if that
+runs none of their code; whatever else they send, verifiers query them for rows instead."""
 
 import asyncio
 import json
@@ -48,12 +48,12 @@ async def copy_of(
 ) -> bytes | None:
     """Return the gateway's copy of a server that shows this schema and these rows."""
 
-    async def ask(_db: str, sql: str) -> Rows:
+    async def run_query(_db: str, sql: str) -> Rows:
         if sql == dump.SCHEMA_SQL:
             return Rows((), schema)
         return Rows((), [*(["", *row] for row in schema), *rows])
 
-    return await SnapshotCache().get_snapshot("current", STATE, ask)
+    return await SnapshotCache().get_snapshot("current", STATE, run_query)
 
 
 def database(content: bytes) -> sqlite3.Connection:
@@ -64,7 +64,7 @@ def database(content: bytes) -> sqlite3.Connection:
 
 @pytest.fixture
 def grades(tmp_path: Path) -> Path:
-    """A database of somebody else's on the gateway's machine."""
+    """Another owner's database on the gateway's machine."""
     path = tmp_path / "grades.sqlite"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE grades (reward INTEGER, secret TEXT)")
@@ -260,7 +260,7 @@ async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
     assert await copy_of([ITEMS], one) is None
     tables = [(f"t{n}", f"CREATE TABLE t{n} (a)") for n in range(5000)]
     assert await copy_of(tables) is None
-    # Found slow: each is compared with all that came before it, while nothing can interrupt it.
+    # Known to be slow: each is compared with all before it, without interruption.
     columns = ",".join(f"c{n}" for n in range(1500))
     pairs = ",".join(f"UNIQUE(c{n % 1500},c{n // 1500})" for n in range(60_000))
     began = time.process_time()
@@ -269,18 +269,18 @@ async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
 
 
 async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() -> None:
-    """A server that calls itself another version each time is asked anew each time."""
+    """A server that reports another version each time is queried each time."""
     snapshots = SnapshotCache()
     rows = [["items", n, "x" * 2**20] for n in range(8)]
 
-    async def ask(_db: str, sql: str) -> Rows:
+    async def run_query(_db: str, sql: str) -> Rows:
         return Rows((), [ITEMS] if sql == dump.SCHEMA_SQL else [["", *ITEMS], *rows])
 
     for number in range(200):
         if number == 20:
             rows.clear()
         state = InitialState(("shop", str(number)), "", ("shop", str(number)))
-        assert await snapshots.get_snapshot("seed", state, ask) is not None
+        assert await snapshots.get_snapshot("seed", state, run_query) is not None
         assert snapshots.kept_bytes <= 64 * 2**20
     assert snapshots.kept_schemas <= 128
 

@@ -26,7 +26,7 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def speaking(speak: Speak) -> AsyncGenerator[str]:
-    """The URL of a server that reads a request's head and then does as it likes."""
+    """The URL of a server that reads a request's head and then misbehaves."""
 
     serving: set[asyncio.Task[None]] = set()
 
@@ -75,7 +75,7 @@ def test_a_503_of_a_server_that_only_warms_up_is_a_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "least", "most"),
+    ("header", "least", "most"),
     [
         ("7", 7.0, 7.0),
         ("0.5", 0.5, 0.5),
@@ -83,26 +83,26 @@ def test_a_503_of_a_server_that_only_warms_up_is_a_refusal() -> None:
         ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0, 0.0),
     ],
 )
-async def test_a_server_says_when_to_ask_again_in_seconds_or_by_its_clock(
-    told: str, least: float, most: float
+async def test_a_server_sets_the_time_of_a_retry_in_seconds_or_by_its_clock(
+    header: str, least: float, most: float
 ) -> None:
     then = datetime.now(UTC) + timedelta(minutes=1)
-    seconds = await refusal(told.replace("{in a minute}", format_datetime(then, usegmt=True)))
+    seconds = await refusal(header.replace("{in a minute}", format_datetime(then, usegmt=True)))
     assert seconds is not None and least <= seconds <= most
 
 
 @pytest.mark.parametrize(
-    "told", ["", "soon", "nan", "inf", "Sun, 99 Nov", "1 Oct 99999999999999999999 07:28:00"]
+    "header", ["", "soon", "nan", "inf", "Sun, 99 Nov", "1 Oct 99999999999999999999 07:28:00"]
 )
-async def test_a_server_that_does_not_say_when_to_ask_again_is_no_error(told: str) -> None:
-    assert await refusal(told) is None
+async def test_a_server_that_sets_no_time_of_a_retry_is_no_error(header: str) -> None:
+    assert await refusal(header) is None
 
 
-async def refusal(told: str) -> float | None:
+async def refusal(header: str) -> float | None:
     """Return what is understood of a Retry-After header."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = f"HTTP/1.1 429 Too Many\r\nretry-after: {told}\r\ncontent-length: 0\r\n\r\n"
+        head = f"HTTP/1.1 429 Too Many\r\nretry-after: {header}\r\ncontent-length: 0\r\n\r\n"
         writer.write(head.encode())
 
     async with speaking(speak) as url:

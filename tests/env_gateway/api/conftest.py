@@ -13,6 +13,6 @@ def shared_wire() -> Iterator[Wire]:
 
 @pytest.fixture
 def wire(shared_wire: Wire) -> Iterator[Wire]:
-    """A gateway to send anything to, which must be none the worse for it."""
+    """A gateway to send anything to, which must stay intact."""
     yield shared_wire
     check_unharmed(shared_wire)

@@ -26,11 +26,11 @@ class Held:
         self.longest_s, self.what = 0.0, ""
 
     def within(self) -> bool:
-        """Return whether no loop was held for longer than it may be."""
+        """Return True if no loop was held for longer than allowed."""
         return self.longest_s < MOST_S
 
     def check(self) -> None:
-        """Fails when a loop was."""
+        """Fail if a loop was held too long."""
         assert self.within(), f"{self.longest_s * 1000:.0f} ms in {self.what}"
 
     def took(self, seconds: float, handle: Any) -> None:
@@ -42,7 +42,7 @@ class Held:
         return getattr(self._collecting, "total_s", 0.0)
 
     def collecting(self, phase: str, _: dict[str, int]) -> None:
-        """Told by the garbage collector, in the thread that it interrupts."""
+        """Called by the garbage collector, in the thread that it interrupts."""
         now = time.thread_time()
         if phase == "start":
             self._collecting.since = now

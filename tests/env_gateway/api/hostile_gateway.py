@@ -97,8 +97,7 @@ class Hostile:
     opened: int = 0
 
     def open(self, task: str) -> pb.OpenEpisodeResponse:
-        """The last that is told of an episode with this task, which is closed then. Raises
-        Refused."""
+        """Open an episode with this task, close it and return its last state. Raises Refused."""
         answer = self._opened(task)
         self.wire.close(answer.episode_id)
         return answer
@@ -137,7 +136,7 @@ def hostile_gateway() -> Generator[Hostile]:
         mcp = {"url": server.url}
         breaker = {"window": 10_000, "instance_failures": 1000}
         changes: dict[str, Any] = {"backend": "mcp", "backends": {"mcp": mcp}, "breaker": breaker}
-        # Nobody renews the one episode of thousands of cases.
+        # No client renews the one episode that thousands of cases share.
         changes |= {"lease_ttl_s": 3600.0, "budget_s": 7200.0}
         with (
             held_loops(server.thread, threading.current_thread()) as held,

@@ -1,4 +1,4 @@
-"""Raw bytes to a gateway on a real socket, and an episode that is open at it all the while."""
+"""Raw bytes to a gateway on a real socket, and an episode that stays open there."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Whatever bytes come to a running gateway, the answer is a precise status and nothing is lost."""
+"""A running gateway answers any bytes with a precise status and loses nothing."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from services.common import rpc
 from tests.env_gateway.api.raw_wire import AUTHORIZED, METHODS, SERVICE, Refused, Wire
 from tests.support.threaded_gateway import TOKEN
 
-# Without Drain, whose every message is a wish to end the gateway.
+# Without Drain, whose every message ends the gateway.
 NAMES = sorted(set(METHODS) - {"Drain"})
 # With a string as their first field.
 WITH_TEXT = sorted(set(NAMES) - {"Grade", "WatchCapacity", "GetStatus"})
@@ -176,8 +176,8 @@ def test_a_deadline_that_has_passed_ends_the_call_and_one_of_ages_does_not(wire:
 
 
 @pytest.mark.parametrize(("seconds", "nanos"), [(0, 0), (-1, 0), (-(2**63), -(2**31)), (0, -1)])
-def test_a_time_that_is_over_is_told_as_over(wire: Wire, seconds: int, nanos: int) -> None:
-    """In the messages, where gRPC's own deadline is not asked."""
+def test_a_time_that_is_over_is_reported_as_over(wire: Wire, seconds: int, nanos: int) -> None:
+    """The time is in the messages, where gRPC's own deadline does not apply."""
     over = rpc.to_duration(0.0)
     over.seconds, over.nanos = seconds, nanos
     executed = wire.served.backend.steps["call"]

@@ -1,4 +1,4 @@
-"""Tasks, calls, transcripts and results of any content, over a real socket: told and survived."""
+"""Tasks, calls, transcripts and results of any content, over a real socket: sent and survived."""
 
 import json
 import uuid

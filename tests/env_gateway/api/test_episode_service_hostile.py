@@ -1,4 +1,4 @@
-"""Whatever tasks, tool calls, servers and verifiers say, the gateway answers with a status of its
+"""Any content of tasks, tool calls, servers and verifiers: the gateway answers with a status of its
 own, and its event loop is held for less than 50 ms."""
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.env_gateway.api.hostile_gateway import Hostile, hostile_gateway
 from tests.env_gateway.api.raw_wire import Refused
 from tests.support.fake_gateway import task_json
 
-# Statuses by which a service says that it has failed.
+# Statuses that report a failure of the service itself.
 OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 # Cases are large, and share a gateway.
 SUPPRESSED = (
@@ -58,8 +58,8 @@ JSON = st.recursive(
 )
 
 
-class AbbreviatedText(str):
-    """A text that is shown in short when a test fails."""
+class SentText(str):
+    """A text that a failing test shows shortened."""
 
     __slots__ = ()
 
@@ -68,25 +68,23 @@ class AbbreviatedText(str):
 
 
 def bombs(most: int) -> st.SearchStrategy[str]:
-    """A unit over and over, of up to so many bytes, closed or not."""
+    """A repeated unit of up to `most` bytes, closed or not."""
     sizes = st.sampled_from([10, 1000, 2**16, most])
     ends = st.sampled_from(["", "1]", "]", "}", '"'])
     starts = st.sampled_from(["", "[", "{", '"', '{"a":'])
     return st.builds(
-        lambda start, unit, size, end: AbbreviatedText(
-            start + unit * (size // len(unit.encode())) + end
-        ),
+        lambda start, unit, size, end: SentText(start + unit * (size // len(unit.encode())) + end),
         *(starts, st.sampled_from(UNITS), sizes, ends),
     )
 
 
 def documents(fields: list[str], most: int) -> st.SearchStrategy[str]:
-    """JSON objects with some of the fields, cut and changed ones, and what is none at all."""
+    """JSON objects with some of the fields, cut and changed ones, and other text."""
     value = JSON | bombs(2**12)
     whole = st.dictionaries(st.sampled_from(fields), value, max_size=6).map(json.dumps)
     cut = st.builds(lambda text, at: text[: at % (len(text) + 1)], whole, st.integers(0, 500))
     grown = st.builds(lambda text, more: text[:-1] + "," + more + "}", whole, bombs(most))
-    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(AbbreviatedText)
+    return (whole | cut | grown | bombs(most) | st.text(max_size=50)).map(SentText)
 
 
 def sendable(text: str) -> str:
@@ -153,7 +151,7 @@ TASK = [
 
 @fuzzed(
     documents(TASK, 2**19)
-    | documents(TASK, 2**16).map(lambda text: AbbreviatedText(task_json(env_variables=text)))
+    | documents(TASK, 2**16).map(lambda text: SentText(task_json(env_variables=text)))
 )
 def test_any_task_is_opened_or_refused(hostile: Hostile, text: str) -> None:
     answer = answered(hostile, lambda: hostile.open(sendable(text)))
@@ -171,7 +169,7 @@ def test_any_arguments_are_answered(hostile: Hostile, text: str) -> None:
 PART = ["type", "text", "data", "mimeType", "resource", "uri", "blob"]
 RESULT = ["content", "isError", "structuredContent", "error", "result", "id", "jsonrpc"]
 RESULTS = documents(RESULT, 2**20) | st.lists(documents(PART, 2**18), max_size=3).map(
-    lambda parts: AbbreviatedText(f'{{"content": [{",".join(parts)}]}}')
+    lambda parts: SentText(f'{{"content": [{",".join(parts)}]}}')
 )
 
 
@@ -194,14 +192,12 @@ def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
         hostile.server.content_type, hostile.server.status = "application/json", 200
     assert isinstance(answer, pb.CallToolResponse)
     assert answer.outcome != pb.TOOL_OUTCOME_SESSION_LOST
-    # The kind of what no adapter foresaw.
+    # The kind of errors that no adapter foresaw.
     assert not answer.parts or not answer.parts[0].text.startswith("internal: ")
 
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n{}\n<<< ERROR_ACCUMULATOR <<<"
-PRINTED = (
-    st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(AbbreviatedText)
-)
+PRINTED = st.lists(st.text(max_size=20) | bombs(2**18), max_size=3).map("\n".join).map(SentText)
 OUTPUT = st.tuples(
     PRINTED
     | PRINTED.map(lambda body: f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<"),

@@ -117,7 +117,7 @@ def client(channel: grpc.aio.Channel) -> EpisodeClient:
 
 
 async def play(gateway: EpisodeClient) -> str:
-    """A graded episode, one without a verifier that stays open, and one that nobody renews."""
+    """A graded episode, one without a verifier that stays open, and one that no client renews."""
     states = await gateway.open(0, task_json=json.dumps(BOOKING))
     booking = states[-1].episode_id
     calls = [*plan_calls(BOOKING), ("no_such_tool", {})]

@@ -1,4 +1,4 @@
-"""A gateway over one backend with its server, and what the contract's cases do with it."""
+"""A gateway over one backend with its server, and the actions of the contract's cases."""
 
 import json
 import uuid

@@ -21,7 +21,7 @@ _KEY = "a key"
 
 
 class Emulator:
-    """One emulator. Where it is `guarded` it asks for a key, and its runners for a token."""
+    """One emulator. If `guarded`, it requires a key, and its runners require a token."""
 
     def __init__(self, *, guarded: bool = True) -> None:
         self._guarded = guarded
@@ -50,7 +50,7 @@ class Emulator:
         """`[env_gateway.backends.fleet]`."""
         return {"url": self.url, "api_key_env": _KEY_VARIABLE, **settings}
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {_KEY}"}
         url = self.url + path
         async with aiohttp.request(method, url, json=body, headers=headers) as answer:
@@ -59,26 +59,26 @@ class Emulator:
 
     async def faults(self, **faults: Any) -> None:
         """Plant faults in place of all others; none without arguments."""
-        await self.ask("POST", "/_emulator/faults", faults)
+        await self.call("POST", "/_emulator/faults", faults)
 
     async def forget(self) -> None:
-        """No faults from now on, and everything counted from here."""
+        """Remove all faults, and count from here."""
         await self.faults()
-        self._created = (await self.ask("DELETE", "/_emulator/counters"))["instances"]["created"]
+        self._created = (await self.call("DELETE", "/_emulator/counters"))["instances"]["created"]
 
     async def count(self) -> Any:
-        return await self.ask("GET", "/_emulator/counters")
+        return await self.call("GET", "/_emulator/counters")
 
     async def created(self) -> int:
         return (await self.count())["instances"]["created"] - self._created
 
     async def kill(self, instance_id: str) -> None:
-        await self.ask("POST", "/_emulator/kill", {"instance_id": instance_id})
+        await self.call("POST", "/_emulator/kill", {"instance_id": instance_id})
 
 
 @asynccontextmanager
 async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Bench]:
-    """A gateway over an emulator that others may have left faults in; it leaves no instance."""
+    """A gateway over an emulator that may hold faults of other tests; it leaves no instance."""
     await emulator.forget()
     async with opened_bench(FleetHarness(emulator, **settings)) as bench:
         try:

@@ -19,19 +19,19 @@ Call = tuple[str, dict[str, Any]]
 
 class Can(StrEnum):
     DATABASE = "show its databases"
-    CHECKS = "say which checks passed and failed"
+    CHECKS = "report which checks passed and failed"
     REFUSE_DATA = "refuse data that does not exist"
-    DIE = "lose one server and go on with another"
+    DIE = "lose one server and continue with another"
     RECLAIM = "find an instance by its tag alone"
     # Without it, a repeated creation is a second instance that the backend closes.
-    IDEMPOTENT = "create once however often it is asked"
-    ANNOTATE = "say which tools only read"
+    IDEMPOTENT = "create once however often it is requested"
+    ANNOTATE = "mark which tools only read"
     SHOW_END = "show by itself that an instance has ended"
     REFUSE = "refuse a call that is well formed"
 
 
 class BackendHarness(Protocol):
-    """`start` and `stop` are called once for all cases; the backend is built anew for each."""
+    """`start` and `stop` are called once for all cases; each case builds the backend again."""
 
     name: str
     can: frozenset[Can]
@@ -59,7 +59,7 @@ class BackendHarness(Protocol):
     def solution(self, index: int) -> Sequence[Call]: ...
 
     async def running(self, backend: Backend) -> int:
-        """Return how many instances run at the server, whoever made them."""
+        """Return how many instances run at the server, including those of other clients."""
         ...
 
     async def kill(self, backend: Backend, instance_id: str) -> None:

@@ -20,7 +20,7 @@ TASKS = [make_task(env_key, "train", index) for index in range(2) for env_key in
 
 @dataclass(frozen=True)
 class Transcript:
-    """All that a policy and a learner get to know of an attempt."""
+    """All information on an attempt that a policy and a learner receive."""
 
     tools: Sequence[Any]
     answers: Sequence[Any]

@@ -49,7 +49,7 @@ class Here:
         return self.served.grader
 
     def wait_until_closed(self) -> None:
-        """Closing goes on in the background."""
+        """Closing continues in the background."""
         wait_until(lambda: not self.backend.running)
 
 

@@ -1,4 +1,4 @@
-"""The gateway's client in the place of FleetTaskEnv, for programs written for that."""
+"""The gateway's client as a replacement of FleetTaskEnv."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""An MCP server over stdio with one tool, which takes as many seconds as it is told, and answers
+"""An MCP server over stdio with one tool, which takes as many seconds as its argument, and answers
 with the number of its process."""
 
 import json

@@ -1,4 +1,4 @@
-"""Servers that do not come up: whoever waits hears why, in their own words, while still waiting."""
+"""Servers that do not come up: a waiting client learns why, in their own words, as it waits."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Failures that no adapter foresaw: nobody waits for ever, nothing leaks, nothing is called
+"""Failures that no adapter foresaw: no caller waits for ever, nothing leaks, nothing is called
 twice."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Callers that leave before an environment has had its usual time: nobody else pays for them."""
+"""Callers that leave before an environment has had its usual time: no other pays for them."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def gateway_over(mcp: dict[str, Any], **section: Any) -> AsyncGenerator[Ga
 
 @asynccontextmanager
 async def shared_server() -> AsyncGenerator[str]:
-    """One MCP server for all episodes; `nap` answers after as many seconds as it is told."""
+    """One MCP server for all episodes; `nap` answers after as many seconds as its argument."""
 
     async def post(request: web.Request) -> web.Response:
         message = await request.json()
@@ -85,7 +85,7 @@ async def process_of(gateway: Gateway, session: Session) -> int:
 async def hurried(
     gateway: Gateway, sessions: list[Session], calls: int, timeout_s: float
 ) -> set[ToolOutcome]:
-    """So many calls of a tool that takes a day, by callers that wait no longer than that."""
+    """Call a tool that takes a day, by callers that wait no longer than given."""
     left = list(range(calls))
     outcomes: set[ToolOutcome] = set()
 

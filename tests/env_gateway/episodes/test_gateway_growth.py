@@ -1,4 +1,4 @@
-"""Remains of episodes that are over, in a gateway: nothing that grows with their number."""
+"""Remains of ended episodes in a gateway: none grows with their number."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ async def run_episodes(gateway: Gateway, harness: BackendHarness, numbers: range
 
 
 def kept() -> dict[str, int]:
-    """Return how many objects of the gateway's classes and of asyncio there are."""
+    """Return the number of objects of the gateway's classes and of asyncio."""
     gc.collect()
     counts: dict[str, int] = {}
     for thing in gc.get_objects():
@@ -66,7 +66,7 @@ def rss_bytes() -> int:
 
 
 async def grown(harness: BackendHarness, first: int, episodes: int) -> tuple[dict[str, int], int]:
-    """Objects and bytes that there are more of after many episodes than after some."""
+    """Return the objects and bytes that grow between some and many episodes."""
     config = EnvGatewayConfig.model_validate({"open_timeout_s": 60.0, **harness.settings()})
     backend = build_backend(config.backend, config.backends, max_calls=64)
     try:

@@ -1,4 +1,4 @@
-"""Deleting goes on until it is done, and no longer than it can succeed."""
+"""Deletion is retried until it is done, and no longer than it can succeed."""
 
 import asyncio
 import sqlite3
@@ -74,7 +74,7 @@ async def test_a_journal_that_cannot_be_written_takes_no_place_for_ever(
 
 
 class Counted(FakeBackend):
-    """Notes how many deletions it is asked for at once; more than `bears` are refused."""
+    """Notes the number of simultaneous deletions; refuses more than `bears`."""
 
     def __init__(self, bears: int = 1000) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def _name(reads: list[bool], seq: int) -> str:
 
 
 def _runs(reads: list[bool]) -> list[list[int]]:
-    """Split numbers of calls into what a client has under way together."""
+    """Split numbers of calls into groups that a client has under way together."""
     runs: list[list[int]] = []
     for seq, read in enumerate(reads):
         joins = runs and read and reads[runs[-1][-1]] and len(runs[-1]) < ANSWERS_KEPT
@@ -154,7 +154,7 @@ async def test_a_read_whose_predecessor_never_comes_ends_in_time_and_holds_up_no
         assert not late.done()
         answer, _ = await late
         assert answer.outcome is ToolOutcome.DEADLINE
-        # Its place in line goes unused, and everything else goes on.
+        # Its place in line goes unused, and everything else continues.
         await call(gateway, session, 0, "add")
         await call(gateway, session, 2, "add")
         assert shelf.begun == [0, 2]

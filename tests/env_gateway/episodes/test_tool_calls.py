@@ -1,4 +1,4 @@
-"""Outcomes that nobody knows: told as unknown, for every class of tool, and never graded."""
+"""Unknown outcomes: reported as unknown, for every class of tool, and never graded."""
 
 import io
 import json
@@ -104,7 +104,7 @@ async def test_an_answer_that_is_no_picture_is_shown_all_the_same(text: str) -> 
 
 
 def broken_png() -> bytes:
-    """Return a picture's header, and then something that is no part of a picture."""
+    """Return a picture's header followed by unrelated bytes."""
     written = io.BytesIO()
     Image.effect_noise((400, 400), 50).save(written, "PNG")
     start, end = written.getvalue().rsplit(b"IDAT", 1)

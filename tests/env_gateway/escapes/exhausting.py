@@ -1,6 +1,6 @@
 # pyright: basic
 """Programs that want to use up the machine, or that die of themselves. None may cost more than its
-own process; those that come back say whether they got what they wanted."""
+own process; those that return report whether they succeeded."""
 
 import contextlib
 import ctypes
@@ -108,7 +108,7 @@ def leave(at):
 
 
 def reached(limit, act):
-    """Tells whether `act` succeeds more often than `limit`."""
+    """Return True if `act` succeeds more often than `limit`."""
     done = 0
     try:
         while done <= limit:
@@ -166,7 +166,7 @@ def memory_of_many_maps(at):
 
 
 def memory_that_is_grown(at):
-    """Room of its own again and again, and never given back."""
+    """Allocate memory again and again, and never free it."""
     memory = mmap.mmap(-1, 2**20)
     while True:
         memory.resize(2 * len(memory))

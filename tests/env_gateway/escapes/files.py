@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to read what is not theirs, or to leave something behind. Each tells whether
+"""Programs that try to read what is not theirs, or to leave something behind. Each reports whether
 it did."""
 
 import ctypes
@@ -13,7 +13,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def readable(*paths):
-    """Says what it could read, so that the test finds it in what was printed."""
+    """Print what could be read, so that the test finds it in the output."""
     found = False
     for path in paths:
         try:
@@ -126,7 +126,7 @@ def extension_through_sqlite(at):
 
 
 def written(at, act):
-    """Tries `act` on a new name in every folder there may be."""
+    """Try `act` on a new name in every possible folder."""
     folders = [at["folder"], "/", "/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/usr/lib"]
     folders += ["/verifier", "/verifier/services/env_gateway/verify", sys.prefix, *sys.path]
     harm = False
@@ -229,7 +229,7 @@ def libraries_for_writing(at):
 
 
 def library_mapped_for_writing(at):
-    """Shared with all who have it mapped; at first only for reading."""
+    """The page is shared with all that map it; at first only for reading."""
     LIBC.mmap.restype = ctypes.c_void_p
     LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     library = os.open(os.__file__, os.O_RDONLY)
@@ -253,7 +253,7 @@ def way_out_by_dots(at):
 
 
 def program_of_the_system(at):
-    """What a shell would do; neither is there."""
+    """Look for the programs of a shell; none exists."""
     return any(os.path.exists(path) for path in ("/bin/sh", "/usr/bin/env", "/usr/bin/bwrap"))
 
 

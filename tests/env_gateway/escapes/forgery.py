@@ -1,5 +1,5 @@
 # pyright: basic
-"""A result in the process's own name, and a second one for whoever comes next."""
+"""A result in the process's own name, and a second one for the next process."""
 
 import fcntl
 import os

@@ -1,5 +1,5 @@
 """The ground that verifiers try to break out of: where they run, what they are after, and what
-tells that one got through."""
+shows that one got through."""
 
 import asyncio
 import importlib
@@ -28,7 +28,7 @@ from tests.support.fake_gateway import until
 from tests.support.repository import ROOT
 
 Program = Callable[..., Any]
-# Also tells the processes of this test run from all others.
+# Also distinguishes the processes of this test run from all others.
 MEMORY = 2**28 + 4096 * random.randrange(2**15)
 CANARY = f"canary-{uuid.uuid4().hex}"
 VARIABLE = "FLOTILLA_CANARY"
@@ -65,7 +65,7 @@ def verify(env, final_answer):
                 through.append(name)
         except BaseException as error:
             print(name, repr(error))
-        # What is open after it would count against the next.
+        # Descriptors left open would count against the next.
         gc.collect()
     print("got through:", *through)
     return len(through)
@@ -87,7 +87,7 @@ def programs(module: ModuleType) -> list[Program]:
 
 @dataclass
 class Ground:
-    """The things that the programs are after. `heard` tells whether one got through."""
+    """The things that the programs are after. `heard` shows whether one got through."""
 
     facts: dict[str, Any]
     pool: VerifierPool
@@ -132,7 +132,7 @@ class Ground:
         return {name: execution for name, execution in pairs if not as_it_should(execution)}
 
     async def assert_unharmed(self, *executions: Execution) -> None:
-        """Nothing has left a sandbox, and none is left; the next grade is right."""
+        """Check that nothing has left a sandbox, none remains, and the next grade is right."""
         for execution in executions:
             self._assert_nothing_told(execution)
         assert not self.heard()
@@ -162,7 +162,7 @@ class Ground:
 
 
 async def _query(db: str, sql: str, args: Any) -> Rows:
-    raise AssertionError("a database of which there is a copy was asked")
+    raise AssertionError("a database that has a copy was queried")
 
 
 async def _snapshot(db: str) -> bytes | None:
@@ -175,7 +175,7 @@ async def _snapshot(db: str) -> bytes | None:
 
 
 def alive() -> list[int]:
-    """Processes of this test run inside a sandbox, told by their limit of memory."""
+    """Processes of this test run inside a sandbox, recognised by their memory limit."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -189,7 +189,7 @@ def alive() -> list[int]:
 
 @contextmanager
 def prepared() -> Generator[dict[str, Any]]:
-    """Things to read and places to write that any user of this machine could."""
+    """Files to read and places to write that any user of this machine can use."""
     folder = Path(tempfile.mkdtemp(prefix="flotilla-escape-"))
     folder.chmod(0o755)
     target = folder / "target"

@@ -1,6 +1,6 @@
 # pyright: basic
-"""Programs that take the worker that runs them to pieces. What they make of their own grade they
-could as well have returned; nobody else's may change."""
+"""Programs that take the worker that runs them to pieces. Any grade that they give themselves they
+could also have returned; no other grade may change."""
 
 import atexit
 import builtins
@@ -24,7 +24,7 @@ def found(name):
 
 
 def gateway_by_frames(at):
-    """What called the verifier knows no more than the verifier."""
+    """The callers of the verifier know no more than the verifier."""
     frame = sys._getframe()
     while frame is not None:
         if at["canary"] in repr(frame.f_globals):
@@ -63,7 +63,7 @@ def readiness_once_more(at):
 
 
 def compiled_for_all(at):
-    """A cache that knows every verifier, and has this for it."""
+    """A cache that returns this for every verifier."""
 
     class Cache(dict):
         def get(self, key, default=None):
@@ -161,7 +161,7 @@ def after_the_end(at):
 
 
 def alarm_in_the_worker(at):
-    """Raises wherever the worker is by then, most likely while it writes."""
+    """Raise at any place in the worker, most likely while it writes."""
 
     def ring(*_):
         raise SystemExit(1)

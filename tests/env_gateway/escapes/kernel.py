@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to become more than they are, or to get deeper into the kernel."""
+"""Programs that try to gain privileges, or to reach more of the kernel."""
 
 import ctypes
 import os
@@ -111,7 +111,7 @@ def pickled_command(at):
 
 
 def daemon(at):
-    """Two forks and a session of its own, to outlive whoever is waited for."""
+    """Two forks and a session of its own, to outlive the process that is waited for."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -162,7 +162,7 @@ def landlock_and_new_mounts(at):
 
 
 def asynchronous_reads(at):
-    """Taken by one, these are missing to all others of the machine."""
+    """These are limited for the whole machine: one process can use up all."""
     context = ctypes.c_ulong()
     return LIBC.syscall(0 if not X86 else 206, 65536, ctypes.byref(context)) == 0
 
@@ -244,13 +244,13 @@ def memory_by_number(at):
 
 
 def younger_calls(at):
-    """What a kernel newer than the filter may have."""
+    """System calls that a kernel newer than the filter may have."""
     buffer = ctypes.create_string_buffer(4096)
     return {LIBC.syscall(number, buffer, 64, 0, 0, 0, 0) for number in range(440, 600)} != {-1}
 
 
 def another_program(at):
-    """Executed in place of this one: the limits stay."""
+    """Execute another program in this process: the limits stay."""
     for path in ("/bin/sh", "/usr/bin/env", "/bin/busybox"):
         try:
             os.execv(path, [path])

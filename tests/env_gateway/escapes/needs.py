@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that do what a verifier may want of Python. Each tells whether it worked."""
+"""Programs that do what a verifier may need of Python. Each reports whether it worked."""
 
 import asyncio
 import ctypes
@@ -167,7 +167,7 @@ def functions_of_c(at):
 
 
 def what_there_is_not(at):
-    """Is told by errors that programs expect."""
+    """Absent features raise errors that programs expect."""
     for error, act in (
         (OSError, lambda: subprocess.run(["true"], check=False)),
         (RuntimeError, lambda: threading.Thread(target=print).start()),

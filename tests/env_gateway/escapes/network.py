@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to reach somebody. Each tells whether it got as far as a socket."""
+"""Programs that try to reach a peer. Each reports whether it got as far as a socket."""
 
 import array
 import ctypes
@@ -64,7 +64,7 @@ def pair_of_datagram_sockets(at):
 
 
 def sockets_in_flight(at):
-    """Sockets that wait in sockets count as nobody's descriptors."""
+    """Sockets that wait in sockets count as no process's descriptors."""
     one, other = socket.socketpair()
     for _ in range(1000):
         fresh = socket.socketpair()

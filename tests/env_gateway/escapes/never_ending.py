@@ -113,7 +113,7 @@ def wait_for_itself(at):
 
 
 def wait_for_the_gateway(at):
-    """The gateway says nothing unless it is asked."""
+    """The gateway sends only answers to requests."""
     for descriptor in range(3, 64):
         try:
             os.read(descriptor, 1)
@@ -172,7 +172,7 @@ def import_that_does_not_end(at):
 
 
 def alarm_without_end(at):
-    """Whoever wakes it, itself above all, it sleeps on."""
+    """It sleeps on after every wake-up, its own above all."""
     signal.signal(signal.SIGALRM, lambda *_: signal.alarm(1))
     signal.alarm(1)
     while True:

@@ -10,7 +10,7 @@ class Float:
 
 
 class Claimed:
-    """Says of itself that it is a number."""
+    """Claims to be a number."""
 
     __class__ = float  # pyright: ignore[reportAssignmentType]
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to tell something to a verifier beside them, or to learn what others do, by
+"""Programs that try to signal to a verifier beside them, or to learn what others do, through
 what the kernel keeps for all: the inodes of libraries, memory, the scheduler."""
 
 import ctypes
@@ -48,7 +48,7 @@ def look_for_a_lock(at):
 
 
 def lease(at):
-    """Whoever opens a leased file for writing waits for its holder."""
+    """A process that opens a leased file for writing waits for its holder."""
     fcntl.fcntl(LIBRARY, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     return True
 
@@ -64,7 +64,7 @@ def told_of_a_folder(at):
 
 
 def told_of_files(at):
-    """Opened by whomever: the gateway's own imports among them."""
+    """Opened by any process: the gateway's own imports among them."""
     return (
         LIBC.inotify_add_watch(LIBC.inotify_init1(0), os.path.dirname(os.__file__).encode(), 0xFFF)
         >= 0
@@ -80,7 +80,7 @@ def told_of_a_file_system(at):
 
 
 def ring_in_a_library(at):
-    """Wakes whoever waits at the same place of the same file."""
+    """Wake all processes that wait at the same place of the same file."""
     return LIBC.syscall(FUTEX, mapped(), 1, 1, None, None, 0) >= 0
 
 
@@ -100,7 +100,7 @@ def time_of_the_last_access(at):
 
 
 def robust_futex_in_a_library(at):
-    """Which the kernel wakes when this process ends. It only does where it can write."""
+    """The kernel wakes it when this process ends, but only if it can write there."""
     return LIBC.mprotect(mapped(), 4096, mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
@@ -155,7 +155,7 @@ def key_ring(at):
 
 
 def load_of_the_machine(at):
-    """So is its free memory, by which one process can wink at another."""
+    """Its free memory is shared, too, and can carry signals between processes."""
     return bool(os.getloadavg())
 
 

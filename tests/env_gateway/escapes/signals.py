@@ -1,5 +1,5 @@
 # pyright: basic
-"""Programs that want to end, stop or wake somebody else."""
+"""Programs that try to end, stop or wake another process."""
 
 import ctypes
 import fcntl
@@ -32,7 +32,7 @@ def kill_parent(at):
 
 
 def signal_to_a_thread_of_the_first_process(at):
-    """Itself it may signal so, and so this call is allowed; the first process has no ear for it."""
+    """It may signal itself so, and so this call is allowed; the first process ignores it."""
     number = 234 if X86 else 131
     for signal_number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD):
         LIBC.syscall(number, 1, 1, signal_number)
@@ -57,7 +57,7 @@ def signal_by_descriptor(at):
 
 
 def queued_signal(at):
-    """With a sender of its own invention."""
+    """A signal with a forged sender."""
     information = (ctypes.c_int * 32)(signal.SIGTERM, 0, -1, at["gateway"])
     return LIBC.syscall(QUEUE, 1, signal.SIGTERM, information) == 0
 

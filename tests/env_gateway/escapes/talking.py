@@ -24,7 +24,7 @@ def wire():
     raise LookupError("no descriptor leads to the gateway")
 
 
-def say(*messages):
+def send(*messages):
     for message in messages:
         line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
         while line:
@@ -36,43 +36,43 @@ def wait():
 
 
 def garbage(at):
-    say(b"\xff\xfe\x00 not the protocol\n")
+    send(b"\xff\xfe\x00 not the protocol\n")
     wait()
 
 
 def no_object(at):
-    say(b"[1, 2]\n")
+    send(b"[1, 2]\n")
     wait()
 
 
 def deeply_nested(at):
-    say(b"[" * 10**6 + b"\n")
+    send(b"[" * 10**6 + b"\n")
     wait()
 
 
 def huge_number(at):
-    say(b'{"done": {"stdout": "", "result": ' + b"9" * 10_000 + b"}}\n")
+    send(b'{"done": {"stdout": "", "result": ' + b"9" * 10_000 + b"}}\n")
     wait()
 
 
 def line_without_end(at):
     while True:
-        say(b"x" * 2**16)
+        send(b"x" * 2**16)
 
 
 def half_a_line(at):
-    say(b'{"done": {"result": 1, ')
+    send(b'{"done": {"result": 1, ')
     os._exit(0)
 
 
 def many_lines(at):
     while True:
-        say({"ready": True})
+        send({"ready": True})
 
 
 def questions_without_reading_answers(at):
     while True:
-        say({"snapshot": "current"})
+        send({"snapshot": "current"})
 
 
 def copies_again_and_again(at):
@@ -82,40 +82,40 @@ def copies_again_and_again(at):
 
 
 def unknown_database(at):
-    say({"snapshot": "../../journal"})
+    send({"snapshot": "../../journal"})
     wait()
 
 
 def statements_for_the_gateways_own_files(at):
-    say({"snapshot": "current"}, ATTACH)
+    send({"snapshot": "current"}, ATTACH)
     wait()
 
 
 def statements_without_a_reason(at):
-    say(ATTACH)
+    send(ATTACH)
     wait()
 
 
 def result_of_another_type(at):
-    say({"done": DONE | {"result": {"reward": 1}}})
+    send({"done": DONE | {"result": {"reward": 1}}})
     wait()
 
 
 def output_of_another_type(at):
-    say({"done": DONE | {"stdout": 7}})
+    send({"done": DONE | {"stdout": 7}})
     wait()
 
 
 def error_of_another_type(at):
-    say({"done": DONE | {"error": ["no"]}})
+    send({"done": DONE | {"error": ["no"]}})
     wait()
 
 
 def infinite_result(at):
-    say({"done": DONE | {"result": float("inf")}})
+    send({"done": DONE | {"result": float("inf")}})
     wait()
 
 
 def no_number_as_result(at):
-    say({"done": DONE | {"result": float("nan")}})
+    send({"done": DONE | {"result": float("nan")}})
     wait()

@@ -1,4 +1,4 @@
-"""A policy whose words a verifier prints can neither raise its reward so nor lose a zero."""
+"""A policy whose words a verifier prints can thereby neither raise its reward nor avoid a zero."""
 
 import base64
 import codecs
@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 
 def page(text: str) -> str:
-    """Return what a browser shows of HTML."""
+    """Return the text of HTML that a browser shows."""
     parser = Page()
     parser.feed(text)
     return "".join(parser.shown)
@@ -126,7 +126,7 @@ SHOWS: Mapping[str, Show] = {
         ">>> ERROR_ACCUMULATOR >>>\n['[X] a', '[X] b']\n<<< ERROR_ACCUMULATOR <<<\n"
     ),
 }
-# What it prints of itself, before and after.
+# The verifier's own output, before and after.
 RESULTS = {
     "nothing": ("", ""),
     "apps": ("App mail: 1\n", "App drive: 0\nApp calendar: 0\n"),
@@ -210,7 +210,7 @@ def printed_by(show: str, results: str, text: str) -> str:
 
 
 def assert_nothing_gained(show: str, results: str, text: str, authorship: Authorship) -> None:
-    """Compared with the same verifier where it prints nothing of the policy's, or a word."""
+    """Compare with the same verifier when it prints nothing of the policy's, or a word."""
     stdout = printed_by(show, results, text)
     grade = graded(stdout, authorship)
     assert grade.reward == 0.0, grade
@@ -340,7 +340,7 @@ def test_results_of_which_some_may_be_missing_earn_nothing() -> None:
 def test_printed_checks_allow_no_more_than_what_was_returned(
     result: float, share: float | None
 ) -> None:
-    """A zero says that something failed, even where every check that was printed has passed."""
+    """A zero means that something failed, even if every printed check has passed."""
     assert graded("App a: 1\nApp b: 1\n", wrote("x"), result).partial_reward == share
 
 
@@ -357,7 +357,7 @@ def test_printed_checks_allow_no_more_than_what_was_returned(
 def test_a_line_may_be_put_together_of_fields_of_which_one_is_a_number(
     arguments: dict[str, Any], share: float | None
 ) -> None:
-    """As by `print(f"{row.kind} {row.name}: {row.count}")`."""
+    """A line such as `print(f"{row.kind} {row.name}: {row.count}")`."""
     printed = "App mail: 1\nApp drive: 0\n"
     assert graded(printed, wrote("done", arguments)).partial_reward == share
 
@@ -396,7 +396,7 @@ def test_other_threads_go_on_while_long_texts_are_read(text: str) -> None:
 
 
 def longest_hold_s(work: Callable[[], object]) -> float:
-    """Return how long a thread that works keeps others waiting, in its own CPU time."""
+    """Return how long a working thread blocks others, in its own CPU time."""
     thread = threading.Thread(target=work)
     thread.start()
     clock, longest, before = time.pthread_getcpuclockid(thread.ident or 0), 0.0, 0.0

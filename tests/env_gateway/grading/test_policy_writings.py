@@ -18,7 +18,7 @@ from services.env_gateway.verify.worker import Bounded
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 JUDGED = "JUDGE ERROR: overloaded"
-# Reports by what it returns, and prints what the policy answered.
+# Reports by its return value, and prints the policy's answer.
 REPORTING = """
 def verify(env, final_answer=None):
     print(final_answer)

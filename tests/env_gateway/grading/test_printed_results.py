@@ -54,7 +54,7 @@ def test_a_judge_that_failed_is_found_at_the_start_of_any_line(before: str) -> N
 
 
 def test_the_end_of_what_a_verifier_prints_is_kept() -> None:
-    """The checks are printed last, and so is that a judge failed."""
+    """The checks, and the failure of a judge, are printed last."""
     printed = Bounded()
     for line in range(100_000):
         printed.write(f"line {line}\n")

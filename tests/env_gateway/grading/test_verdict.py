@@ -61,7 +61,7 @@ def validate_task(env: Environment, *, final_answer: str | None = None) -> int:
 
 
 async def graded(source: str, adds: int, answer: str | None = None, **verifiers: Any) -> Grade:
-    """The grade of an attempt that called `add` so often, in a process of its own."""
+    """Grade an attempt with this many calls of `add`, in a process of its own."""
     pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
     async with running(FakeBackend(), verifiers=verifiers, grader=pool) as gateway:
         grade = await attempt(gateway, source, adds, answer)

@@ -1,4 +1,4 @@
-"""A verifier that looks at the final state through tools, where a server shows no database."""
+"""A verifier that reads the final state through tools, for a server without a database."""
 
 import sys
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ def milk_was_noted(env):
 
 @asynccontextmanager
 async def gateway() -> AsyncGenerator[Gateway]:
-    """The verifiers here are of the test, and run also where there is no sandbox."""
+    """The verifiers here are the test's own, and run even without a sandbox."""
     settings = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",

@@ -1,4 +1,4 @@
-"""Adaptive concurrency, circuit breaker and rate, with a clock that tests turn themselves."""
+"""Adaptive concurrency, circuit breaker and rate, with a clock that tests advance."""
 
 import random
 
@@ -10,7 +10,7 @@ from services.env_gateway.limits.token_bucket import TokenBucket
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:
-    """Begin as many as may be."""
+    """Begin as many as allowed."""
     begun: list[int] = []
     while not limit.is_full:
         begun.append(limit.begin_request())

@@ -1,4 +1,4 @@
-"""Admission of episodes in batches: limits, fairness, and nobody who waits for ever."""
+"""Admission of episodes in batches: limits, fairness, and no caller that waits for ever."""
 
 import random
 from collections import Counter
@@ -20,8 +20,8 @@ def admission(places: int, *, waiting: int = 10_000, **by_env: int) -> Admission
     )
 
 
-def ask(at: Admission, run: str, batch: str, size: int, env: str = "e") -> list[Ticket]:
-    """All members of a batch ask."""
+def request_batch(at: Admission, run: str, batch: str, size: int, env: str = "e") -> list[Ticket]:
+    """Request places for all members of a batch."""
     return [at.request_place(run, batch, env, size, 0.0)[0] for _ in range(size)]
 
 
@@ -32,7 +32,7 @@ def are_in(tickets: Sequence[Ticket]) -> bool:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Opens, gives up and releases in any order; the limits hold, and nobody is forgotten."""
+    """Opens, gives up and releases in any order; the limits hold, and no ticket is forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class AdmissionMachine(RuleBasedStateMachine):
             members.append(ticket)
             if len(members) == opening:
                 self.finish(key)
-            self.told(admitted)
+            self.check_admitted(admitted)
 
     def finish(self, key: tuple[str, str, str, int]) -> None:
         _, members = self.filling.pop(key)
         self.complete[f"{key}{len(self.complete)}"] = members
 
-    def told(self, admitted: list[Ticket]) -> None:
+    def check_admitted(self, admitted: list[Ticket]) -> None:
         assert all(ticket.admitted for ticket in admitted)
         for members in self.complete.values():
             left = [ticket for ticket in members if ticket in self.tickets]
@@ -85,8 +85,8 @@ class AdmissionMachine(RuleBasedStateMachine):
                 members.remove(ticket)
                 if not members:
                     del self.filling[key]
-        self.told(self.admission.release_place(ticket))
-        self.told(self.admission.release_place(ticket))
+        self.check_admitted(self.admission.release_place(ticket))
+        self.check_admitted(self.admission.release_place(ticket))
 
     @rule(passed=st.floats(0, 6))
     def time(self, passed: float) -> None:
@@ -94,7 +94,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         for key, (since, _) in list(self.filling.items()):
             if self.now >= since + WAIT_S:
                 self.finish(key)
-        self.told(self.admission.expire_batches(self.now))
+        self.check_admitted(self.admission.expire_batches(self.now))
 
     @invariant()
     def limits_hold(self) -> None:
@@ -105,7 +105,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.waiting == len(self.tickets) - len(admitted)
 
     @invariant()
-    def members_that_never_ask_hold_nothing(self) -> None:
+    def absent_members_hold_nothing(self) -> None:
         waiting = [ticket for ticket in self.tickets if not ticket.admitted]
         members = {ticket for _, members in self.filling.values() for ticket in members}
         if all(ticket in members for ticket in waiting):
@@ -132,7 +132,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission.expire_batches(self.now + 100.0)
         while self.tickets:
             admitted = [ticket for ticket in self.tickets if ticket.admitted]
-            assert admitted, "somebody waits while everything is free"
+            assert admitted, "a ticket waits while everything is free"
             for ticket in admitted:
                 del self.tickets[ticket]
                 self.admission.release_place(ticket)
@@ -144,27 +144,27 @@ TestAdmission = AdmissionMachine.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_batch_is_admitted_when_all_have_asked_and_its_places_are_free() -> None:
+def test_a_batch_is_admitted_when_it_is_complete_and_its_places_are_free() -> None:
     at = admission(4)
-    (first,) = ask(at, "run", "one", 1)
-    batch = ask(at, "run", "two", 4)
+    (first,) = request_batch(at, "run", "one", 1)
+    batch = request_batch(at, "run", "two", 4)
     assert not are_in(batch)
     assert at.release_place(first) == batch
     assert (are_in(batch), at.held_places) == (True, 4)
 
 
-def test_members_that_never_ask_hold_no_places() -> None:
+def test_absent_members_hold_no_places() -> None:
     """One member of a batch of 512 used to hold all places for as long as the batch might come."""
     at = admission(512)
     alone, _ = at.request_place("run", "batch", "e", 512, 0.0)
     assert at.held_places == 0
-    assert are_in(ask(at, "other", "x", 512))
-    for ticket in ask(at, "third", "y", 1):
+    assert are_in(request_batch(at, "other", "x", 512))
+    for ticket in request_batch(at, "third", "y", 1):
         assert not ticket.admitted
     assert at.expire_batches(WAIT_S - 0.1) == [] and not alone.admitted
 
 
-def test_a_batch_goes_on_without_members_that_never_ask() -> None:
+def test_a_batch_continues_without_absent_members() -> None:
     at = admission(8)
     requests = [at.request_place("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
     assert at.expire_batches(WAIT_S) == requests
@@ -173,9 +173,9 @@ def test_a_batch_goes_on_without_members_that_never_ask() -> None:
 
 def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
     at = admission(8)
-    busy = ask(at, "busy", "first", 8)
-    large = ask(at, "busy", "large", 8)
-    small = [ask(at, "other", f"s{i}", 1)[0] for i in range(3)]
+    busy = request_batch(at, "busy", "first", 8)
+    large = request_batch(at, "busy", "large", 8)
+    small = [request_batch(at, "other", f"s{i}", 1)[0] for i in range(3)]
     # `other` has every place until it has its share, or every second one.
     for released, ticket in enumerate(busy[:4], start=1):
         at.release_place(ticket)
@@ -185,27 +185,27 @@ def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
 
 def test_a_batch_that_waits_for_its_environment_leaves_the_others_to_all() -> None:
     at = admission(8, full=2)
-    ask(at, "run", "a", 2, env="full")
-    waiting = ask(at, "run", "b", 2, env="full")
-    assert are_in(ask(at, "run", "c", 4, env="other"))
+    request_batch(at, "run", "a", 2, env="full")
+    waiting = request_batch(at, "run", "b", 2, env="full")
+    assert are_in(request_batch(at, "run", "c", 4, env="other"))
     assert not are_in(waiting)
 
 
 @pytest.mark.parametrize("size", [2, 8, 32])
 @pytest.mark.parametrize("of_run", ["small", "large"])
 def test_small_batches_do_not_starve_a_large_one(size: int, of_run: str) -> None:
-    """Of another run it is in before twice its size has come free; of their own, not before those
-    that came first."""
+    """A batch of another run gets in before twice its size has come free; one of the same run, not
+    before those that came first."""
     rng = random.Random(size)
     at = admission(32)
-    running = [ask(at, "small", f"s{i}", 1)[0] for i in range(32)]
-    queued = [ask(at, "small", f"q{i}", 1)[0] for i in range(40)]
-    large = ask(at, of_run, "large", size)
+    running = [request_batch(at, "small", f"s{i}", 1)[0] for i in range(32)]
+    queued = [request_batch(at, "small", f"q{i}", 1)[0] for i in range(40)]
+    large = request_batch(at, of_run, "large", size)
     released = 0
     while not are_in(large):
         ticket = running.pop(rng.randrange(len(running)))
         running += [one for one in at.release_place(ticket) if one not in large]
-        queued.append(ask(at, "small", f"more{released}", 1)[0])
+        queued.append(request_batch(at, "small", f"more{released}", 1)[0])
         released += 1
         assert at.held_places <= 32 and released < 200
     allowed = 2 * size if of_run == "large" else 40 + 2 * size
@@ -218,10 +218,10 @@ def test_small_batches_do_not_starve_a_large_one(size: int, of_run: str) -> None
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=25, deadline=None)
-def test_whoever_waits_gets_in_however_others_come_and_go(
+def test_every_waiting_batch_gets_in_however_others_come_and_go(
     sizes: list[int], envs: list[str], seed: int
 ) -> None:
-    """Three runs ask again for all that ends; each batch is in before all others have been in so
+    """Three runs replace every batch that ends; each gets in before the others have been in so
     often that it must have been passed over for ever."""
     rng = random.Random(seed)
     at = admission(10, a=8)
@@ -230,20 +230,20 @@ def test_whoever_waits_gets_in_however_others_come_and_go(
     running: list[Ticket] = []
     requests = 0
 
-    def ask_next() -> None:
+    def request_next() -> None:
         nonlocal requests
         index = requests % len(sizes)
-        tickets = ask(at, f"run{index % 3}", f"b{requests}", sizes[index], envs[index])
+        tickets = request_batch(at, f"run{index % 3}", f"b{requests}", sizes[index], envs[index])
         waiting[requests], since[requests] = tickets, releases
         requests += 1
 
     releases = 0
     for _ in range(len(sizes)):
-        ask_next()
+        request_next()
     while releases < 300:
         for number in [number for number, tickets in waiting.items() if are_in(tickets)]:
             running += waiting.pop(number)
-            ask_next()
+            request_next()
         assert running, "everybody waits for each other"
         assert at.held_places <= 10 and at.usage_of("a")[0] <= 8
         releases += 1
@@ -264,7 +264,7 @@ def test_runs_get_equal_shares_of_places_whatever_the_size_of_their_batches() ->
         for run, size in sizes.items():
             while len(waiting[run]) < 20:
                 number += 1
-                waiting[run].append(ask(at, run, f"b{number}", size))
+                waiting[run].append(request_batch(at, run, f"b{number}", size))
             for batch in [batch for batch in waiting[run] if are_in(batch)]:
                 waiting[run].remove(batch)
                 running += [(run, ticket) for ticket in batch]

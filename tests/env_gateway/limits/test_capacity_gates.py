@@ -1,4 +1,4 @@
-"""Environments that refuse, fail and vanish: what the gateway then asks of them, and of itself."""
+"""Environments that refuse, fail and vanish: the gateway's demands on them and on itself."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBre
 from services.env_gateway.ports import BackendError, CallResult
 from tests.support.fake_gateway import open_spec, opened, running, task_json, until
 
-# Retries enough for whatever a test does to the environment.
+# Enough retries for any fault that a test plants in the environment.
 RETRY = {"base_s": 0.001, "cap_s": 0.01, "budget_ratio": 1.0, "budget_cap": 1000.0}
 
 

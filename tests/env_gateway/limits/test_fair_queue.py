@@ -15,7 +15,7 @@ WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.25}
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Runs ask, give up and end in any order; a place that is free never waits for anybody."""
+    """Runs request, give up and end in any order; a free place never waits while a run does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.places = 3
         self.held: list[str] = []
         self.waiting: list[tuple[str, int]] = []
-        self.asked = 0
+        self.requested = 0
 
     def let_in(self) -> None:
         while self.queue and len(self.held) < self.places:
@@ -36,10 +36,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.held.append(run_id)
 
     @rule(run=st.sampled_from(RUNS))
-    def ask(self, run: str) -> None:
-        self.asked += 1
-        self.waiting.append((run, self.asked))
-        self.queue.push(run, self.asked)
+    def request(self, run: str) -> None:
+        self.requested += 1
+        self.waiting.append((run, self.requested))
+        self.queue.push(run, self.requested)
         self.let_in()
 
     @precondition(lambda self: self.waiting)

@@ -1,4 +1,4 @@
-"""Runs that share a gateway: none waits behind all that another has asked for."""
+"""Runs that share a gateway: none waits behind all requests of another."""
 
 import asyncio
 from typing import Any
@@ -68,7 +68,7 @@ async def test_a_creation_waits_for_one_of_another_run_and_not_for_all() -> None
 
 
 async def test_a_grade_waits_for_one_of_another_run_and_not_for_all() -> None:
-    """In the processes for verifiers here, of which there are few."""
+    """The queue is that for the few verifier processes."""
     pool = VerifierPool(size=1, memory_bytes=2**29)
     await pool.start_workers()
 
@@ -88,14 +88,14 @@ async def test_a_grade_waits_for_one_of_another_run_and_not_for_all() -> None:
     await pool.close()
 
 
-async def test_a_batch_of_which_one_member_asks_holds_no_places() -> None:
+async def test_a_batch_of_which_one_member_has_come_holds_no_places() -> None:
     async with running(FakeBackend(), limits={"batch_wait_s": 0.2}) as gateway:
         first = asyncio.create_task(opened(gateway, open_spec(0, run_id="one", opening=512)))
         await until(lambda: gateway.admission.waiting == 1)
         assert gateway.admission.held_places == 0
         await opened(gateway, open_spec(1, run_id="other", request_id="other"))
         assert not first.done()
-        # The others never come, and it goes on without them.
+        # The others never come, and it continues without them.
         await first
 
 

@@ -1,4 +1,4 @@
-"""Tools that a policy is offered, and the gateway's own tool for the final answer."""
+"""Tools offered to a policy, and the gateway's own tool for the final answer."""
 
 from typing import Any
 

@@ -62,7 +62,7 @@ def _rest(table: str) -> int:
 
 @st.composite
 def pairs(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> tuple[State, State]:
-    """A state, and one that differs from it in some of the tables."""
+    """Two states that differ in some of the tables."""
     before = draw(states(values))
     other = draw(states(values))
     changed = draw(st.sets(st.sampled_from(sorted(COLUMNS))))
@@ -71,7 +71,7 @@ def pairs(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> tuple[State, State
 
 @st.composite
 def specs(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """One specification, of any shape that the rules tell apart, and of some that they refuse."""
+    """One specification, of any shape that the rules distinguish, and of some that they refuse."""
     table = draw(st.sampled_from(sorted(COLUMNS)))
     key = draw(st.sampled_from(KEYS[table]))
     names = st.sampled_from([*COLUMNS[table], "nowhere"])
@@ -126,7 +126,7 @@ def opened(folder: Path, before: State, after: State) -> Generator["Engines"]:
 
 
 def _write(path: Path, state: State) -> None:
-    """Write numbers of rows that depend on their keys alone."""
+    """Write row numbers that depend on the rows' keys alone."""
     with contextlib.closing(sqlite3.connect(":memory:")) as database:
         database.executescript(SCHEMA)
         for table, rows in state.items():

@@ -1,4 +1,4 @@
-"""A user without any rights, as whom root runs a program: most gateways are none of root's."""
+"""A user without rights, as which root runs a program: most gateways do not run as root."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-# No account has it, and no sandbox of a gateway that is root.
+# Used by no account, and by no sandbox of a gateway that runs as root.
 _NUMBER = "63999"
 
 
@@ -17,7 +17,7 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
     lie where only root can reach it (/root), hence another view of the files around it."""
     needed = dict.fromkeys([Path(sys.base_prefix), Path(sys.prefix), ROOT])
     behind = [path for path in needed if _barrier(path)]
-    # Bubblewrap by itself makes folders for its own user alone.
+    # By default, bubblewrap makes folders for its own user alone.
     folders = dict.fromkeys(
         folder for path in behind for folder in reversed(path.parents) if _barrier(folder)
     )
@@ -31,7 +31,7 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return what such a user's programs find; nothing of the test run that starts them."""
+    """Return the environment of such a user's programs, without that of the test run."""
     return {
         "PATH": os.environ["PATH"],
         "USER": "ordinary",

@@ -1,4 +1,4 @@
-"""Marks tests that need a sandbox that works here, not only bubblewrap."""
+"""A mark for tests that need a working sandbox, not only bubblewrap."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Control groups of sandboxes: made where this process may, entered, and removed."""
+"""Control groups of sandboxes: made where permitted, entered, and removed."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ MEMORY = 2**28
 
 @pytest.fixture
 def tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tree:
-    """Builds what looks like a hierarchy of groups, in which this process is in /a/own."""
+    """Build a fake hierarchy of groups, with this process in /a/own."""
 
     def build(**enabled: str) -> Path:
         for name in ("", "a", "a/own"):
@@ -35,7 +35,7 @@ def tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tree:
 
     monkeypatch.setattr(cgroup, "_ROOT", tmp_path)
     monkeypatch.setattr(cgroup, "_OWN", tmp_path / "self")
-    # Of its own groups, a user may also enable controllers; that is another test.
+    # A user may also enable controllers of its own groups; another test covers that.
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return build
 
@@ -123,7 +123,7 @@ async def test_the_group_of_a_process_that_does_not_start_is_removed(tmp_path: P
 
 
 def hierarchy() -> Path | None:
-    """Return where groups of version 2 may be made here, if only without controllers."""
+    """Return where groups of version 2 may be made here, even without controllers."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     found = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"]
     return next((path for path in found if os.access(path, os.W_OK)), None)

@@ -55,7 +55,7 @@ async def test_a_verifier_has_what_python_needs(ground: Ground) -> None:
 
 
 async def test_a_verifier_of_every_other_kind_is_contained(ground: Ground) -> None:
-    """One of each: all of them take seconds."""
+    """One of each kind, as each takes seconds."""
     short = partial(ground.run, timeout_s=SHORT_S)
     assert (await ground.run(exhausting.many_small_objects)).result == 0
     assert (await short(never_ending.swallow_the_request_to_end)).timed_out

@@ -30,7 +30,7 @@ async def run_as_ordinary_user(*selected: str) -> None:
     file = Path(__file__).with_name("test_sandbox.py")
     process = await asyncio.create_subprocess_exec(
         *as_ordinary_user([sys.executable, "-m", "pytest", "-q", *selected, str(file)]),
-        # What is told of a failure is in the assertions; to rewrite them takes seconds.
+        # The assertions contain the report of a failure; rewriting them takes seconds.
         *("--assert", "plain", "-p", "no:cacheprovider"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -36,7 +36,7 @@ CHECKED = {X86_64: (9, 28, 202, 72, 16, 293, 302), AARCH64: (222, 233, 98, 25, 2
 def verdict(
     machine: str, number: int, architecture: int | None = None, arguments: Sequence[int] = ()
 ) -> int:
-    """Return what a kernel would: classic BPF, as far as the filter uses it."""
+    """Return a kernel's verdict: classic BPF, as far as the filter uses it."""
     program = seccomp.build_program(machine)
     assert program is not None
     lines = list(struct.iter_unpack("=HBBI", program))

@@ -1,4 +1,4 @@
-"""The search for the verifier in a source, which does not hold the gateway."""
+"""The search for the verifier in a source, which does not block the gateway."""
 
 import asyncio
 import subprocess

@@ -307,7 +307,7 @@ def test_the_older_shape_lists_fields_and_markers(dbs: Any) -> None:
 
 
 def test_only_rows_that_are_named_are_looked_at_and_elsewhere_their_number(dbs: Any) -> None:
-    """As on Fleet. Whoever wants every change to be listed uses expect_exactly."""
+    """Fleet does the same. expect_exactly requires every change to be listed."""
     diff = dbs["seed"].diff(dbs["current"])
     diff.expect_only_v2([MODIFIED])
     with pytest.raises(AssertionError, match="'log' had 0 rows and has 1"):

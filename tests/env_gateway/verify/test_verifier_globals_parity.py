@@ -114,7 +114,7 @@ def steps(draw: st.DrawFn, table: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def result(query: Any, chain: Sequence[tuple[str, tuple[Any, ...]]], end: str, *args: Any) -> Any:
-    """Return what a chain of calls ends with, or what kind of error."""
+    """Return the result of a chain of calls, or the kind of its error."""
     try:
         for name, arguments in chain:
             query = getattr(query, name)(*arguments)

@@ -1,4 +1,4 @@
-"""Starts of verifiers' processes: ahead, in a sandbox or not at all, and never left alone."""
+"""Starts of verifiers' processes: ahead, in a sandbox or not at all, and never orphaned."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ SOURCE = "import os\ndef verify(env):\n    print(os.listdir('/'))\n    return 1\
 
 
 async def _query(db: str, sql: str, args: object) -> Rows:
-    raise AssertionError("nothing is asked here")
+    raise AssertionError("nothing is queried here")
 
 
 async def _snapshot(db: str) -> bytes | None:

@@ -21,7 +21,7 @@ MISSING = (
     f"{PATH and f'; there is no file {PATH}'}"
 )
 SOLUTIONS = {**LISTS, **STAYS, **FAR_STAYS, **NEW_CARD}
-# Tasks that no tool calls can solve; docs/fleet_booking.md says why.
+# Tasks that no tool calls can solve; docs/fleet_booking.md explains why.
 OTHER_USER = {"i7ipqa9jhuo", "h4wlcef57y9v"}
 DRAWN_REFERENCE = {"yus7clba4foq", "akyxlzgkg6ex"}
 

@@ -1,4 +1,4 @@
-"""Refusals of the tools of fleet_booking, which no arguments break."""
+"""Refusals of the tools of fleet_booking, which survive any arguments."""
 
 import json
 from typing import Any

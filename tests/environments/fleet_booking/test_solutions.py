@@ -1,4 +1,4 @@
-"""The user's own file of Fleet's booking tasks against the app; skipped where there is none."""
+"""The user's own file of Fleet's booking tasks against the app; skipped without one."""
 
 import contextlib
 import io
@@ -110,7 +110,7 @@ def test_an_untouched_state_fails_with_a_reason_as_fleets_engine_says(
     instance = open_task(TASKS[short])
     result, printed = grade(TASKS[short], instance)
     assert result == 0
-    assert printed_checks(printed)[1], "a failing verifier says what failed"
+    assert printed_checks(printed)[1], "a failing verifier prints what failed"
     assert (result, printed) == grade_by_sdk(TASKS[short], instance, tmp_path)
 
 

@@ -26,7 +26,7 @@ CHOSEN = ("iz3n5yb025jd", "ids1n9lukg0q", "oxbtz0wg8d6", "jieklemsr1xv")
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    """It takes the user's verifiers for its own, so that they need no sandbox."""
+    """It treats the user's verifiers as its own, so that they need no sandbox."""
     pool = VerifierPool(size=1, memory_bytes=2**30)
     trusted = {sha256(task["verifier_func"].encode()).hexdigest() for task in TASKS.values()}
     settings = EnvGatewayConfig()

@@ -47,7 +47,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[httpx.Client]:
-    """An emulator that asks for a key, and whose verifiers ask the runner."""
+    """An emulator that requires a key, and whose verifiers query the runner."""
     options = ("--env", "booking", "--verifiers", "http")
     with (
         emulating(*options, FLOTILLA_ENV_TOKEN="secret") as url,

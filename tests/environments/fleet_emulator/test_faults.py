@@ -1,4 +1,4 @@
-"""Faults on purpose, and their counts."""
+"""Planted faults, and their counts."""
 
 import asyncio
 import time

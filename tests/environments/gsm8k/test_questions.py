@@ -1,4 +1,4 @@
-"""Single-turn questions: where they come from, and how an answer is checked."""
+"""Single-turn questions: their source, and the check of an answer."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Drives a server of ours with openenv's own clients, and prints what they saw as JSON.
+"""Drives a server of ours with openenv's own clients, and prints their results as JSON.
 
 Runs under an interpreter that has the package: `openenv_client.py URL TASK_KEY PLAN`.
 """

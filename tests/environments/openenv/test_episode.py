@@ -1,4 +1,4 @@
-"""Our environments as OpenEnv servers, as any client of OpenEnv finds them."""
+"""Our environments as OpenEnv servers, used by OpenEnv's clients."""
 
 import asyncio
 import json

@@ -172,7 +172,7 @@ def _spot() -> dict[str, object]:
 async def test_secrets_reach_the_service_in_files_that_do_not_stay(tmp_path: Path) -> None:
     reported = tmp_path / "reported.json"
     async with machine(tmp_path, tls=True) as here:
-        process = await here.watch("tell", str(reported))
+        process = await here.watch("report", str(reported))
         pid = await here.begins()
         await here.until(reported.exists)
         found = reported.read_text()

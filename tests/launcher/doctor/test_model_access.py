@@ -49,7 +49,7 @@ async def test_a_gated_model_is_refused_before_anything_is_rented(
 async def test_a_model_that_does_not_fit_is_named_with_both_sizes(
     hub: ModelHub, tasks: Path, tmp_path: Path
 ) -> None:
-    hub.told_sizes["model.safetensors"] = 2**60
+    hub.reported_sizes["model.safetensors"] = 2**60
     here = await probed("model", about(hub, tasks, tmp_path))
     check(here, Status.FAIL, "takes 1073741824.0 GiB more in", "GiB are free there", "HF_HOME")
     there = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))

@@ -63,7 +63,7 @@ class Receivers:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         place = self._folder / f"receiver{len(self._started)}"
-        manifests = " ".join(str(each.told) for each in published)
+        manifests = " ".join(str(each.manifest_path) for each in published)
         line = f"{place} {sender.address} {how} {stage} {manifests}\n"
         self._process.stdin.write(line.encode())
         async with asyncio.timeout(PATIENCE_S):

@@ -28,7 +28,7 @@ def make_thinker() -> TransformersTokenizer:
 
 
 def check_trained_tokens(sequence: Sequence, model: PreTrainedModel, tolerance: float) -> None:
-    """What the policy wrote, and nothing else, has logprobs: those of all that stands before."""
+    """The policy's tokens alone have logprobs, each given all tokens before it."""
     expected: NDArray[np.float32] = reference_logprobs(model, sequence.token_ids)
     expected = expected[sequence.policy_mask[1:]]
     assert len(sequence.logprobs) == len(expected)
@@ -36,7 +36,7 @@ def check_trained_tokens(sequence: Sequence, model: PreTrainedModel, tolerance: 
 
 
 async def check_thinking_budget(engine: Engine, model: PreTrainedModel, tolerance: float) -> None:
-    """A thinking is ended at its budget, and the policy goes on behind the mark."""
+    """A thinking is ended at its budget, and the policy continues after the mark."""
     tokenizer = make_thinker()
     dialect = TemplateDialect(tokenizer)
     bounds = limits(thinking_tokens=BUDGET, max_generate_length=TURN)
@@ -58,10 +58,10 @@ async def check_thinking_budget(engine: Engine, model: PreTrainedModel, toleranc
 async def check_attempt_that_time_cuts(
     engine: Engine, model: PreTrainedModel, tolerance: float
 ) -> None:
-    """A turn that runs into the attempt's time is trained on as far as it was sampled."""
+    """A turn cut by the attempt's time limit is trained on as far as it was sampled."""
     tokenizer = make_thinker()
     dialect = TemplateDialect(tokenizer)
-    # Nobody knows how fast this machine is now.
+    # The speed of this machine is unknown.
     for seconds in (0.1, 0.2, 0.4, 0.8, 1.6):
         bounds = limits(max_generate_length=WHOLE, max_model_len=1024, attempt_timeout_s=seconds)
         run = AttemptRunner(engine, FakeEnvironment(), tokenizer, dialect, bounds)

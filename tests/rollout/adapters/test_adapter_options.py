@@ -1,4 +1,4 @@
-"""What an engine is told of the adapters that it will be given."""
+"""Options that prepare an engine for the adapters that it will receive."""
 
 import json
 from pathlib import Path
@@ -42,10 +42,10 @@ def write_model(folder: Path, **settings: int) -> None:
 def test_room_is_kept_beside_linear_layers_but_neither_head_nor_routers(tmp_path: Path) -> None:
     write_model(tmp_path)
     assert list_adapter_targets(tmp_path) == ["down_proj", "q_proj"]
-    told = options(tmp_path, "cpu", 12)
-    assert told["enable_lora"] is True
-    assert told["max_lora_rank"] == 16
-    assert told["lora_target_modules"] == ["down_proj", "q_proj"]
+    chosen = options(tmp_path, "cpu", 12)
+    assert chosen["enable_lora"] is True
+    assert chosen["max_lora_rank"] == 16
+    assert chosen["lora_target_modules"] == ["down_proj", "q_proj"]
     assert "enable_lora" not in options(tmp_path, "cpu", None)
 
 

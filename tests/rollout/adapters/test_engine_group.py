@@ -1,4 +1,4 @@
-"""Several engines of a replica behave as one."""
+"""Several engines of a replica behave like one."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ LONG_S = 60.0
 
 
 class Engine:
-    """An engine whose turns end when they are told to."""
+    """An engine whose turns end on request."""
 
     def __init__(self, policy: PolicyId | None = OLD) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""Options are read by vLLM's own parser: what it does not know, or does not take, is named."""
+"""Options are read by vLLM's own parser: unknown and refused ones are named."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from tests.support.tiny_model import make_model
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A parser with arguments of each kind that vLLM's has."""
+    """A parser with arguments of every kind in vLLM's."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--moe-backend", choices=["auto", "triton"])
     parser.add_argument("--max-logprobs", type=int)
@@ -51,7 +51,7 @@ REFUSED = [
 
 
 def check_parser() -> None:
-    """Check what the parser at hand takes and refuses."""
+    """Check the options that the given parser takes and refuses."""
     assert parse_arguments(TAKEN) == TAKEN
     for name, value, message in REFUSED:
         with pytest.raises(ConfigError) as caught:

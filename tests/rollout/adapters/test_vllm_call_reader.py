@@ -1,4 +1,4 @@
-"""vLLM's parsers as readers of calls: over tokens, and without calls that nobody made."""
+"""vLLM's parsers as readers of calls: over tokens, and without invented calls."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_text_that_spells_a_call_is_none(hermes: Dialect) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "error"),
     [
         ({"parser": "hermess"}, "vLLM has no 'hermess': did you mean 'hermes'"),
         ({"parser": "hermes", "reasoning": "nothing"}, "vLLM has no 'nothing'"),
@@ -93,6 +93,6 @@ def test_text_that_spells_a_call_is_none(hermes: Dialect) -> None:
         ({"name": "full", "parser": "hermes"}, "are read with name = 'template' alone"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(named: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_names_that_do_not_fit_are_refused(named: dict[str, str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
         choose_dialect("", tokenizer(), DialectConfig.model_validate({"name": "template", **named}))

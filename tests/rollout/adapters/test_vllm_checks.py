@@ -1,4 +1,4 @@
-"""What the engine answers is checked once, at its boundary."""
+"""The engine's answers are checked once, at its boundary."""
 
 import os
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_gpu_names_experts_by_itself_where_they_are_replayed() -> None:
 
 
 class NamingEngine:
-    """An engine whose workers know the experts of so many tokens."""
+    """An engine whose workers know the experts of the given number of tokens."""
 
     def __init__(self, rows: int) -> None:
         self.experts = np.arange(rows * 4, dtype=np.uint8).reshape(rows, 2, 2)
@@ -108,8 +108,8 @@ async def test_the_experts_of_an_answer_are_those_of_all_tokens_but_the_last(
     assert found is not None
     np.testing.assert_array_equal(found, llm.experts[:5])
     assert await named.take_experts(finished(0), sampling) is None
-    asked = {"cpu": "extra_args", "cuda": "routed_experts_prompt_start"}[device]
-    assert list(named.request_fields(sampling)) == [asked]
+    field = {"cpu": "extra_args", "cuda": "routed_experts_prompt_start"}[device]
+    assert list(named.request_fields(sampling)) == [field]
 
 
 @pytest.mark.parametrize("rows", [0, 4])

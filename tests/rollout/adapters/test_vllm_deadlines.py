@@ -19,7 +19,7 @@ PROMPT = np.arange(3, dtype=np.int32)
 
 
 class SilentLlm:
-    """Stands in for AsyncLLM; it answers all calls but one."""
+    """A double of AsyncLLM that answers all calls but one."""
 
     def __init__(self, silent: str) -> None:
         self.errored = False

@@ -1,4 +1,4 @@
-"""Real vLLM on a tiny random model: what it says it sampled is what the weights say."""
+"""Real vLLM on a tiny random model: its logprobs are those of the weights."""
 
 import asyncio
 from pathlib import Path
@@ -47,7 +47,7 @@ def difference(
 def check_switch(
     completion: Completion, before: PolicyId, after: PolicyId, model: PreTrainedModel
 ) -> None:
-    """The tokens of the first span, and none of the second, are the old weights'."""
+    """Check that the first span, and no token of the second, is of the old weights."""
     assert [span.policy for span in completion.spans] == [before, after]
     switch = completion.spans[0].length
     assert switch + completion.spans[1].length == len(completion.token_ids)
@@ -58,7 +58,7 @@ def check_switch(
 
 
 def first_span_error(completion: Completion, models: list[PreTrainedModel]) -> float:
-    """Return how far the tokens of the first policy are from what its weights alone say."""
+    """Return the error of the first policy's logprobs against those of its weights alone."""
     span = completion.spans[0]
     assert span.policy is not None
     whole = np.concatenate([PROMPT, completion.token_ids[: span.length]])
@@ -66,23 +66,23 @@ def first_span_error(completion: Completion, models: list[PreTrainedModel]) -> f
     return float(np.abs(reference[len(PROMPT) - 1 :] - completion.logprobs[: span.length]).max())
 
 
-# Until a turn has begun and is cut: nobody knows how fast this machine is now.
+# Tried until a turn has begun and is cut: the speed of this machine is unknown.
 TIMES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 
 
 async def cut_at(
     engine: VllmEngine, timeout_s: float, update: Publication | None = None
 ) -> list[Completion]:
-    """What is sampled in so long by more requests than run at once, of those that are cut; the
-    weights change halfway."""
-    asking = [
+    """Return the cut ones of more requests than run at once, after `timeout_s`; the weights change
+    halfway."""
+    requests = [
         asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed), 900, timeout_s))
         for seed in range(24)
     ]
     if update is not None:
         await asyncio.sleep(timeout_s / 2)
         await engine.load_weights(update, Path(update.location))
-    ended = await asyncio.wait_for(asyncio.gather(*asking), timeout_s + 5)
+    ended = await asyncio.wait_for(asyncio.gather(*requests), timeout_s + 5)
     assert all(each.timed_out for each in ended if not len(each.token_ids))
     return [each for each in ended if each.timed_out and len(each.token_ids)]
 
@@ -90,7 +90,7 @@ async def cut_at(
 async def check_what_time_cuts(
     engine: VllmEngine, models: list[PreTrainedModel], folder: Path, version: int
 ) -> None:
-    """What vLLM gives back when it aborts is as good to train on as all else. `models` are those
+    """Tokens that vLLM returns when it aborts are as good to train on as any. `models` are those
     of even and odd versions."""
     model = models[version % 2]
     for timeout_s in TIMES_S:
@@ -133,7 +133,7 @@ async def check_without_update(
 async def check_that_an_update_with_a_hole_ends_it(
     engine: VllmEngine, model: PreTrainedModel, folder: Path
 ) -> None:
-    """Modules whose weights do not come would keep the old ones."""
+    """Modules without new weights would keep the old ones."""
     path = folder / "hole.safetensors"
     torn = publish(model, path, 100, without="model.layers.1.mlp.gate.weight")
     with pytest.raises(EngineDead, match=r"no weights have come for model\.layers\.1\.mlp\.gate"):
@@ -224,7 +224,7 @@ async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_sw
     engine = await VllmEngine.start_engine(tiny_config(), tiny_served(engine_folder))
     finished: list[Completion] = []
 
-    async def keep_asking(seed: int) -> None:
+    async def keep_requesting(seed: int) -> None:
         while True:
             finished.append(await engine.generate(PROMPT, Sampling(1.0, seed), 4 + seed % 5))
 
@@ -238,12 +238,12 @@ async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_sw
         first = publish(models[1], tmp_path / "first.safetensors", 1)
         await engine.load_weights(first, Path(first.location))
         # More than run at once, so that some wait while the weights change.
-        asking = [asyncio.create_task(keep_asking(seed)) for seed in range(24)]
+        requests = [asyncio.create_task(keep_requesting(seed)) for seed in range(24)]
         await keep_loading()
         await asyncio.sleep(0.3)
-        for task in asking:
+        for task in requests:
             task.cancel()
-        ends = await asyncio.gather(*asking, return_exceptions=True)
+        ends = await asyncio.gather(*requests, return_exceptions=True)
         assert {type(end) for end in ends} == {asyncio.CancelledError}, "a request failed"
     finally:
         await engine.close()

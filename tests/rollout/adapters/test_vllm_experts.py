@@ -36,7 +36,7 @@ LAYERS, CHOSEN = 2, 2
 
 # A whole attempt, in blocks of 32.
 LONGEST = 288
-# Until requests have begun and are cut: nobody knows how fast this machine is now.
+# Tried until requests have begun and are cut: the speed of this machine is unknown.
 TIMES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 
@@ -98,7 +98,7 @@ async def write_for(
 ) -> list[Transcript]:
     """Return what several requests write in so long, of those that time cuts or that the update,
     halfway, finds running."""
-    asking = [
+    requests = [
         asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed), 200, seconds))
         for seed in range(24)
     ]
@@ -106,7 +106,7 @@ async def write_for(
         await asyncio.sleep(seconds / 2)
         await engine.load_weights(update, Path(update.location))
     found: list[Transcript] = []
-    for written in await asyncio.gather(*asking):
+    for written in await asyncio.gather(*requests):
         if len(written.token_ids) and (written.timed_out or len(written.spans) > 1):
             found.append(Transcript(PROMPT))
             found[-1].add_completion(written, 1.0)
@@ -150,7 +150,7 @@ def check_switch(transcript: Transcript, old: PreTrainedModel) -> None:
         {},
         {"tensor_parallel": 2},
         {"data_parallel": 2},
-        # Room for one such attempt, and a bit: others are preempted.
+        # Room for slightly more than one such attempt: others are preempted.
         {"kv_cache_memory_bytes": 12 * 32 * 2 * 2 * 2 * 32 * 4},
     ],
     ids=["one", "two workers", "two engines", "little memory"],

@@ -24,7 +24,7 @@ def peaked_logits() -> Tensor:
 
 
 def metadata(**changed: Any) -> Any:
-    """What vLLM's sampler reads of its batch."""
+    """The fields of a batch that vLLM's sampler reads."""
     return SimpleNamespace(
         **{
             "all_random": True,
@@ -49,7 +49,7 @@ def largest_error(found: Tensor, logits: Tensor) -> float:
 def test_logprobs_are_exact_where_torchs_own_lose_the_unlikely_tokens() -> None:
     logits = peaked_logits()
     assert largest_error(exact_log_softmax(logits), logits) < ROUNDING
-    # Where this fails, torch has mended its own, and ours can go.
+    # If this fails, torch has mended its sampler, and ours can be removed.
     assert largest_error(logits.log_softmax(-1), logits) > 5 * ROUNDING
 
 

@@ -57,7 +57,7 @@ async def errors_of(engine: Engine, folder: Path, model: PreTrainedModel) -> lis
     return errors
 
 
-def serve_by_two_workers(folder: Path, told: Connection) -> None:
+def serve_by_two_workers(folder: Path, results: Connection) -> None:
     """A rollout whose engine has two workers, until it is killed."""
 
     async def serve() -> None:
@@ -65,7 +65,7 @@ def serve_by_two_workers(folder: Path, told: Connection) -> None:
         engine = await start_tiny_engine(folder, tensor_parallel=2)
         errors = await errors_of(engine, folder, model)
         processes = psutil.Process().children(recursive=True)
-        told.send((errors, [(each.pid, each.name()) for each in processes]))
+        results.send((errors, [(each.pid, each.name()) for each in processes]))
         await asyncio.sleep(10_000)
 
     asyncio.run(serve())
@@ -105,7 +105,7 @@ def test_a_rollout_that_is_killed_while_vllm_loads_leaves_no_process(tmp_path: P
     assert rollout.pid is not None
     try:
         cores = wait_for_cores(rollout.pid)
-        # It imports vLLM for some seconds before it can hear of anything.
+        # It imports vLLM for some seconds before it can react.
         time.sleep(1.0)
     finally:
         rollout.kill()

@@ -1,5 +1,5 @@
-"""A recorder of experts follows the slots of a KV cache: what their next owner writes is nobody
-else's."""
+"""A recorder of experts follows the slots of a KV cache: records of their next owner stay its
+own."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +17,16 @@ pytestmark = [
 BLOCK, BLOCKS, LAYERS, CHOSEN = 2, 6, 3, 2
 
 
-def make_request(blocks: list[int], start: int = 0, *, asks: bool = True) -> Any:
+def make_request(blocks: list[int], start: int = 0, *, wanted: bool = True) -> Any:
     """A running request as the model runner knows it."""
-    extra = {"flotilla_experts_from": start} if asks else None
+    extra = {"flotilla_experts_from": start} if wanted else None
     return SimpleNamespace(
         block_ids=(None, blocks), sampling_params=SimpleNamespace(extra_args=extra)
     )
 
 
 def make_step(**given: Any) -> Any:
-    """What the scheduler says as a step begins."""
+    """The scheduler's output at the start of a step."""
     resumed = given.pop("resumed", set[str]())
     empty: dict[str, Any] = {
         "preempted_req_ids": None,
@@ -146,7 +146,7 @@ def test_records_that_nobody_fetches_are_forgotten(worker: Worker) -> None:
 
 
 def test_a_request_that_asks_for_none_is_not_recorded(worker: Worker) -> None:
-    worker.requests["a-01"] = make_request([0], asks=False)
+    worker.requests["a-01"] = make_request([0], wanted=False)
     worker.begin_step(finished_req_ids={"a-01"})
     assert worker.first_choices("a") is None
 

@@ -18,7 +18,7 @@ from services.rollout.config.rollout import EngineConfig
 
 
 def _model_that_never_loads(options: dict[str, Any]) -> None:
-    """What vLLM does: start a process, and wait for it in a thread that cannot be cancelled."""
+    """Start a process, like vLLM, and wait for it in a thread that cannot be cancelled."""
     engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(300.0,))
     engine.start()
     engine.join()
@@ -84,9 +84,9 @@ async def test_one_engine_stands_alone_and_two_are_a_group(started: list[_Starte
 
 
 @pytest.mark.usefixtures("started")
-@pytest.mark.parametrize(("stages", "told"), [(1, False), (2, True)])
-async def test_a_pipeline_is_said_to_be_untried(stages: int, told: bool) -> None:
+@pytest.mark.parametrize(("stages", "warned"), [(1, False), (2, True)])
+async def test_a_pipeline_is_logged_as_untried(stages: int, warned: bool) -> None:
     options = {"pipeline_parallel_size": stages}
     with capture_logs() as logs:
         await start_engines(EngineConfig(options=options), MODEL)
-    assert any("pipeline parallel" in line["event"] for line in logs) is told
+    assert any("pipeline parallel" in line["event"] for line in logs) is warned

@@ -119,9 +119,9 @@ async def check_torn_transfer(
     served: Served, folder: Path, failing: str, transport: str = "gloo"
 ) -> None:
     """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
-    a turn that was under way goes on then."""
+    a turn that was under way then continues."""
     engine, before = served.engine, served.engine.policy
-    # It is waited for when it has failed.
+    # It is waited for after the failure.
     async with sending(folder, FAILING, failing, stall_s=3.0) as (sender, address):
         update = await offered(sender, address, served.next_update(), transport)
         turn = await served.begin_turn_within(engine.receive_weights(update))
@@ -136,7 +136,7 @@ async def check_torn_transfer(
 
 
 async def check_served_on(served: Served, serves: Publication, sent: Publication) -> None:
-    """An engine that cannot be sent weights serves on what it has."""
+    """An engine that cannot be sent weights serves with its old ones."""
     turn = served.begin_turn()
     with pytest.raises(TransportFailed):
         await served.engine.receive_weights(sent)

@@ -27,10 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 CORE = "VLLM::EngineCore"
-# At which piece: the engine has begun to load.
+# The piece at which the engine has begun to load.
 PIECE = 3
 PATIENCE_S = 240.0
-# How long an update may take: that of a stopped engine takes all of it.
+# The time limit of an update; that of a stopped engine takes all of it.
 LIMITS_S = {"kill": PATIENCE_S, "stop": 20.0}
 
 
@@ -83,12 +83,12 @@ async def test_an_engine_that_fails_as_it_receives_is_dead_and_the_other_goes_on
             await victim.engine.compute_logprobs(PROMPT)
         await check_is_unmixed(turn, first.policy)
         if how == "stop":
-            # As it is closed where nobody resumes it.
+            # It is closed like this if no caller resumes it.
             core.suspend()
 
 
 async def check_is_unmixed(turn: asyncio.Task[Completion], policy: PolicyId) -> None:
-    """A turn that was under way is of the policy before, or is answered nothing."""
+    """Check that a turn that was under way is of the old policy, or got no answer."""
     await asyncio.wait({turn}, timeout=2.0)
     if not turn.done():
         turn.cancel()

@@ -11,10 +11,10 @@ from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine
 
-# How far an engine's float32 logprobs may be from the model's own.
+# The largest allowed distance of an engine's float32 logprobs from the model's.
 TOLERANCE = 1e-4
 PROMPT = np.arange(3, 67, dtype=np.int32)
-# A token id that ends a turn practically never.
+# A token id that practically never ends a turn.
 NEVER = 383
 
 

@@ -1,4 +1,4 @@
-"""What the gateway says becomes the rollout's own values, and what it does not say is absent."""
+"""The gateway's messages become the rollout's own values; unset fields are absent."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Engines that span machines: what cannot be is refused with the fix."""
+"""Engines that span machines: impossible settings are refused with the fix."""
 
 from typing import Any
 

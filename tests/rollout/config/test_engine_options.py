@@ -1,4 +1,4 @@
-"""Options of the engine that would break a run in silence are refused, each with its reason."""
+"""Engine options that would silently break a run are refused, each with its reason."""
 
 from typing import Any
 
@@ -69,16 +69,16 @@ def test_an_option_with_a_key_of_its_own_names_that_key(
 def test_an_option_that_breaks_a_run_is_refused_with_the_reason(
     name: str, value: object, why: str
 ) -> None:
-    said = refusal({name: value})
-    assert f"rollout.engine.options.{name}: " in said
-    assert why in said
+    error = refusal({name: value})
+    assert f"rollout.engine.options.{name}: " in error
+    assert why in error
 
 
 def test_all_options_that_are_refused_are_named_at_once() -> None:
-    said = refusal({"model": "other", "enable_lora": True, "moe_backend": "triton"})
-    assert "options.model: " in said
-    assert "options.enable_lora: " in said
-    assert "moe_backend" not in said
+    error = refusal({"model": "other", "enable_lora": True, "moe_backend": "triton"})
+    assert "options.model: " in error
+    assert "options.enable_lora: " in error
+    assert "moe_backend" not in error
 
 
 def test_what_a_cpu_cannot_do_is_refused_there_alone() -> None:
@@ -107,16 +107,16 @@ def test_options_that_nothing_speaks_against_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "error"),
     [
         ({"device": "cpu", "enforce_eager": False}, r"engine\.enforce_eager: .* as its layers run"),
         ({"options": {"pipeline_parallel_size": 2}}, "vLLM names no experts across stages"),
     ],
 )
-def test_experts_that_cannot_be_recorded_are_not_asked_for(keys: dict[str, Any], said: str) -> None:
+def test_experts_that_cannot_be_recorded_are_refused(keys: dict[str, Any], error: str) -> None:
     policy = {"model": "m", "max_model_len": 64}
     config = engine(keys.pop("options", {}), **keys)
     config.check(SharedConfig.model_validate({"name": "x", "policy": policy}))
     replayed = {**policy, "routing_replay": "replay"}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error):
         config.check(SharedConfig.model_validate({"name": "x", "policy": replayed}))

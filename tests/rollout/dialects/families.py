@@ -1,4 +1,4 @@
-"""Families of models that dialects are tried on: docs/models.md is written from this table."""
+"""Families of models that test the dialects: docs/models.md is generated from this table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,9 +46,9 @@ class Family:
     single_call: bool = False
     # Its calls begin with no token of their own: text that spells one is one.
     calls_are_text: bool = False
-    # The template drops the thinking of a turn that makes calls, there and then or before the next.
+    # The template drops the thinking of a turn that makes calls, at once or before the next turn.
     drops_thinking: bool = False
-    # Why the dialect follows a turn with other text than this template.
+    # The reason that the dialect follows a turn with other text than this template.
     follows: str = ""
     # A case, and why its call is a parse error that the policy reads.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -522,11 +522,11 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Refusal:
-    """A model that no dialect with native calls plays, with what a person is told."""
+    """A model that no dialect with native calls plays, with its error message."""
 
     models: str
     template: str
-    said: str
+    message: str
     why: str
     parser: str = ""
     control_tokens: Sequence[str] = ()

@@ -76,7 +76,7 @@ def write_page() -> str:
     total = f"{calls} native calls of {len(FAMILIES)} families are read as they were written.\n"
     refused = sorted({(family.name, why) for family in FAMILIES for why in family.refused.values()})
     refusals = [
-        (each.models, each.why, f"{each.said}", "yes" if each.plays_full else "no")
+        (each.models, each.why, f"{each.message}", "yes" if each.plays_full else "no")
         for each in REFUSALS
     ]
     return "".join(

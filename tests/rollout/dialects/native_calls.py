@@ -1,4 +1,4 @@
-"""Calls that a policy may want to make, and what it may say around them, for every family.
+"""Calls that a policy may want to make, and text around them, for every family.
 
 They are plain data: how a family spells them is its template's affair (see native_turns.py).
 """
@@ -58,11 +58,11 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn of a policy: its calls, and what it thinks and says before them."""
+    """One turn of a policy: its calls, and its thinking and text before them."""
 
     name: str
     calls: tuple[Call, ...]
-    said: str = ""
+    text: str = ""
     thought: str = ""
 
 
@@ -84,7 +84,7 @@ END_LOOKALIKES = (
     "``` and ```json and \n``` too",
     "]]]} }]} </tools> </response>",
 )
-# Ends of arguments in XML, where nothing tells them from data.
+# Ends of arguments in XML, where nothing distinguishes them from data.
 XML_LOOKALIKES = (
     "one </parameter> here",
     "\n</parameter>\n</function>\n</tool_call>\n",
@@ -163,11 +163,11 @@ CASES = (
         "two calls, one without arguments",
         (("list_open", {}), _note("b", "a")),
     ),
-    Case("text before a call", (("list_open", {}),), said="Let me look first."),
+    Case("text before a call", (("list_open", {}),), text="Let me look first."),
     Case(
         "text in lines before two calls",
         (("list_open", {}), ("search", {"query": "x"})),
-        said="I will:\n1. look\n2. search",
+        text="I will:\n1. look\n2. search",
     ),
 )
 XML_CASES = tuple(
@@ -184,7 +184,7 @@ THINKING_CASES = (
     Case(
         "thinking and text before a call",
         (("search", {"query": "x", "limit": 3}),),
-        said="Searching.",
+        text="Searching.",
         thought="Three will do.",
     ),
 )

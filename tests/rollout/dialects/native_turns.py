@@ -23,7 +23,7 @@ _NO_THINKING = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 
 
 class NativeWriter:
-    """One family's template, as its makers published it, applied by transformers."""
+    """One family's template, as published, applied by transformers."""
 
     def __init__(self, family: Family, tokenizer: PreTrainedTokenizerFast) -> None:
         self._family = family
@@ -109,7 +109,7 @@ class NativeWriter:
         return whole[:length]
 
     def _message(self, case: Case) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": self._shield(case.said)}
+        message: dict[str, Any] = {"role": "assistant", "content": self._shield(case.text)}
         if case.thought:
             message["reasoning_content"] = self._shield(case.thought)
         calls = [self._call(number, *call) for number, call in enumerate(case.calls)]

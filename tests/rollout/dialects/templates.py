@@ -1,19 +1,19 @@
-"""Chat templates that refuse what ours renders, on the tokenizer of the other tests."""
+"""Chat templates that refuse what ours renders, with the tokenizer of the other tests."""
 
 from transformers import AddedToken
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from tools.tiny_policy.tokenizer import train_tokenizer
 
-# As Gemma 3's: the roles alternate, and there is none for tools.
+# Like Gemma 3's: the roles alternate, and tools have none.
 GEMMA = """\
 {{- '<bos>' }}
 {%- if messages[0]['role'] == 'system' %}
-{%- set prefix = messages[0]['content'] + '\\n\\n' %}{%- set said = messages[1:] %}
+{%- set prefix = messages[0]['content'] + '\\n\\n' %}{%- set rest = messages[1:] %}
 {%- else %}
-{%- set prefix = '' %}{%- set said = messages %}
+{%- set prefix = '' %}{%- set rest = messages %}
 {%- endif %}
-{%- for message in said %}
+{%- for message in rest %}
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
 {%- endif %}
@@ -36,7 +36,7 @@ def chatml(check: str) -> str:
     return _CHATML.replace("CHECK", check)
 
 
-# The calls of a message, in a form that nobody reads.
+# The calls of a message, in a form that no reader knows.
 STRANGE_CALLS = (
     "{%- for call in message.tool_calls or [] %}"
     "{{- '<call:' ~ call.function.name ~ '>' ~ call.function.arguments | tojson ~ '</call>' }}"
@@ -54,13 +54,13 @@ def calls_in(template: str) -> str:
     return chatml("").replace("message.content + ", "message.content -}}" + template + "{{- ")
 
 
-# As Mistral's, which wants the id of a call.
+# Like Mistral's, which requires the id of a call.
 MISTRAL = chatml(
     "{%- if message.role == 'tool' and (message.tool_call_id | default('') | length) != 9 %}"
     '{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}'
     "{%- endif %}"
 )
-# One that nobody has seen fail before a fourth result follows the other three.
+# One that fails only when a fourth result follows three.
 AT_MOST_THREE = chatml(
     "{%- if messages | selectattr('role', 'equalto', 'tool') | list | length > 3 %}"
     '{{- raise_exception("at most three tool results in a row") }}'
@@ -78,7 +78,7 @@ def tokenizer_with(template: str) -> TransformersTokenizer:
     return TransformersTokenizer(made)
 
 
-# As Phi-3's: a token closes a conversation that does not go on, besides the one of each turn.
+# Like Phi-3's: besides the token of each turn, one closes a conversation that ends.
 CLOSED = _CHATML.replace("CHECK\n", "").replace(
     "{{- '<|im_start|>assistant\\n' }}{%- endif %}",
     "{{- '<|im_start|>assistant\\n' }}{%- else %}{{- '<|endoftext|>' }}{%- endif %}",

@@ -1,4 +1,4 @@
-"""Whatever a task, a tool or its result says, it is data: it neither ends a turn nor starts one."""
+"""Texts of a task, a tool or its result are data: they neither end a turn nor start one."""
 
 from typing import Literal
 
@@ -24,10 +24,10 @@ def control_ids(ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(task=DATA, told=DATA, result=DATA)
+@given(task=DATA, words=DATA, result=DATA)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_data_never_reads_as_a_control_token(
-    name: Literal["template", "full"], task: str, told: str, result: str
+    name: Literal["template", "full"], task: str, words: str, result: str
 ) -> None:
     chosen = DIALECTS[name]
 
@@ -38,7 +38,7 @@ def test_data_never_reads_as_a_control_token(
     def prompt(text: str, offered: Tool) -> list[int]:
         return chosen.prompt_ids(PromptFacts(text, "2026-01-01", {"WHO": text}), [offered])
 
-    assert control_ids(prompt(task, tool(told))) == control_ids(prompt("x", tool("")))
+    assert control_ids(prompt(task, tool(words))) == control_ids(prompt("x", tool("")))
 
     def bridge(text: str) -> list[int]:
         reply = Reply(ToolCall("look", "{}"), OK, [text])

@@ -1,4 +1,4 @@
-"""Text of sampled tokens: a tag is one where its token was sampled, and no space is lost."""
+"""Text of sampled tokens: a tag counts only if its token was sampled, and no space is lost."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ TAGS = ("<value>", "</value>", "<value>s")
 
 @cache
 def metaspace_tokenizer() -> TransformersTokenizer:
-    """As SentencePiece's: a space is part of the word behind it, and a text's first one is none."""
+    """Make one like SentencePiece's: a space is part of the next word; a text's first is none."""
     made = Tokenizer(BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]
     made.decoder = decoders.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""The page of models says what the tests hold."""
+"""The page of models agrees with the tests."""
 
 import pytest
 
@@ -33,10 +33,10 @@ def test_the_page_is_what_the_table_makes() -> None:
 
 
 @pytest.mark.parametrize("refusal", _REFUSALS)
-def test_a_model_is_refused_with_what_the_page_says(refusal: Refusal) -> None:
+def test_a_model_is_refused_with_the_message_on_the_page(refusal: Refusal) -> None:
     with pytest.raises((TemplateError, ConfigError)) as raised:
         _rehearse(refusal, "template")
-    assert refusal.said in str(raised.value)
+    assert refusal.message in str(raised.value)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda each: each.models)

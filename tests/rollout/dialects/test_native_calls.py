@@ -25,12 +25,12 @@ _OURS = [family for family in FAMILIES if not family.read_by_vllm]
 _WITH_TOKENS = [family.name for family in _OURS if not family.calls_are_text]
 _AS_THE_TEMPLATE = [family.name for family in _OURS if not family.follows]
 _OF_SEVERAL = [f.name for f in _OURS if not f.follows and not f.single_call]
-# DeepSeek V3's tokenizer, by which R1 is tried, has no token that ends a thinking.
+# DeepSeek V3's tokenizer, used to test R1, has no token that ends a thinking.
 _THINKING = [f.name for f in _OURS if f.think and f.name != "DeepSeek R1"]
 _NESTED = next(case for case in CASES if case.name == "an order with nested objects")
 _ONE = CASES[0]
 _TWO = next(case for case in CASES if case.name == "two calls")
-# Ways to spell the arguments of its call wrongly, in one family or another.
+# Ways to misspell the arguments of its call, in some family.
 _OBJECT = '{"query": "red shoes"}'
 _SPOILED = (
     ('"arguments"', '"args"'),
@@ -79,7 +79,7 @@ def test_a_turn_that_the_next_role_ends_is_no_part_of_the_call_before_it() -> No
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_thinking_stays_in_a_tool_cycle_where_the_page_says_so(name: str) -> None:
-    """Two turns that think, token by token, are what the template renders of them at once."""
+    """Two thinking turns, token by token, equal the template's rendering of both."""
     stage = stage_of(name)
     if not stage.family.drops_thinking:
         rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
@@ -108,21 +108,21 @@ def test_a_thinking_that_is_ended_for_the_policy_is_followed_by_its_calls(name: 
 @pytest.mark.parametrize("name", _NAMES)
 def test_native_calls_are_executed_with_exactly_their_arguments(name: str) -> None:
     stage = stage_of(name)
-    # One test for all of a family: there are more than a thousand.
+    # One test for all cases of a family: there are more than a thousand.
     wrong = {case.name: found for case in stage.family.cases if (found := _misread(stage, case))}
     assert not wrong
 
 
 def _misread(stage: Stage, case: Case) -> Any:
-    """Return what is read of a native turn, unless it is what was written."""
+    """Return the reading of a native turn if it differs from the turn."""
     _, turn = stage.play(case)
     if case.name in stage.family.refused:
         return None if turn.items and not executed(turn) else calls_of(turn)
-    # A template may leave out what is said beside a call, or make it a thinking.
-    said = case.said if case.said in stage.write(case) else ""
+    # A template may leave out text beside a call, or make it a thinking.
+    text = case.text if case.text in stage.write(case) else ""
     right = (
         calls_of(turn) == [(called, dict(arguments)) for called, arguments in case.calls]
-        and (turn.answer == said or (turn.thinking_tokens and not turn.answer))
+        and (turn.answer == text or (turn.thinking_tokens and not turn.answer))
         and (turn.thinking_tokens > 0 or not case.thought)
         and not turn.done
     )
@@ -218,7 +218,7 @@ def test_answers_to_two_calls_are_shown_in_their_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_next_turn_follows_however_a_turn_was_ended(name: str) -> None:
-    """Also by a thinking that was never closed, and by an end of text that is no turn's."""
+    """The turn also ends in an unclosed thinking, and at an end of text that ends no turn."""
     stage = stage_of(name)
     reported = [Reply(None, "no_call", [])]
     text = stage.writer.encode("nonsense")

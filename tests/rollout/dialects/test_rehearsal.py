@@ -1,4 +1,4 @@
-"""What a dialect writes it must read again, or nothing is started."""
+"""A dialect must be able to read its own output, or nothing is started."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_a_template_that_shows_no_calls_is_refused_for_native_calls_but_not_for_
 
 
 def test_answers_that_a_template_trims_are_appended_as_it_shows_them() -> None:
-    """Splices are used where they are proven to be what the template renders."""
+    """Splices are used if they are proven equal to the template's rendering."""
     trims = chatml("").replace(
         "message.content + ", "(message.content | trim) -}}" + NATIVE_CALLS + "{{- "
     )
@@ -59,7 +59,7 @@ def test_answers_that_a_template_trims_are_appended_as_it_shows_them() -> None:
 
 
 class _Forgetful(TemplateDialect):
-    """A dialect whose bridge leaves something out."""
+    """A dialect whose bridge omits text."""
 
     def bridge_ids(self, *args: object, **named: object) -> list[int]:
         return super().bridge_ids(*args, **named)[:-1]  # pyright: ignore[reportArgumentType]
@@ -99,7 +99,7 @@ def test_options_that_a_renderer_does_not_take_are_refused_with_those_that_it_ta
         choose_dialect("", tokenizer(), config)
 
 
-# As Qwen3's: a thinking is shown up to the next message of a user.
+# Like Qwen3's: a thinking is shown up to the next message of a user.
 _FORGETS = (
     "{%- set ns = namespace(user=0) %}"
     "{%- for message in messages %}{%- if message.role == 'user' %}"
@@ -125,7 +125,7 @@ def test_a_thinking_that_the_template_drops_before_a_user_is_kept_with_all_alone
 
 
 def test_a_template_that_keeps_the_newest_thinking_alone_is_refused_for_a_tool_cycle() -> None:
-    """It shows one turn of a cycle rightly: the second one finds it."""
+    """It renders one turn of a cycle correctly: the second one reveals it."""
     newest = _THINKS.replace("loop.index0 > ns.user", "loop.index0 > (messages | length) - 3")
     shown = chatml("").replace(
         "+ message.content + ", "}}" + newest + "{{- message.content -}}" + NATIVE_CALLS + "{{- "

@@ -1,4 +1,4 @@
-"""Calls and answers of any text, through every family: what is written is what is read."""
+"""Calls and answers of any text, through every family, are read as they were written."""
 
 import re
 import unicodedata
@@ -13,7 +13,7 @@ from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import FACTS, Stage, calls_of, executed, stage_of
 
-# One of each way to spell a call, and to end a turn.
+# One for each way to spell a call and to end a turn.
 _QUICK = ("Llama 3.2", "Qwen3", "DeepSeek V3.1", "GLM-4.5, GLM-4.6", "Kimi K2", "MiniMax M2")
 _LATER = (pytest.mark.slow, pytest.mark.filterwarnings("default"))
 _NAMES = [
@@ -22,7 +22,7 @@ _NAMES = [
 _EXAMPLES = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-# What may be taken for structure, of any family.
+# Text that may be taken for structure, of any family.
 _TRICKS = (
     *("<tool_call>", "</tool_call>", "</parameter>", "<parameter=a>", "</function>", "</invoke>"),
     *("</arg_value>", "<arg_key>", "[TOOL_CALLS]", "[ARGS]", "</think>", "<think>", "<|im_end|>"),
@@ -65,12 +65,12 @@ _CALLS = st.one_of(_NOTES, _SEARCHES)
 @given(call=_CALLS)
 def test_a_call_that_is_written_is_read_as_it_was(name: str, call: tuple[str, Any]) -> None:
     stage = stage_of(name)
-    # A text that ends its argument and begins another is two, to every reader.
+    # A text that ends its argument and begins another reads as two arguments.
     assume(not stage.family.refused or not _BORDER.search(str(call[1])))
     # Some vocabularies write a space and U+2581 by one token.
     assume("\u2581" not in str(call[1]) or _tells_from_space(stage, "\u2581"))
     _, turn = stage.play(Case("any", (call,)))
-    # Where nothing tells some arguments from the structure around them, those are refused.
+    # Arguments that cannot be distinguished from the structure around them are refused.
     if turn.items and not executed(turn) and stage.family.refused:
         return
     assert calls_of(turn) == [call]

@@ -1,4 +1,4 @@
-"""Whatever a policy writes is parsed at once: the event loop serves many other episodes."""
+"""Any text of a policy is parsed quickly: the event loop serves many other episodes."""
 
 import time
 
@@ -10,10 +10,10 @@ from services.common.parsing import ASIDE_BYTES
 from services.rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 
-# Of a text that is parsed on the event loop; longer ones take a thread, and longer in proportion.
+# For a text parsed on the event loop; longer ones take a thread and proportional time.
 MOST_S = 0.05
 SUPPRESSED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
-# More than an answer of 57,000 tokens has.
+# More than an answer of 57,000 tokens contains.
 CHARACTERS = 2**18
 UNITS = [
     *(
@@ -47,7 +47,7 @@ TEXTS = st.lists(
 
 
 def parsed_at_once(text: str, *, thinking: bool) -> Turn:
-    """Fails when it takes longer twice: a page fault or a search for garbage does not repeat."""
+    """Fail if it takes longer twice: a page fault or a garbage collection does not repeat."""
     took: list[float] = []
     for _ in range(3):
         began = time.thread_time()

@@ -44,7 +44,7 @@ def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_play
         TemplateDialect(tokenizer_with(GEMMA))
     message = str(refused.value)
     assert "Conversation roles must alternate" in message
-    assert "user, assistant, tool" in message, "it says what could not be rendered"
+    assert "user, assistant, tool" in message, "it names what could not be rendered"
     assert 'rollout.dialect.name = "full"' in message, "and what to do"
 
 
@@ -108,7 +108,7 @@ async def test_a_tool_that_the_template_cannot_render_is_a_template_error_too() 
 
 
 async def test_text_that_the_tokenizer_refuses_is_a_template_error_too() -> None:
-    """JSON lets a schema name half a character, which is no text."""
+    """JSON allows half a character in a tool, which is no text."""
     hostile = Tool("look", "half of \ud83d", {"type": "object", "properties": {}})
     shows = chatml("{%- for tool in tools or [] %}{{- tool.function.description }}{%- endfor %}")
     bad, _ = await play(shows, "<done>", tool=hostile)
@@ -120,10 +120,10 @@ async def test_text_that_the_tokenizer_refuses_is_a_template_error_too() -> None
     "bomb",
     [
         "{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}",
-        # It computes for as long as it may.
+        # It computes for as long as allowed.
         pytest.param("{{- 10 ** (10 ** 10) }}", marks=pytest.mark.slow),
         "{{- ('a' * (10 ** 12)) | length }}",
-        # Two gibibytes are written before it has no more.
+        # It writes two gibibytes before it runs out of memory.
         pytest.param(
             "{%- set text = namespace(of='aaaa') %}{%- for a in range(60) %}"
             "{%- set text.of = text.of ~ text.of %}{%- endfor %}",

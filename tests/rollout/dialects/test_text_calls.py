@@ -24,7 +24,7 @@ def test_a_call_is_read_with_the_tag_that_models_put_before_it(
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "cause"),
     [
         ('{"name": "search", "parameters": }', "not valid JSON: Expecting value"),
         ('{"name": "search", "parameters": {"query": "a"}', "not valid JSON: Expecting ','"),
@@ -36,12 +36,12 @@ def test_a_call_is_read_with_the_tag_that_models_put_before_it(
     ],
 )
 def test_what_begins_like_a_call_and_is_none_is_an_error_that_the_policy_reads(
-    llama: Stage, written: str, said: str
+    llama: Stage, written: str, cause: str
 ) -> None:
     turn = llama.read(llama.writer.encode(written + "<|eot_id|>"))
     [error] = turn.items
     assert isinstance(error, ParseError)
-    assert said in error.message
+    assert cause in error.message
     assert not turn.done
 
 

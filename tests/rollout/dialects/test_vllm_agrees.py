@@ -1,4 +1,4 @@
-"""vLLM's own parsers, as they are, read the same calls: a second witness of the corpus."""
+"""vLLM's unmodified parsers read the same calls, as a second check of the corpus."""
 
 import json
 from typing import Any
@@ -31,9 +31,9 @@ _PARSERS = {
     "Devstral, Mistral Small 3.1": "mistral",
     "DeepSeek V4": "deepseek_v4",
 }
-# What they read as other calls: they go by text, and some read numbers as floats.
+# Cases that they read as other calls: they use text, and some read numbers as floats.
 _LOOK_ALIKE = ("control tokens in", "ends of calls in", "ends of XML in", "a large integer")
-# Gemma's parser takes what stands in an object for texts.
+# Gemma's parser takes the values in an object for texts.
 _LOSSES = {"Gemma 4": ("an object with all kinds", "keys that are no words")}
 
 

@@ -1,4 +1,4 @@
-"""Calls with unquoted arguments between tags: what is read, and what is refused."""
+"""Calls with unquoted arguments between tags: those that are read, and those refused."""
 
 import json
 from collections.abc import Mapping, Sequence

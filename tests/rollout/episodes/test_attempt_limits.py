@@ -1,4 +1,4 @@
-"""Limits end an attempt as what they are; it is graded, and nothing is inserted or lost."""
+"""A limit that ends an attempt is its stop reason; it is graded, and nothing is added or lost."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def text_of(trajectory: Trajectory) -> str:
 
 
 def written(trajectory: Trajectory) -> str:
-    """Return what the policy wrote, and check that it is all that carries logprobs."""
+    """Return the policy's text, and check that it alone carries logprobs."""
     sequence = trajectory.sequences[0]
     ids = sequence.token_ids[sequence.policy_mask]
     assert len(ids) == len(sequence.logprobs)
@@ -116,7 +116,7 @@ async def test_an_answer_that_is_cut_is_kept_whole_where_the_policy_read_its_par
 
 
 async def test_no_more_is_kept_of_an_attempt_than_the_learner_takes() -> None:
-    """What has no room is named by size and digest; a smaller one that comes later is kept."""
+    """Media without room are named by size and digest; a smaller one that comes later is kept."""
     answers = iter(["x" * 300_000, "y" * 300_000, "z" * 1000, "end"])
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (next(answers),)))
     trajectory = await play([LOOK + LOOK + LOOK, "<done>"], environment, observation_tokens=40)

@@ -243,12 +243,12 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
 async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
     class HasTimeForOne(FakeEngine):
         async def generate(self, *given: Any, **named: Any) -> Completion:
-            if self.asked:
+            if self.called:
                 return OUT_OF_TIME
-            self.asked = True
+            self.called = True
             return await super().generate(*given, **named)
 
-        asked = False
+        called = False
 
     short = HasTimeForOne(tokenizer(), dialect().stop_ids[0], turns(LOOK), policy=POLICY)
     run = AttemptRunner(short, FakeEnvironment(), tokenizer(), dialect(), limits())

@@ -1,4 +1,4 @@
-"""A prompt is made once for all attempts that share it, and the event loop does not wait for it."""
+"""A prompt is made once for all attempts that share it, without blocking the event loop."""
 
 import asyncio
 import threading
@@ -46,7 +46,7 @@ class CountingDialect(TemplateDialect):
     def __init__(self, failures: int = 0) -> None:
         super().__init__(tokenizer())
         self.made: list[str] = []
-        # Threads that did so, and that rendered what follows a turn.
+        # Threads that did so, and that rendered the text after a turn.
         self.made_in: set[int] = set()
         self.bridged_in: set[int] = set()
         self.begun = threading.Event()
@@ -111,7 +111,7 @@ async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> No
 
 
 async def test_a_large_prompt_is_not_made_on_the_event_loop() -> None:
-    """How long the loop is held, benchmarks/rollout_loop measures: a test has no quiet machine."""
+    """benchmarks/rollout_loop measures how long the loop is held: tests have no quiet machine."""
     dialect = CountingDialect()
     await large_runner(dialect).run_attempt(attempt())
     assert dialect.made_in and threading.get_ident() not in dialect.made_in

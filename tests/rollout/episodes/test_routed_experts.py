@@ -24,9 +24,9 @@ LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 
 
 class Naming(FakeEngine):
-    """Says of each token which request has computed it; the second request says nothing."""
+    """Reports the request that computed each token; the second request reports nothing."""
 
-    asked: list[tuple[int, int]]
+    requested: list[tuple[int, int]]
 
     async def generate(
         self,
@@ -35,17 +35,17 @@ class Naming(FakeEngine):
         max_tokens: int,
         timeout_s: float = inf,
     ) -> Completion:
-        self.asked.append((sampling.experts_from, len(token_ids)))
+        self.requested.append((sampling.experts_from, len(token_ids)))
         written = await super().generate(token_ids, sampling, max_tokens, timeout_s)
         computed = len(token_ids) + len(written.token_ids) - 1 - sampling.experts_from
-        rows = np.full((computed, 2, 2), len(self.asked), np.uint8)
-        return replace(written, experts=None if len(self.asked) == 2 else rows)
+        rows = np.full((computed, 2, 2), len(self.requested), np.uint8)
+        return replace(written, experts=None if len(self.requested) == 2 else rows)
 
 
 async def test_each_request_names_what_no_earlier_one_has_named() -> None:
     script = turns(LOOK, LOOK, LOOK, "It is 1. <done>")
     engine = Naming(tokenizer(), dialect().stop_ids[0], script, policy=POLICY)
-    engine.asked = []
+    engine.requested = []
     runner = AttemptRunner(engine, FakeEnvironment(), tokenizer(), dialect(), limits())
     trajectory = await runner.run_attempt(attempt())
     [sequence] = trajectory.sequences
@@ -57,9 +57,9 @@ async def test_each_request_names_what_no_earlier_one_has_named() -> None:
         for end, span in zip(ends, sequence.spans, strict=True)
         if span.author is Author.POLICY
     ]
-    # The last token of a turn is read with what follows it.
+    # The last token of a turn is read with the text after it.
     first, _, third, fourth = (end - 1 for end in written)
-    assert [begin for begin, _ in engine.asked] == [0, first, first, third]
+    assert [begin for begin, _ in engine.requested] == [0, first, first, third]
     assert len(experts) == fourth == len(sequence.token_ids) - 1
     expected = np.repeat([1, 3, 4], [first, third - first, fourth - third])
     np.testing.assert_array_equal(experts[:, 0, 0], expected)

@@ -1,4 +1,4 @@
-"""A thinking over its budget is ended for the policy, by tokens that nobody trains on."""
+"""A thinking over its budget is ended for the policy, by tokens that are not trained on."""
 
 from collections.abc import Callable
 from math import inf
@@ -65,7 +65,7 @@ async def play(
 
 
 def turn_of(shown: str) -> str:
-    """What is written of the turn so far."""
+    """Return the written part of the turn."""
     return shown.rpartition("<|im_start|>assistant\n")[2]
 
 
@@ -76,7 +76,7 @@ def ponder(shown: str) -> str:
     return LOOK if "</think>" in turn_of(shown) else "<think>" + "look at it " * 100
 
 
-async def test_a_thinking_over_its_budget_is_ended_and_its_turn_goes_on(
+async def test_a_thinking_over_its_budget_is_ended_and_its_turn_continues(
     thinker: TransformersTokenizer,
 ) -> None:
     trajectory, requests, environment = await play(thinker, ponder)
@@ -85,7 +85,7 @@ async def test_a_thinking_over_its_budget_is_ended_and_its_turn_goes_on(
     authors = [(span.author, span.length) for span in trajectory.spans[1:4]]
     end = TemplateDialect(thinker).thinking.end_ids
     assert authors[:2] == [(Author.POLICY, BUDGET), (Author.FORCED, len(end))]
-    assert authors[2][0] is Author.POLICY, "the turn goes on"
+    assert authors[2][0] is Author.POLICY, "the turn continues"
     turn = trajectory.turns[0]
     assert turn.thinking_tokens == BUDGET + end.index(thinker.encode("</think>")[0]) + 1
     assert turn.generated_tokens == sum(length for _, length in authors)

@@ -1,7 +1,7 @@
 """A rollout's engine in a process of its own: `... MODEL FOLDER HOST RAY_PORT`.
 
-Serves weights on two machines and says `serves ERROR`, how far its canary is from the model; when
-it has then read a line waits until a machine is lost, and says `lost SECONDS REASON`.
+Serves weights on two machines and prints `serves ERROR`, the distance of its canary from the model.
+After it has read a line, it waits until a machine is lost and prints `lost SECONDS REASON`.
 """
 
 import asyncio

@@ -40,11 +40,11 @@ class Further:
     log: Path
 
     def everything(self) -> list[psutil.Process]:
-        """All processes of the machine but the program itself."""
+        """Return all processes of the machine but the program itself."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of the engine's workers there."""
+        """Return the processes of the engine's workers there."""
         return [each for each in self.everything() if "MachineWorker" in " ".join(command_of(each))]
 
     async def ended(self, limit_s: float = 30.0) -> int:
@@ -52,7 +52,7 @@ class Further:
             return await self.process.wait()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
 
@@ -159,18 +159,18 @@ async def head(
         await made.close()
 
 
-async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
-    """The rest of the next line that begins with the word; log lines are skipped."""
+async def read(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    """Return the rest of the next line that begins with the word; skip log lines."""
     assert process.stdout is not None
     async with asyncio.timeout(480):
         while line := (await process.stdout.readline()).decode():
             if line.startswith(f"{word} "):
                 return line.split()[1:]
-    raise AssertionError(f"it ended before it said {word!r}")
+    raise AssertionError(f"it ended before it printed {word!r}")
 
 
 def left_of(folder: Path) -> list[psutil.Process]:
-    """Return what runs of the machines whose files are in this folder."""
+    """Return the running processes of the machines whose files are in this folder."""
     return [p for p in psutil.process_iter() if str(folder) in _machine_of(p)]
 
 

@@ -39,7 +39,7 @@ async def check_staged(served: Served, updates: int) -> None:
 
 
 async def check_damage_is_not_served(served: Served) -> None:
-    """What does not reach a machine whole changes nothing."""
+    """Weights that do not reach a machine whole change nothing."""
     policy = served.engine.policy
     update = publish(served.model, served.scratch / "damaged", 99)
     damaged = replace(update, manifest=with_wrong_checksum(update))

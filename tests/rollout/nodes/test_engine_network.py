@@ -1,4 +1,4 @@
-"""An engine on two machines with a network between them; and what happens when it goes."""
+"""An engine on two machines with a network between them, which then fails."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from services.launcher.security import certificates
 from tests.rollout.adapters.tiny_engines import TOLERANCE
-from tests.rollout.nodes.machines import RUN, config_of, left_of, said, start_machine
+from tests.rollout.nodes.machines import RUN, config_of, left_of, read, start_machine
 from tests.support.tiny_model import make_model
 from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
 
@@ -29,7 +29,7 @@ async def test_an_engine_serves_over_a_network_and_ends_in_seconds_when_it_goes(
 ) -> None:
     model, config = tmp_path / "model", config_of()
     make_model(model)
-    # Beyond loopback nothing is dialled without.
+    # Connections beyond loopback require an identity.
     certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
     tls = str(certificates.identity_folder(tmp_path, RUN) / "rollout")
     rollout = await asyncio.create_subprocess_exec(
@@ -44,11 +44,11 @@ async def test_an_engine_serves_over_a_network_and_ends_in_seconds_when_it_goes(
         inside=inside(NAMES[1]),
     )
     try:
-        assert float((await said(rollout, "serves"))[0]) < TOLERANCE
+        assert float((await read(rollout, "serves"))[0]) < TOLERANCE
         pull_cable()
         assert rollout.stdin is not None
-        rollout.stdin.write(b"go on\n")
-        seconds, *why = await said(rollout, "lost")
+        rollout.stdin.write(b"continue\n")
+        seconds, *why = await read(rollout, "lost")
         assert float(seconds) < 20 and "machine 1 (" in " ".join(why)
         assert await asyncio.wait_for(rollout.wait(), 60) == 0
         # Its node has ended with the connection; it waits for another rollout.

@@ -1,5 +1,5 @@
-"""Machines of an engine that are lost, or never come: the replica ends in seconds, says why, and a
-machine that is still there joins the next one."""
+"""Machines of an engine that are lost, or never come: the replica ends in seconds and names the
+cause; a remaining machine joins the next one."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from services.rollout.ports import EngineDead
 from services.rollout.types import Sampling
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE
 from tests.rollout.nodes.head_process import canary_error
-from tests.rollout.nodes.machines import HOST, Head, config_of, head, left_of, said, start_machine
+from tests.rollout.nodes.machines import HOST, Head, config_of, head, left_of, read, start_machine
 from tests.support.tiny_model import load_model, make_model, publish
 
 pytestmark = [
@@ -53,7 +53,7 @@ def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 async def reason_of_death(rollout: Head) -> str:
-    """Return why the engine is dead, which is to be known in time."""
+    """Return the reason of the engine's death, which must be known in time."""
     assert rollout.engine is not None
     started = time.monotonic()
     reason = await asyncio.wait_for(rollout.engine.wait_until_dead(), 60)
@@ -81,7 +81,7 @@ async def test_a_killed_worker_ends_the_engine_and_its_machine_joins_the_next_un
         assert "its last words" in await reason_of_death(rollout)
         await end_turn(turn)
         await rollout.lose()
-        # Another engine, on the machine that has stayed.
+        # Another engine, on the remaining machine.
         await rollout.start()
         assert machine.process.returncode is None
         turn = await start_sampling(rollout)
@@ -118,7 +118,7 @@ async def test_a_machine_joins_the_next_head_when_one_is_killed_and_leaves_nothi
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        assert float((await said(killed, "serves"))[0]) < TOLERANCE
+        assert float((await read(killed, "serves"))[0]) < TOLERANCE
         everything = psutil.Process(killed.pid).children(recursive=True)
         workers = machine.workers()
         killed.kill()
@@ -143,7 +143,7 @@ async def test_a_machine_with_another_token_is_refused_and_the_replica_says_who_
         starting = asyncio.create_task(rollout.start())
         machine = await rollout.machine(token="a-token-of-strangers")
         assert await machine.ended(60) == 2
-        assert "the rollout's Ray cluster refuses this machine" in machine.said
+        assert "the rollout's Ray cluster refuses this machine" in machine.output
         missing = r"machine 1 of 2 has not joined in 30 s: run `python -m services\.rollout\.nodes"
         with pytest.raises(EngineDead, match=missing):
             await starting
@@ -152,4 +152,4 @@ async def test_a_machine_with_another_token_is_refused_and_the_replica_says_who_
 async def test_a_machine_that_the_engine_does_not_count_ends(model: Path, tmp_path: Path) -> None:
     machine = await start_machine(tmp_path / "machine", config_of(), model, number=2)
     assert await machine.ended() == 2
-    assert "--replica 2: rollout.engine.nodes is 2" in machine.said
+    assert "--replica 2: rollout.engine.nodes is 2" in machine.output

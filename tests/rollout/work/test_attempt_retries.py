@@ -1,4 +1,4 @@
-"""A failed attempt is tried again as often as the learner lets it, after ever longer pauses."""
+"""A failed attempt is retried as often as the learner allows, after ever longer pauses."""
 
 import pytest
 

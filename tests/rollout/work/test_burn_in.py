@@ -24,7 +24,7 @@ FIRST = replace(POLICY, version=0)
 
 
 class TriedEngine(FakeEngine):
-    """Remembers what it was asked; answers with `reach` tokens at most, or raises `fails`."""
+    """Remembers its request; answers with `reach` tokens at most, or raises `fails`."""
 
     reach = 10**6
     fails: EngineError | None = None
@@ -32,7 +32,7 @@ class TriedEngine(FakeEngine):
     async def burn_in(
         self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
     ) -> Completion:
-        self.asked = (token_ids, max_tokens, timeout_s)
+        self.request = (token_ids, max_tokens, timeout_s)
         if self.fails is not None:
             raise self.fails
         return await super().burn_in(token_ids, min(max_tokens, self.reach), timeout_s)
@@ -81,11 +81,11 @@ async def test_it_waits_for_the_first_weights_and_then_goes_to_the_last_position
     burn_in, tried = trial(settled, config())
     running = asyncio.create_task(burn_in.run_once())
     await asyncio.sleep(0.01)
-    assert not hasattr(tried, "asked")
+    assert not hasattr(tried, "request")
     settled.set()
     with capture_logs() as logs:
         await running
-    prompt, answer, timeout_s = tried.asked
+    prompt, answer, timeout_s = tried.request
     assert (len(prompt), answer, timeout_s) == (48, 16, 600.0)
     assert burn_in.over
     (line,) = [each for each in logs if each["event"] == "burn-in passed"]
@@ -110,7 +110,7 @@ def test_its_prompt_has_no_token_that_structures_a_conversation() -> None:
         ({}, (48, 16)),
         # No turn begins behind a longer input.
         ({"max_input_length": 30}, (30, 16)),
-        # But a turn that goes on does.
+        # But a turn that continues does.
         ({"max_input_length": 30, "limits": {"on_cut": "continue"}}, (48, 16)),
         ({"max_generate_length": 500}, (1, 63)),
         ({"burn_in": {"answer_tokens": 2}}, (60, 2)),
@@ -128,7 +128,7 @@ def test_prompt_and_answer_are_the_longest_that_an_attempt_may_have(
 async def test_one_that_is_switched_off_tries_nothing() -> None:
     burn_in, tried = await passed(config(burn_in={"enabled": False}))
     assert burn_in.over
-    assert not hasattr(tried, "asked")
+    assert not hasattr(tried, "request")
     assert burn_in.metrics == {}
 
 
@@ -163,6 +163,6 @@ async def test_an_engine_that_dies_under_later_weights_may_be_replaced() -> None
     assert POLICY.version > 0
     with pytest.raises(EngineDead, match="it has ended"):
         await burn_in.run_once()
-    # Nor is one that dies later the burn-in's fault.
+    # Nor does the burn-in fail if an engine dies later.
     tried.policy = FIRST
     assert isinstance(burn_in.explain_death("later"), EngineDead)

@@ -62,7 +62,7 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
 
 
 class RecordingEngine(FakeEngine):
-    """Keeps the bytes that it was given; slow when told."""
+    """Keeps the bytes that it was given; slow for `seconds_to_load`."""
 
     seconds_to_load = 0.0
     refusal: Exception | None = None
@@ -376,7 +376,7 @@ async def test_weights_that_are_sent_are_reported_as_the_engine_took_them(
         await until(lambda: it.learner.reports)
         assert it.outcomes() == [(0, outcome)]
         assert it.learner.reports[0].detail == detail
-        # What has failed is made good by weights that are loaded whole.
+        # Weights that are loaded whole repair a failed update.
         it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
         await until(lambda: len(it.learner.reports) == 2)
         assert it.outcomes()[1] == (1, "APPLIED")

@@ -1,4 +1,4 @@
-"""A whole worker over real gRPC, with a fake engine, against a learner and a gateway that err."""
+"""A whole worker over real gRPC, with a fake engine, against a failing learner and gateway."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -51,7 +51,7 @@ IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" *
 
 @dataclass
 class WorkerSetup:
-    """A worker and what it talks to."""
+    """A worker and its peers."""
 
     learner: FakeLearner
     gateway: FakeGateway
@@ -267,7 +267,7 @@ async def test_a_submission_that_the_learner_ended_for_standing_still_is_sent_ag
     learner.stalled = 2
     async with setup(learner) as it:
         await until(lambda: it.learner.submitted, 10.0)
-        # Under its first try: nothing was lost and nothing is sampled again.
+        # Under its first try: nothing was lost and nothing is sampled twice.
         assert it.outcomes() == {(0, 0): "reward"}
         assert not learner.stalled
 

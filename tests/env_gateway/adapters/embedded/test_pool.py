@@ -48,7 +48,7 @@ async def instance(of: EmbeddedBackend, name: str) -> EmbeddedInstance:
     return await of.provision_instance(ProvisionRequest(name, task, ttl_s=60.0), timeout_s=10.0)
 
 
-async def ask(
+async def query_worker(
     worker: EnvironmentWorker, op: str = "instances", timeout_s: float = 10.0
 ) -> Mapping[str, Any]:
     return await worker.send_request({"op": op}, timeout_s=timeout_s)
@@ -72,7 +72,7 @@ async def test_requests_are_answered_in_order_each_with_its_own_answer() -> None
         ]
         answers = await asyncio.gather(*opened)
         assert ["refused" in answer for answer in answers] == [True, False] * 10
-        assert len((await ask(worker))["instances"]) == 10
+        assert len((await query_worker(worker))["instances"]) == 10
 
 
 async def test_instances_are_spread_over_the_workers() -> None:
@@ -88,15 +88,15 @@ async def test_instances_are_spread_over_the_workers() -> None:
 async def test_a_call_that_waits_behind_another_has_certainly_not_been_executed() -> None:
     async with pool() as workers:
         worker = await workers.pick_worker(10.0)
-        await ask(worker)
+        await query_worker(worker)
         os.kill(worker.pid, signal.SIGSTOP)
         outcomes = await asyncio.gather(
-            *(ask(worker, timeout_s=0.1) for _ in range(3)), return_exceptions=True
+            *(query_worker(worker, timeout_s=0.1) for _ in range(3)), return_exceptions=True
         )
         os.kill(worker.pid, signal.SIGCONT)
         delivered = [error.delivered for error in outcomes if isinstance(error, BackendError)]
         assert delivered == [None, False, False]
-        assert (await ask(worker))["instances"] == []
+        assert (await query_worker(worker))["instances"] == []
 
 
 async def test_a_worker_that_is_only_slow_lives_on_with_its_instances() -> None:
@@ -145,7 +145,7 @@ async def test_the_event_loop_goes_on_while_an_app_is_busy() -> None:
 async def _endless(of: EmbeddedInstance) -> str:
     try:
         await of.query_database("current", ENDLESS, (), timeout_s=10.0)
-    except Exception as error:  # noqa: BLE001 - which one is what the test asks
+    except Exception as error:  # noqa: BLE001 - the test checks which one
         return str(error)
     return ""
 
@@ -189,7 +189,7 @@ async def test_an_apps_own_fault_is_told_and_its_neighbours_go_on() -> None:
         with pytest.raises(BackendError) as caught:
             await worker.send_request({"op": "call", "instance": "never opened"}, timeout_s=5.0)
         assert (caught.value.kind, caught.value.delivered) == ("internal", None)
-        assert (await ask(worker))["instances"] == []
+        assert (await query_worker(worker))["instances"] == []
 
 
 async def test_a_closed_pool_leaves_no_process() -> None:

@@ -80,7 +80,7 @@ async def test_an_instance_is_asked_for_as_the_task_says(emulator: Emulator) -> 
             "env_variables": json.dumps({"CURRENT_DATE": "2026-02-14", "SEATS": 3}),
         }
         session = await opened(bench.gateway, open_spec(task=json.dumps(task)))
-        (body,) = await emulator.ask("GET", "/v1/env/instances?status=running")
+        (body,) = await emulator.call("GET", "/v1/env/instances?status=running")
         assert (body["env_key"], body["version"]) == ("booking", "v1")
         assert (body["data_key"], body["data_version"]) == (made["data_id"], "v1")
         assert body["env_variables"] == {"CURRENT_DATE": "2026-02-14", "SEATS": 3}
@@ -218,7 +218,7 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
         await asyncio.sleep(1.2)
         assert await bench.running() == 3
         await bench.solve(sessions[0])
-        # What is left of a gateway that was killed.
+        # The remains of a killed gateway.
         await backend.connection.heartbeats.close()
         async with asyncio.timeout(5.0):
             while await bench.running():  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""A gateway over Fleet that is killed: whatever it had open ends, with or without a successor."""
+"""A killed gateway over Fleet: its open instances end, with or without a successor."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ url = "{url}"
 api_key_env = "{key}"
 heartbeat_interval_s = {interval}
 """
-# Of the emulator's clock, which makes 30 s of theirs pass in one of ours.
+# By the emulator's clock, which passes 30 of its seconds in one of ours.
 SPEED = 30
 
 

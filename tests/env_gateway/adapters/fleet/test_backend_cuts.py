@@ -82,7 +82,7 @@ async def bad_line(emulator: Emulator, seed: int) -> AsyncGenerator[tuple[Bench,
     try:
         async with fleet_bench(emulator, section=SECTION, url=url) as bench:
             yield bench, line
-            # For the deletions that are left to do, when the gateway drains.
+            # For the remaining deletions, when the gateway drains.
             line.percent = 0
     finally:
         server.close()
@@ -92,7 +92,7 @@ async def bad_line(emulator: Emulator, seed: int) -> AsyncGenerator[tuple[Bench,
 async def episode(
     bench: Bench, attempt: int, reported: Counter[tuple[str, ToolOutcome]]
 ) -> float | None:
-    """The grade, if there is one. Ends with the first call that is not answered."""
+    """Return the grade, if any. Ends with the first unanswered call."""
     session = await bench.open(attempt, task=attempt % 3, group_id=f"group-{attempt}")
     for call in bench.harness.solution(attempt % 3):
         answer = await bench.call(session, call)

@@ -47,7 +47,7 @@ async def test_an_instance_that_takes_longer_to_start_than_its_interval_is_not_s
     hasty: Emulator,
 ) -> None:
     async with fleet_bench(hasty, heartbeat_interval_s=30) as bench:
-        # Of the emulator's clock, where 30 s pass in half a second.
+        # By the emulator's clock, which passes 30 s in half a second.
         await hasty.faults(create_delay=1.0)
         session = await bench.open()
         assert session.instance is not None

@@ -1,4 +1,4 @@
-"""The fleet backend where Fleet throttles, fails and forgets: over HTTP against the emulator."""
+"""The fleet backend when Fleet throttles, fails and forgets: over HTTP against the emulator."""
 
 import asyncio
 import time
@@ -208,7 +208,7 @@ async def test_an_image_with_one_of_the_addresses_works_and_is_remembered(
         await bench.solve(await bench.open(0))
         probed = (await emulator.count())["injected"]
         await bench.solve(await bench.open(1))
-        assert (await emulator.count())["injected"] == probed, "the absent address was asked again"
+        assert (await emulator.count())["injected"] == probed, "the absent address was probed again"
 
 
 async def test_an_address_that_only_fails_is_not_waited_for_for_ever(
@@ -224,9 +224,9 @@ async def test_an_address_that_only_fails_is_not_waited_for_for_ever(
         await bench.solve(session)
         await emulator.faults()
         await bench.solve(await bench.open(1))
-        asked = (await emulator.count())["requests"]["list_tools"]
+        listed = (await emulator.count())["requests"]["list_tools"]
         await bench.open(2)
-        assert (await emulator.count())["requests"]["list_tools"] == asked, "not remembered"
+        assert (await emulator.count())["requests"]["list_tools"] == listed, "not remembered"
 
 
 async def test_tools_are_not_taken_from_one_address_while_the_other_still_warms_up(

@@ -1,4 +1,4 @@
-"""Grades and warm-ups where Fleet throttles: none is lost, and not too many are under way."""
+"""Grades and warm-ups when Fleet throttles: none is lost, and not too many are under way."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ async def test_a_zero_that_was_found_is_only_confirmed_again(emulator: Emulator)
     async with fleet_bench(emulator) as bench:
         session = await bench.open()
         await emulator.faults(faults=[throttled("get_instance", times=6)])
-        await emulator.ask("DELETE", "/_emulator/counters")
+        await emulator.call("DELETE", "/_emulator/counters")
         grade = await graded(bench.gateway, session)
         assert (grade.reward, grade.attempts) == (0.0, 1)
         assert (await emulator.count())["requests"]["execute_verifier"] == 1
@@ -100,6 +100,6 @@ async def test_warm_ups_keep_to_the_limit_of_calls(emulator: Emulator) -> None:
         await bench.open()
         slow = {"on": ["initialize"], "delay": 0.1}
         await emulator.faults(faults=[slow])
-        await emulator.ask("DELETE", "/_emulator/counters")
+        await emulator.call("DELETE", "/_emulator/counters")
         await asyncio.gather(*(bench.open(attempt) for attempt in range(1, 41)))
         assert (await emulator.count())["most_in_flight"]["mcp"] <= 8

@@ -309,7 +309,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         assert len(self.schedule) == len(self.heard)
         assert self.schedule.in_flight == len(self.in_flight) <= 1024
-        # Nobody is forgotten: there is a time to look again, or something is under way.
+        # No instance is forgotten: a next check is scheduled, or a request is in flight.
         assert not self.heard or self.schedule.next_event_at() is not None
 
     @invariant()
@@ -326,7 +326,7 @@ TestSchedule.settings = settings(max_examples=30, stateful_step_count=30, deadli
 
 
 def looked(alarms: HeartbeatAlarms, late: int, now: float) -> list[str]:
-    """The causes of what is raised."""
+    """Return the causes of the raised alarms."""
     alarms.update_alarms({"fleet": HeartbeatLateness(late, 9, "timeout: no answer\nin 20 s")}, now)
     return [alarm.cause for alarm in alarms.raised]
 

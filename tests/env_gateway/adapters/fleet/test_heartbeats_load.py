@@ -34,7 +34,7 @@ async def keep(emulator: Emulator, backend: fleet.FleetBackend) -> None:
     await asyncio.sleep(60.0 * MINUTES)
     count = await emulator.count()
     assert (len(count["instances"]["live"]), backend.late_count) == (INSTANCES, 0)
-    # A beat every twenty seconds, of which one in a hundred fails.
+    # A beat every twenty seconds; one in a hundred fails.
     assert count["injected"]["heartbeat 502"] >= INSTANCES * MINUTES * 3 / 200
 
 

@@ -36,11 +36,11 @@ async def open_screen(bench: Bench, modality: str, attempt: int = 0) -> Session:
 
 
 async def leases(emulator: Emulator, *lease_ids: str) -> int:
-    """Return how many of these browsers there are."""
+    """Return the number of these browsers."""
     found = 0
     for lease_id in lease_ids:
         try:
-            await emulator.ask("GET", f"/v1/browser/{lease_id}")
+            await emulator.call("GET", f"/v1/browser/{lease_id}")
         except AssertionError as error:
             assert "not found" in str(error)
         else:
@@ -85,7 +85,7 @@ async def test_a_task_for_tools_has_no_screen_and_a_joint_one_has_both(
 
 
 async def test_a_screen_is_only_asked_for_where_it_is(emulator: Emulator) -> None:
-    """At the aggregator, even where the other address serves."""
+    """The aggregator is used even if the other address serves."""
     async with fleet_bench(emulator) as bench:
         down = {"on": ["mcp"], "endpoint": "mcp", "rate": 1.0}
         await emulator.faults(faults=[down])
@@ -156,6 +156,6 @@ async def test_an_instance_whose_browser_could_not_be_had_is_used_again(
 async def test_an_episode_whose_browser_is_gone_is_lost(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await open_screen(bench, "browser_use")
-        await emulator.ask("DELETE", f"/v1/browser/{lease_of(session)}")
+        await emulator.call("DELETE", f"/v1/browser/{lease_of(session)}")
         answer = await bench.call(session, LOOK)
         assert answer.outcome is ToolOutcome.SESSION_LOST and "no browser" in str(answer.parts)

@@ -1,4 +1,4 @@
-"""The bytes that Fleet runs verifiers from, and what it says of their runs."""
+"""The bytes that Fleet runs verifiers from, and its reports on their runs."""
 
 import base64
 import io

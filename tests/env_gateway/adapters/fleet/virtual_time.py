@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to whatever is due next: minutes pass in no time."""
+"""An event loop whose clock jumps to the next deadline: minutes pass in no time."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.SelectSelector):
-    """Waits for nothing: the time that it is to wait has passed at once."""
+    """A selector that never waits: its timeout passes at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +31,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run what sleeps and talks to nobody outside."""
+    """Run a coroutine that sleeps and uses no network."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(work)

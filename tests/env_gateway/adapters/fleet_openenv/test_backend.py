@@ -1,4 +1,4 @@
-"""FleetTaskEnv in its process: killed at deadlines, and nothing of it is left behind.
+"""FleetTaskEnv in its process: killed at deadlines, with no remains.
 
 The fork is not on any package index. What is tested here is the adapter, on a stand-in package of
 the same shape; with OPENENV_FORK_PATH set, the contract suite runs on the fork itself.
@@ -199,7 +199,7 @@ async def test_what_a_verifier_returned_is_known_beside_fleet_task_envs_reward(
 async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
     backend: FleetOpenEnvBackend,
 ) -> None:
-    """By who may have printed it, which FleetTaskEnv does not ask."""
+    """The verdict depends on who may have printed it, which FleetTaskEnv does not check."""
     async with opened(backend, verifier_func="printed") as instance:
         execution = await instance.grade_submission(
             Submission(request().task, "JUDGE ERROR: x", None), timeout_s=5.0

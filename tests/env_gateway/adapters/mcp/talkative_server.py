@@ -1,4 +1,4 @@
-"""An MCP server over stdio that says what no server should: by argument, after its handshake."""
+"""An MCP server over stdio that breaks the protocol after its handshake in a given way."""
 
 import json
 import os
@@ -6,18 +6,22 @@ import sys
 from typing import Any
 
 
-def say(message: Any) -> None:
+def send(message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
 def answer(request: dict[str, Any], how: str) -> None:
     if request["method"] == "initialize":
-        say({"jsonrpc": "2.0", "id": request["id"], "result": {"serverInfo": {"pid": os.getpid()}}})
+        send(
+            {"jsonrpc": "2.0", "id": request["id"], "result": {"serverInfo": {"pid": os.getpid()}}}
+        )
     elif request["method"] == "tools/list" and how == "endless":
         tool = {"name": "t", "inputSchema": {"type": "object"}}
-        say({"jsonrpc": "2.0", "id": request["id"], "result": {"tools": [tool], "nextCursor": "x"}})
+        send(
+            {"jsonrpc": "2.0", "id": request["id"], "result": {"tools": [tool], "nextCursor": "x"}}
+        )
     elif request["method"] == "tools/list":
-        say({"jsonrpc": "2.0", "id": request["id"], "result": {"tools": None}})
+        send({"jsonrpc": "2.0", "id": request["id"], "result": {"tools": None}})
     elif how == "nested":
         print("[" * 100_000, flush=True)
 

@@ -1,4 +1,4 @@
-"""Tools that only read, and whether their calls may be under way together: whose word counts."""
+"""Read-only tools: the source that decides whether their calls may overlap."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever an MCP server answers, it becomes an answer that can be sent, or a fault of its own."""
+"""Any answer of an MCP server becomes an answer that can be sent, or a fault of the server."""
 
 import asyncio
 import json

@@ -184,14 +184,14 @@ async def test_an_environment_that_gives_no_reward_gives_no_grade(odd: str) -> N
         assert graded.detail == "the environment gave no reward"
 
 
-async def test_reset_is_told_what_the_configuration_names(tickets: str) -> None:
+async def test_reset_receives_what_the_configuration_names(tickets: str) -> None:
     fields = {"seed": "seed", "level": "env_variables.level", "of": "env_key", "none": "data_key"}
     async with instance_at(tickets, task_fields=fields) as instance:
         (part,) = await instance.get_first_observation(timeout_s=1.0)
         assert isinstance(part, Text)
-        told = json.loads(part.text)["told"]
-        assert (told["level"], told["of"], set(told)) == (3, "odd", {"level", "of", "seed"})
-        assert 0 <= told["seed"] < 2**31
+        sent = json.loads(part.text)["told"]
+        assert (sent["level"], sent["of"], set(sent)) == (3, "odd", {"level", "of", "seed"})
+        assert 0 <= sent["seed"] < 2**31
 
 
 async def test_an_action_of_its_own_is_offered_as_one_tool(odd: str) -> None:
@@ -218,7 +218,7 @@ async def test_an_environment_that_raises_is_told_to_the_policy(odd: str) -> Non
 
 
 async def test_a_call_that_is_given_up_ends_the_session(odd: str) -> None:
-    """The answer would else be taken for that of the next call."""
+    """Otherwise the answer would be taken for that of the next call."""
     async with instance_at(odd) as instance:
         call = asyncio.create_task(instance.call_tool("step", {"how": "wait"}, timeout_s=5.0))
         await asyncio.sleep(0.05)
@@ -291,7 +291,7 @@ async def test_there_is_no_database_to_ask(odd: str) -> None:
 
 
 async def test_the_apps_of_one_supervised_server_answer_as_they_do_embedded() -> None:
-    """With the key that the server was started with, and asks for."""
+    """The client sends the key that the server was started with and requires."""
     command = (sys.executable, "-m", "environments.serve", "--openenv")
     backend = build_openenv_backend(OpenEnvConfig(command=command, path="/{env_key}"), max_calls=4)
     for env_key in ENV_KEYS:

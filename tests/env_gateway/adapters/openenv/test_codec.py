@@ -1,4 +1,4 @@
-"""OpenEnv's protocol against servers that keep to it badly."""
+"""OpenEnv's protocol against servers that violate it."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ OBSERVATION = {"type": "observation", "data": {"observation": {"n": 1}, "reward"
 async def channel_to(
     script: Script, *, ping_interval_s: float = 20.0, autoping: bool = True
 ) -> AsyncGenerator[OpenEnvChannel]:
-    """A session with a server that does what the script says."""
+    """A session with a server that follows the script."""
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(autoping=autoping)

@@ -24,14 +24,14 @@ class Solutions(dict[str, Solution]):
 
 
 class Site:
-    """Tool calls only: what a solution knows, it has read from a result or from its task."""
+    """Tool calls only: a solution knows only its task and the results."""
 
     def __init__(self, call: Callable[[str, dict[str, Any]], Any], prompt: str) -> None:
         self._call = call
         self._prompt = prompt
 
     def quoted(self) -> list[str]:
-        """Return what the prompt has in quotation marks."""
+        """Return the quoted text of the prompt."""
         return re.findall('["“]([^"”]+)["”]', self._prompt)
 
     def do(self, tool: str, **arguments: Any) -> Any:

@@ -49,7 +49,7 @@ def texts(screen: Screen) -> list[str]:
 
 
 def actions(name: str, arguments: dict[str, Any], fields: dict[str, list[int]]) -> Iterator[Any]:
-    """Mouse and keys that make a call, as a user with eyes would."""
+    """Make a call by mouse and keyboard, like a user at the screen."""
     yield {"action": "left_click", "coordinate": fields[name]}
     for field, value in arguments.items():
         yield {"action": "left_click", "coordinate": fields[f"{name}.{field}"]}
@@ -58,7 +58,7 @@ def actions(name: str, arguments: dict[str, Any], fields: dict[str, list[int]]) 
 
 
 def places() -> dict[str, list[int]]:
-    """Return where the booking app's buttons and fields are."""
+    """Return the places of the booking app's buttons and fields."""
     screen = Screen("Booking", open_instance("booking", "train-000000"))
     tools = [element for element in screen.list_elements() if element.target]
     found: dict[str, list[int]] = {}

@@ -49,7 +49,7 @@ async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     # It finds no machine and sleeps.
-    sky.status, sky.asked = "PENDING", True
+    sky.status, sky.requested = "PENDING", True
     starts = [backend.start_replica(brief(key)) for key in STATIC]
     failed = await asyncio.gather(*starts, return_exceptions=True)
     assert [type(each) for each in failed] == [CapacityError, CapacityError]
@@ -110,7 +110,7 @@ async def test_a_job_that_waits_for_its_turn_has_not_failed(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     await group(backend)
-    sky.status, sky.asked = "PENDING", False
+    sky.status, sky.requested = "PENDING", False
     starting = asyncio.create_task(backend.start_replica(brief((ROLLOUT, 0))))
     await asyncio.sleep(0.2)
     assert not starting.done()
