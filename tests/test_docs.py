@@ -29,7 +29,7 @@ def test_every_section_of_the_example_is_valid() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task["key"]))
-def test_the_verifier_of_each_task_may_run_and_tells_a_pass_from_a_fail(
+def test_the_verifier_of_each_task_may_run_and_distinguishes_a_pass_from_a_fail(
     task: dict[str, Any],
 ) -> None:
     source = parse_task(json.dumps(task)).verifier

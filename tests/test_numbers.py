@@ -183,7 +183,7 @@ def test_every_number_is_finite_and_has_a_range(number: Number) -> None:
         assert taken is not bool(text), f"{value}: {text or 'taken'}"
 
 
-def test_a_number_that_json_cannot_say_is_named_by_its_whole_key() -> None:
+def test_a_number_that_json_cannot_express_is_named_by_its_whole_key() -> None:
     spec = {"learner": {"optimizer": {"lr": float("nan")}, "eval": {"sets": [float("inf")]}}}
     with pytest.raises(ConfigError) as caught:
         canonical_json(spec, where="spec.toml")

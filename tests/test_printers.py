@@ -82,7 +82,7 @@ def printers_in(source: str) -> Iterator[tuple[int, str]]:
         mentioned = dotted(node, names)
         if mentioned in PRINTERS and not _is_annotation(node, parents):
             yield node.lineno, mentioned
-        if mentioned in STREAMS and not _is_asked(parents[node], parents, names):
+        if mentioned in STREAMS and not _is_allowed(parents[node], parents, names):
             yield node.lineno, mentioned
 
 
@@ -106,7 +106,7 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     return False
 
 
-def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
+def _is_allowed(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
     """Return True if a stream is queried, or passed to `print_visible`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
         return dotted(call.func, names) == "services.common.printable_text.print_visible"

@@ -139,7 +139,7 @@ async def test_a_second_cancellation_does_not_break_into_cleanup(scenario: Scena
             assert work.ended == work.begun, f"broken into at moment {moment}, then {later}"
 
 
-async def test_an_outer_deadline_is_told_from_a_cancellation() -> None:
+async def test_an_outer_deadline_is_distinguished_from_a_cancellation() -> None:
     work = Work()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.001):
@@ -216,7 +216,7 @@ async def test_the_end_of_what_runs_beside_ends_nothing_but_its_failure_does() -
     assert work.ended == work.begun == 6
 
 
-async def test_a_task_of_somebody_else_is_waited_for_and_left_running() -> None:
+async def test_a_task_of_another_owner_is_waited_for_and_left_running() -> None:
     work = Work()
     task = asyncio.create_task(work.run(LONG))
     assert not await concurrency.wait_unless(work.stop, task, timeout_s=0.001)

@@ -59,7 +59,7 @@ async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -
         (run().tls_for("rollout"), "another service of the run answers at this address"),
     ],
 )
-async def test_who_shows_something_else_is_told_why(shown: Tls | None, reason: str) -> None:
+async def test_who_shows_something_else_learns_why(shown: Tls | None, reason: str) -> None:
     own = run().tls_for("learner")
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=own) as serving:
         serving.set_serving(True)
@@ -67,7 +67,7 @@ async def test_who_shows_something_else_is_told_why(shown: Tls | None, reason: s
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1:50051"])
-def test_a_wrong_question_is_told_apart_from_a_service_that_is_ill(
+def test_a_wrong_question_is_distinguished_from_a_service_that_is_ill(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--address", address]) == 2

@@ -46,7 +46,7 @@ async def test_an_error_off_the_loop_is_an_error() -> None:
         await dump_json_aside([b"x" * ASIDE_BYTES])
 
 
-def test_a_value_that_waits_for_its_thread_holds_nobody_up() -> None:
+def test_a_value_that_waits_for_its_thread_blocks_no_other() -> None:
     async def both() -> list[int]:
         order: list[int] = []
         slow = asyncio.create_task(run_aside_for(MANY, lambda: time.sleep(0.05) or order.append(2)))

@@ -34,7 +34,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_line_says_who_where_and_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_names_who_where_and_what(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup("learner", "run-1", replica=2, pretty=False)
     log.bind(step=7)
     log.get_logger("services.learner.run.train_loop").info("a step is done", loss=0.5)

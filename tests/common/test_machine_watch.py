@@ -64,7 +64,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-async def test_a_machine_says_that_it_has_to_go_and_is_dismissed(tmp_path: Path) -> None:
+async def test_a_machine_reports_that_it_has_to_go_and_is_dismissed(tmp_path: Path) -> None:
     async with machines(tmp_path) as there:
         watch = await there.watch()
         assert watch.names[0].startswith("machine 1 (")

@@ -159,7 +159,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_a_long_text_is_parsed_while_the_event_loop_goes_on(name: str) -> None:
+async def test_a_long_text_is_parsed_while_the_event_loop_continues(name: str) -> None:
     """Measured in CPU time of the process, which does little else."""
     gc.collect()
     gc.freeze()

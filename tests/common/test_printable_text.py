@@ -39,7 +39,7 @@ def test_a_line_is_cut_visibly() -> None:
     assert one_line("x" * 10, 10) == "x" * 10
 
 
-def test_the_first_line_is_the_first_that_says_anything() -> None:
+def test_the_first_line_is_the_first_with_any_text() -> None:
     assert first_line("\n \x1b[0m\nKeyError: 'id'\nmore", 100) == "KeyError: 'id'"
     assert first_line("\n\n", 100) == ""
 
@@ -70,14 +70,14 @@ def test_json_is_the_same_value_and_one_harmless_line() -> None:
     assert json.loads(line) == {SURROGATES: ["\n\t", SURROGATES, "日本"]}
 
 
-def test_a_line_of_json_is_one_to_whoever_splits_it() -> None:
+def test_a_line_of_json_is_one_to_every_splitter() -> None:
     text = "a\u2028b\x85c\U000e0041d"
     line = json_line(text)
     assert line.splitlines() == [line] and "\U000e0041" not in line
     assert json.loads(line) == text
 
 
-def test_what_is_said_of_half_a_character_can_be_written() -> None:
+def test_a_report_of_half_a_character_can_be_written() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     print_visible(SURROGATES, file=out)
     out.seek(0)

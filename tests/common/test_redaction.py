@@ -34,7 +34,7 @@ from services.common.redaction import (
         ("PATH", False),
     ],
 )
-def test_a_name_says_whether_its_value_is_a_secret(name: str, secret: bool) -> None:
+def test_a_name_shows_whether_its_value_is_a_secret(name: str, secret: bool) -> None:
     assert is_secret_name(name) is secret
 
 

@@ -94,7 +94,7 @@ def test_a_token_that_cannot_travel_is_refused_without_being_shown(token: str) -
     assert token not in str(caught.value) or token in ("", "short")
 
 
-async def test_health_needs_no_token_and_says_when_the_service_is_ready() -> None:
+async def test_health_needs_no_token_and_reports_when_the_service_is_ready() -> None:
     async with (
         rpc.serving(rpc.server(token=echo_service.TOKEN), "127.0.0.1:0") as serving,
         rpc.plain_channel(serving.address) as channel,
@@ -164,7 +164,7 @@ async def test_a_method_that_is_declared_but_not_written_is_unimplemented() -> N
     assert second.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_trace_goes_on_in_the_service_that_is_called(serve: Serve) -> None:
+async def test_a_trace_continues_in_the_service_that_is_called(serve: Serve) -> None:
     seen: list[str | None] = []
 
     async def remember(request: StringValue, context: Any) -> StringValue:
@@ -183,7 +183,7 @@ async def test_a_trace_goes_on_in_the_service_that_is_called(serve: Serve) -> No
     assert seen == [traceparent, None]
 
 
-async def test_extra_metadata_is_asked_for_at_each_call() -> None:
+async def test_extra_metadata_is_requested_at_each_call() -> None:
     epochs: list[str] = []
 
     async def remember(request: StringValue, context: Any) -> StringValue:

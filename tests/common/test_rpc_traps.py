@@ -83,7 +83,7 @@ async def test_a_second_server_on_the_same_port_is_refused() -> None:
                 pytest.fail("two servers share one port")
 
 
-async def test_an_exception_in_a_handler_does_not_tell_its_text(serve: Serve) -> None:
+async def test_an_exception_in_a_handler_does_not_reveal_its_text(serve: Serve) -> None:
     async def fail(request: StringValue, context: Any) -> StringValue:
         raise RuntimeError("Authorization: Bearer sk-live-SECRET")
 
@@ -129,7 +129,7 @@ def test_no_stream_of_requests_is_left_to_grpc_to_repeat() -> None:
     assert sorted(streams, key=str) == sorted(rpc.REQUEST_STREAMS, key=str)
 
 
-async def test_a_refused_stream_of_requests_is_told_at_once_and_not_sent_again() -> None:
+async def test_a_refused_stream_of_requests_is_reported_at_once_and_not_sent_again() -> None:
     gateway = FakeGateway(fail={"Grade": 5})
     add = lambda server: env_grpc.add_EpisodeServiceServicer_to_server(gateway, server)  # noqa: E731
     async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:

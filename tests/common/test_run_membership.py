@@ -75,7 +75,7 @@ async def test_a_member_registers_once_and_reports_its_status() -> None:
         assert dict(beat.metrics) == {"loss": 0.5}
 
 
-async def test_a_member_in_a_hurry_tells_its_alarms_without_waiting_for_its_turn() -> None:
+async def test_a_member_in_a_hurry_reports_its_alarms_without_waiting_for_its_turn() -> None:
     async with member() as one:
         one.registry.interval_s = 60
         await until(lambda: len(one.registry.heartbeats) > 0)
@@ -90,7 +90,7 @@ async def test_a_member_in_a_hurry_tells_its_alarms_without_waiting_for_its_turn
             assert (sent.step, sent.cause, sent.fix) == (number, "why", "how")
 
 
-async def test_the_launchers_word_drains_and_heartbeats_go_on() -> None:
+async def test_the_launchers_word_drains_and_heartbeats_continue() -> None:
     async with member() as one:
         one.registry.command = pb.COMMAND_DRAIN
         await until(lambda: bool(one.drained))
@@ -118,7 +118,7 @@ async def test_a_replaced_member_stops() -> None:
         await until(lambda: one.stopped == ["another process has taken this replica's place"])
 
 
-async def test_a_launcher_that_forgot_a_member_is_told_again() -> None:
+async def test_a_launcher_that_forgot_a_member_is_notified_again() -> None:
     async with member() as one:
         await until(lambda: len(one.registry.heartbeats) > 0)
         one.registry.failure = refusal("UNKNOWN_RUN")

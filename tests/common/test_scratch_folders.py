@@ -41,7 +41,7 @@ def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_what_is_no_folder_of_this_user_holds_nobody_up_and_stays(tmp_path: Path) -> None:
+def test_what_is_no_folder_of_this_user_blocks_no_caller_and_stays(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "file").write_text("mine")

@@ -137,7 +137,7 @@ async def test_a_second_signal_ends_a_process_that_does_not_drain(start: Start) 
 
 
 @pytest.mark.parametrize(("mode", "code"), [("fail", 1), ("away", 3)])
-async def test_a_failure_says_by_its_code_whether_to_try_again(
+async def test_a_failure_shows_by_its_code_whether_to_try_again(
     start: Start, mode: str, code: int
 ) -> None:
     process = await start(f"--rollout.mode={mode}")
@@ -160,7 +160,7 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     return exit_.value.code, captured.out + captured.err
 
 
-def test_wrong_configuration_is_told_at_once_and_whole(
+def test_wrong_configuration_is_reported_at_once_and_whole(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     wrong = ("--rollout.cont=1", "--policy.modl=2", "--rolout.x=1")

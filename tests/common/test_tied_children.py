@@ -42,7 +42,7 @@ def test_a_child_that_is_started_meanwhile_ends_with_a_parent_that_is_killed(met
         other.kill()
 
 
-def _tell_interpreter(pipe: Connection) -> None:
+def _send_interpreter(pipe: Connection) -> None:
     pipe.send((sys.executable, sys.prefix, os.getppid()))
 
 
@@ -50,7 +50,7 @@ def test_a_tied_child_is_of_the_same_interpreter_and_parent() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tie_children():
-        child = context.Process(target=_tell_interpreter, args=(there,))
+        child = context.Process(target=_send_interpreter, args=(there,))
         child.start()
     assert here.recv() == (sys.executable, sys.prefix, os.getpid())
     child.join()

@@ -104,14 +104,12 @@ def test_any_address_will_do_with_tls_and_none_but_loopback_without() -> None:
         ("::", "[2001:db8::1]:9", "[2001:db8::1]:9"),
     ],
 )
-def test_others_are_told_where_they_reach_it(
-    host: str, advertise: str | None, address: str
-) -> None:
+def test_others_receive_its_address(host: str, advertise: str | None, address: str) -> None:
     assert advertised_address(host, 7, advertise) == address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_everywhere_is_no_address_to_tell_others(host: str) -> None:
+def test_everywhere_is_no_address_to_advertise(host: str) -> None:
     with pytest.raises(ConfigError, match="--advertise HOST"):
         advertised_address(host, 7, None)
 

@@ -62,7 +62,7 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
         ("learner", None, "", "wants TLS (--tls-dir)"),
     ],
 )
-async def test_a_caller_is_told_what_is_likely_wrong(
+async def test_a_caller_learns_the_likely_cause(
     serves: str | None, calls: Tls | None, peer: str, cause: str
 ) -> None:
     async with echo_at("127.0.0.1", serves) as address:
@@ -76,7 +76,7 @@ async def test_a_caller_is_told_what_is_likely_wrong(
     assert cause in likely_cause(caught.value.details())
 
 
-def test_a_text_that_says_nothing_has_no_cause() -> None:
+def test_an_empty_text_has_no_cause() -> None:
     assert likely_cause("Deadline Exceeded") == likely_cause(None) == ""
 
 
@@ -174,7 +174,7 @@ async def test_a_member_registers_under_tls() -> None:
     assert fake.registered[0].address == "192.0.2.9:7"
 
 
-async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> None:
+async def test_a_member_with_another_runs_certificate_drains_and_gives_the_reason() -> None:
     fake: Any = FakeRegistry()
     times = iter(range(0, 10**6, 1000))
     async with (
@@ -189,7 +189,7 @@ async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> N
     assert fake.registered == []
 
 
-async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):

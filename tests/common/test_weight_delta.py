@@ -155,7 +155,7 @@ def test_a_difference_of_other_weights_is_an_error_or_another_block(
         return
 
 
-def test_a_difference_that_says_too_much_is_refused() -> None:
+def test_a_difference_that_contains_too_much_is_refused() -> None:
     old = np.zeros(1000, np.uint16)
     new = old.copy()
     new[900:] = 1

@@ -17,7 +17,7 @@ def state(instance: Instance) -> bytes:
     return instance.snapshot("current")
 
 
-def test_tools_have_a_schema_and_say_what_may_be_retried() -> None:
+def test_tools_have_a_schema_and_state_what_may_be_retried() -> None:
     specs = {spec.name: spec for key in ENV_KEYS for spec in open_tools(key)}
     assert {name for name, spec in specs.items() if not spec.read_only} == WRITES
     assert not specs["book_room"].idempotent
@@ -129,7 +129,7 @@ def test_a_query_can_neither_write_nor_leave_the_database_nor_run_for_ever(sql: 
     assert instance.query("current", "select count(*) from issues").rows == [(3,)]
 
 
-def test_a_query_may_write_to_current_when_asked_but_never_to_the_seed() -> None:
+def test_a_query_may_write_to_current_on_request_but_never_to_the_seed() -> None:
     instance = open_instance("tracker", "train-000000")
     changed = instance.query("current", "delete from issues", read_only=False)
     assert changed.rows_affected == 3

@@ -52,7 +52,7 @@ def test_what_fleet_has_comes_back_as_the_tasks_that_it_was_given(
     assert {task["env_id"] for task in train} == {"shop"}
 
 
-def test_a_wrong_key_a_missing_key_and_a_silent_host_are_told_apart(
+def test_a_wrong_key_a_missing_key_and_a_silent_host_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FLEET_API_KEY", raising=False)
@@ -92,11 +92,11 @@ def test_an_account_without_tasks_is_an_error_and_no_file(
         {"prompt": None},
     ],
 )
-def test_a_task_that_nobody_could_grade_or_begin_is_left_out(changes: dict[str, Any]) -> None:
+def test_a_task_that_cannot_be_graded_or_begun_is_left_out(changes: dict[str, Any]) -> None:
     assert as_task(reports(**changes), "tool_use") is None
 
 
-def test_modality_and_difficulty_are_the_tasks_own_where_it_says_them() -> None:
+def test_modality_and_difficulty_are_the_tasks_own_where_it_states_them() -> None:
     plain = as_task(reports(), "computer_use")
     assert plain is not None
     assert (plain["task_modality"], "difficulty" in plain) == ("computer_use", False)

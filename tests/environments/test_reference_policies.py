@@ -21,7 +21,7 @@ def test_the_oracle_solves_every_task_of_a_split(split: str) -> None:
             assert grade(task["verifier_func"], instance) == 1
 
 
-def test_the_oracle_says_which_id_a_lookup_did_not_show() -> None:
+def test_the_oracle_names_which_id_a_lookup_did_not_show() -> None:
     task = make_task("tracker", "train", 0)
     with pytest.raises(LookupError, match="which no result has shown"):
         solve_task(task, lambda name, arguments: {"ok": True})

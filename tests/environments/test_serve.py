@@ -257,7 +257,7 @@ def test_bad_addresses_and_queries_are_refused_precisely(http: httpx.Client) -> 
     assert odd["rows"] == [[None, "ff"]]
 
 
-def test_the_instance_limit_says_how_to_raise_it(http: httpx.Client) -> None:
+def test_the_instance_limit_explains_how_to_raise_it(http: httpx.Client) -> None:
     for _ in range(40):
         create(http)
     body = {"env_key": "shop", "data_key": "train-000001"}
@@ -267,7 +267,7 @@ def test_the_instance_limit_says_how_to_raise_it(http: httpx.Client) -> None:
     assert "--max-instances" in answer.json()["detail"]["message"]
 
 
-def test_a_token_is_asked_for_and_sigterm_ends_the_server_with_success() -> None:
+def test_a_token_is_required_and_sigterm_ends_the_server_with_success() -> None:
     with serving("--env", "shop", FLOTILLA_ENV_TOKEN="secret") as (process, address):
         with httpx.Client(base_url=address) as client:
             assert client.get("/health").status_code == 200

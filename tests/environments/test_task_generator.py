@@ -12,7 +12,7 @@ from environments.task_generator import Split, draw_scenario, make_data_id
 NOVEL = {word for words in LISTS.values() for word in split_pool(words)[1]}
 
 
-def test_ids_are_drawn_anew_for_every_task() -> None:
+def test_ids_are_drawn_again_for_every_task() -> None:
     ids = {draw_scenario("shop", f"train-{index:06d}").targets["item_id"] for index in range(400)}
     assert len(ids) > 80  # of the 90 numbers of two digits
 

@@ -129,7 +129,7 @@ def columns(instance: Instance, table: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("env_key", "kind"), KINDS)
-def test_a_verifier_returns_its_checks_prints_nothing_and_asks_little(
+def test_a_verifier_returns_its_checks_prints_nothing_and_queries_little(
     env_key: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = verifier_source(env_key, kind)

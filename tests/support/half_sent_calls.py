@@ -42,7 +42,7 @@ class HalfSent:
         self._windows[self._stream] = self._initial
         prefix = struct.pack(">BI", 0, claimed_bytes)
         self._unsent[self._stream] = prefix + bytes(MESSAGE_BYTES - 1)
-        self._go_on()
+        self._proceed()
         return self._stream
 
     async def listen(self) -> None:
@@ -67,7 +67,7 @@ class HalfSent:
         elif kind in (_HEADERS, _RESET):
             self._unsent.pop(stream, None)
             self.answered[stream].set()
-        self._go_on()
+        self._proceed()
 
     def _set(self, settings: dict[int, int]) -> None:
         grown = settings.get(_INITIAL_WINDOW, self._initial) - self._initial
@@ -75,7 +75,7 @@ class HalfSent:
         self._windows = {stream: window + grown for stream, window in self._windows.items()}
         self._send(_SETTINGS, 0, b"", flags=_ACK)
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         for stream, rest in list(self._unsent.items()):
             while size := min(len(rest), self._window, self._windows[stream], 2**14):
                 if size < 0:

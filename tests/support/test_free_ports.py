@@ -16,7 +16,7 @@ def test_the_kernel_gives_a_free_port_to_no_connection() -> None:
     assert not ports & set(range(first, last + 1))
 
 
-def test_a_port_that_somebody_has_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, free = free_port(), free_port()
     monkeypatch.setattr(free_ports, "_named_ports", lambda: [taken, free])
     with socket.create_server(("127.0.0.1", taken)):

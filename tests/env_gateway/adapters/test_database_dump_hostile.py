@@ -124,7 +124,7 @@ async def test_a_file_is_not_written(tmp_path: Path) -> None:
         "CREATE TABLE t (a, b GENERATED ALWAYS AS (length(hex(zeroblob(400000000)))) STORED)",
     ],
 )
-async def test_a_slow_expression_is_never_evaluated_and_the_loop_goes_on(sql: str) -> None:
+async def test_a_slow_expression_is_never_evaluated_and_the_loop_continues(sql: str) -> None:
     began, of_the_loop = time.process_time(), time.thread_time()
     content = await copy_of([("t", sql)], [["t", 1, "a" * 3000], ["t", 2, "a" * 3000]])
     assert time.thread_time() - of_the_loop < 0.1
@@ -392,7 +392,7 @@ async def test_a_hostile_server_neither_changes_a_file_nor_the_grade(grades: Pat
     assert reward_in(grades) == 0
 
 
-async def test_a_view_that_is_slow_costs_its_verifier_time_and_nobody_else() -> None:
+async def test_a_view_that_is_slow_costs_its_verifier_time_alone() -> None:
     """Views are not copied: the server evaluates them, and a verifier waits as long as it may."""
     schema = [["grades", "CREATE VIEW grades AS SELECT 1 AS reward"]]
     app = wire(lambda sql: schema if sql == dump.SCHEMA_SQL else [[1]], slow_s=30.0)

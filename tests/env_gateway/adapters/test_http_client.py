@@ -141,7 +141,7 @@ async def test_an_error_without_an_end_is_read_in_part() -> None:
 
 
 @asynccontextmanager
-async def nobody_accepts() -> AsyncGenerator[str]:
+async def full_queue() -> AsyncGenerator[str]:
     """The URL of a host where the queue of connections is full: a SYN gets no answer."""
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0, backlog=0)
     server.get_loop().remove_reader(server.sockets[0].fileno())
@@ -156,13 +156,13 @@ async def test_a_host_that_never_takes_the_connection_was_sent_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_client, "_CONNECT_S", 0.2)
-    async with nobody_accepts() as url, asyncio.timeout(5.0):
+    async with full_queue() as url, asyncio.timeout(5.0):
         error = await failure(url, timeout_s=4.0)
     assert (error.kind, error.delivered, error.unreachable) == ("connect", False, True)
 
 
 async def test_a_caller_that_leaves_before_the_connection_is_no_sign_of_a_dead_host() -> None:
-    async with nobody_accepts() as url:
+    async with full_queue() as url:
         error = await failure(url, timeout_s=0.2)
     assert (error.kind, error.delivered, error.unreachable) == ("timeout", False, False)
 

@@ -119,7 +119,7 @@ async def test_a_worker_of_fleets_environment_gets_only_its_own_key() -> None:
         await worker.kill()
 
 
-async def test_what_a_command_says_is_passed_on_without_the_secrets_that_it_was_given(
+async def test_the_output_of_a_command_is_passed_on_without_the_secrets_that_it_was_given(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     add_secret(CANARIES["GITHUB_PAT"])

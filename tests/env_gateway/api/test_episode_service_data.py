@@ -123,7 +123,7 @@ def test_any_arguments_reach_the_environment_whole_or_not_at_all(
     ],
     ids=range(9),
 )
-def test_arguments_that_are_no_object_are_told_to_the_policy(
+def test_arguments_that_are_no_object_are_reported_to_the_policy(
     wire: Wire, arguments: str, message: str
 ) -> None:
     seen = _echo(wire)

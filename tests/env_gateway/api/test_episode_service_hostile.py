@@ -229,7 +229,7 @@ def test_any_line_of_a_sandbox_is_a_message_or_a_breach(cases: int) -> None:
     one()
 
 
-def test_a_surrogate_in_an_error_is_told_of_an_episode_that_cannot_be_opened(
+def test_a_surrogate_in_an_error_is_reported_for_an_episode_that_cannot_be_opened(
     hostile: Hostile,
 ) -> None:
     hostile.server.listed = rb'{"id": null, "error": {"code": -32602, "message": "\ud800"}}'

@@ -28,7 +28,7 @@ async def test_the_solution_passes_and_nothing_else_does(bench: Bench) -> None:
 
 
 @pytest.mark.needs(Can.CHECKS)
-async def test_a_grade_says_which_checks_passed_and_which_failed(bench: Bench) -> None:
+async def test_a_grade_reports_which_checks_passed_and_which_failed(bench: Bench) -> None:
     solved, idle = await bench.open(0), await bench.open(1)
     await bench.solve(solved)
     passed, failed = await bench.grade(solved), await bench.grade(idle)
@@ -48,7 +48,7 @@ async def test_every_tool_has_a_schema_and_all_instances_have_the_same(bench: Be
 
 
 @pytest.mark.needs(Can.ANNOTATE)
-async def test_tools_say_whether_they_may_be_called_again(bench: Bench) -> None:
+async def test_tools_declare_whether_they_may_be_called_again(bench: Bench) -> None:
     session = await bench.open()
     assert session.tools[bench.harness.read_call[0]].is_repeatable
     assert not session.tools[bench.harness.write_call[0]].is_repeatable
@@ -56,7 +56,7 @@ async def test_tools_say_whether_they_may_be_called_again(bench: Bench) -> None:
 
 
 @pytest.mark.needs(Can.REFUSE)
-async def test_a_tool_that_refuses_is_an_answer_and_the_episode_goes_on(bench: Bench) -> None:
+async def test_a_tool_that_refuses_is_an_answer_and_the_episode_continues(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, bench.harness.refused_call)
     assert (answer.outcome, answer.attempts) == (ToolOutcome.TOOL_ERROR, 1)
@@ -66,7 +66,7 @@ async def test_a_tool_that_refuses_is_an_answer_and_the_episode_goes_on(bench: B
     await bench.close(session)
 
 
-async def test_arguments_that_do_not_fit_are_told_to_the_policy(bench: Bench) -> None:
+async def test_arguments_that_do_not_fit_are_reported_to_the_policy(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, bench.harness.bad_call)
     assert answer.outcome in (ToolOutcome.TOOL_ERROR, ToolOutcome.BAD_ARGUMENTS)
@@ -167,7 +167,7 @@ async def test_an_instance_that_ends_behind_our_back_is_lost_and_has_no_grade(
     await bench.close(session, other)
 
 
-async def test_a_lost_instance_that_nobody_called_has_no_grade_either(bench: Bench) -> None:
+async def test_a_lost_instance_without_calls_has_no_grade_either(bench: Bench) -> None:
     session = await bench.open()
     assert session.instance is not None
     await bench.harness.kill(bench.backend, session.instance.instance_id)

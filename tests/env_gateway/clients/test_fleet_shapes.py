@@ -66,7 +66,7 @@ def test_an_error_is_its_first_text() -> None:
         (["error"], None),
     ],
 )
-def test_errors_are_told_from_results_in_all_the_ways_tools_have(
+def test_errors_are_distinguished_from_results_in_all_the_ways_tools_have(
     result: Any, message: str | None
 ) -> None:
     assert find_tool_error(result) == message

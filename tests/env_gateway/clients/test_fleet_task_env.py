@@ -11,7 +11,7 @@ from services.wire import enums
 from tests.env_gateway.clients.fleet_task_envs import Here, observation
 
 
-def test_an_episode_is_told_in_the_recorded_shapes(here: Here) -> None:
+def test_an_episode_is_reported_in_the_recorded_shapes(here: Here) -> None:
     with here.env() as env:
         assert env.reset() == observation(0)
         assert env.step({"tool": "add", "params": {"by": 1}}) == (
@@ -82,7 +82,7 @@ def test_what_a_tool_refuses_is_a_result_and_an_error(here: Here) -> None:
         ({"tool": "\ud800"}, "cannot be sent"),
     ],
 )
-def test_a_call_that_is_not_executed_is_an_error_without_a_result_and_the_episode_goes_on(
+def test_a_call_that_is_not_executed_is_an_error_without_a_result_and_the_episode_continues(
     here: Here, action: dict[str, Any], message: str
 ) -> None:
     with here.env() as env:
@@ -160,7 +160,7 @@ def test_a_task_without_a_verifier_has_no_reward(here: Here) -> None:
 
 
 @pytest.mark.parametrize(("partial", "reward"), [(False, 0.0), (True, 0.75)])
-def test_a_partial_reward_replaces_a_zero_where_it_is_asked_for(
+def test_a_partial_reward_replaces_a_zero_on_request(
     here: Here, partial: bool, reward: float
 ) -> None:
     blocks = [("SUCCESS", ["a", "b", "c"]), ("ERROR", ["d"])]
@@ -175,7 +175,7 @@ def test_a_partial_reward_replaces_a_zero_where_it_is_asked_for(
     assert env.verifier_stdout == stdout
 
 
-def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Here) -> None:
+def test_the_conversation_reaches_verifiers_that_take_it(here: Here) -> None:
     code = "def verify(env, conversation=None):\n    return 1\n"
     with here.env(task={"verifier_code": code}) as env:
         env.reset()

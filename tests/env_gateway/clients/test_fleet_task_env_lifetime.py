@@ -62,7 +62,7 @@ def test_an_episode_that_was_left_early_is_graded_when_it_is_closed(here: Here) 
         env.step({"tool": "add"})
 
 
-def test_a_reset_begins_anew_on_another_instance(here: Here) -> None:
+def test_a_reset_begins_again_on_another_instance(here: Here) -> None:
     with here.env() as env:
         env.reset()
         first = set(here.backend.running)
@@ -73,7 +73,7 @@ def test_a_reset_begins_anew_on_another_instance(here: Here) -> None:
         assert env.tool_errors_list == []
 
 
-def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(here: Here) -> None:
+def test_an_environment_that_cannot_be_had_is_reported_and_can_be_tried_again(here: Here) -> None:
     here.backend.fail_at(
         "provision", BackendError("quota", "all taken", delivered=False, lost=True)
     )
@@ -87,7 +87,7 @@ def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(her
     ("task", "message"),
     [({"env_key": "elsewhere"}, "UNKNOWN_ENVIRONMENT"), ({"prompt": ""}, "prompt is missing")],
 )
-def test_a_task_that_is_refused_is_said_so(here: Here, task: dict[str, Any], message: str) -> None:
+def test_a_task_that_is_refused_is_reported(here: Here, task: dict[str, Any], message: str) -> None:
     with here.env(task=task) as env, pytest.raises(GatewayError, match=message):
         env.reset()
 

@@ -20,7 +20,7 @@ ENDED = r"it ended with code 1 and wrote: ModuleNotFoundError: .* This is mcp 2"
 AWAY = BackendError("connect", "http://127.0.0.1:9/mcp cannot be reached", delivered=False)
 
 
-async def test_a_stdio_server_that_ends_is_told_with_its_last_words() -> None:
+async def test_a_stdio_server_that_ends_is_reported_with_its_last_words() -> None:
     config = McpConfig(transport="stdio", command=(sys.executable, "-c", OLD_SERVER))
     backend = McpStdioBackend(config)
     request = ProvisionRequest("e1", parse_task(task_json()), 60.0)
@@ -33,7 +33,7 @@ async def test_a_stdio_server_that_ends_is_told_with_its_last_words() -> None:
         await backend.close()
 
 
-async def test_a_supervised_server_that_ends_is_told_with_its_last_words() -> None:
+async def test_a_supervised_server_that_ends_is_reported_with_its_last_words() -> None:
     address = SupervisedServer((sys.executable, "-c", OLD_SERVER), start_timeout_s=60.0)
     try:
         with pytest.raises(BackendError, match=ENDED):
@@ -42,13 +42,13 @@ async def test_a_supervised_server_that_ends_is_told_with_its_last_words() -> No
         await address.close()
 
 
-async def test_where_nothing_listens_the_address_is_told_and_why() -> None:
+async def test_where_nothing_listens_the_address_and_the_cause_are_reported() -> None:
     async with open_http_session(max_connections=1, headers={}) as http:
         with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:9/mcp .* Connection refused"):
             await exchange_json(http, "GET", "http://127.0.0.1:9/mcp", timeout_s=5.0)
 
 
-async def test_trouble_is_told_while_an_episode_opens_and_forgotten_once_it_has() -> None:
+async def test_trouble_is_reported_while_an_episode_opens_and_forgotten_once_it_has() -> None:
     backend = FakeBackend()
     backend.fail_at("provision", AWAY, BackendError("throttled", "too many", delivered=False), AWAY)
     async with running(backend) as gateway:

@@ -19,7 +19,7 @@ from tests.support.fake_gateway import open_spec, opened, running, states, until
 
 
 @pytest.mark.parametrize("step", ["provision", "list_tools"])
-async def test_an_open_that_goes_wrong_in_any_way_is_told_and_cleaned_up(step: str) -> None:
+async def test_an_open_that_goes_wrong_in_any_way_is_reported_and_cleaned_up(step: str) -> None:
     backend = FakeBackend()
     backend.fail_at(step, KeyError("urls"))
     async with running(backend, limits={"max_episodes": 1}) as gateway:
@@ -91,7 +91,7 @@ async def test_tools_that_fit_into_no_message_are_refused_in_words(
         assert "fewer" in (session.failure or "")
 
 
-def test_whatever_a_verifier_says_can_be_sent() -> None:
+def test_any_output_of_a_verifier_can_be_sent() -> None:
     wild = "\ud800" + "\U0001f600" * 499
     grade = Grade(
         reason=NoGradeReason.EXECUTION_FAILED,
@@ -115,7 +115,7 @@ async def test_a_supervised_server_does_not_get_the_token_of_the_run(
     assert "a-token-of-the-run" not in seen.read_text()
 
 
-async def test_a_grade_that_goes_wrong_in_any_way_is_no_grade_and_can_be_asked_for_again() -> None:
+async def test_a_grade_that_goes_wrong_in_any_way_is_no_grade_and_can_be_requested_again() -> None:
     backend = FakeBackend()
     backend.fail_at("grade", KeyError("reward"))
     async with running(backend) as gateway:

@@ -103,7 +103,7 @@ def pressure(gateway: Gateway) -> tuple[int, BreakerState]:
     return gate.limit, gate.breaker_state
 
 
-async def test_forty_calls_with_short_deadlines_cost_nobody_else_anything() -> None:
+async def test_forty_calls_with_short_deadlines_cost_no_other_caller() -> None:
     async with shared_server() as url, gateway_over({"url": url}) as gateway:
         sessions = await episodes(gateway, 16)
         (other,) = await episodes(gateway, 1, run_id="other", request_id="other")

@@ -101,7 +101,7 @@ async def test_nothing_to_call_is_refused_unless_the_task_wants_nothing() -> Non
         assert entered[-1] is EpisodeState.READY
 
 
-async def test_the_question_is_all_that_the_policy_is_told() -> None:
+async def test_the_question_is_all_that_the_policy_receives() -> None:
     async with embedded_gateway() as gateway:
         session = await opened(gateway, open_spec(task=json.dumps(question("strict"))))
         ready = codec.encode_ready(session, lease_ttl_s=1.0, remaining_s=1.0)

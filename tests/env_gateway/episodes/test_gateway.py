@@ -107,7 +107,7 @@ async def test_a_repeat_that_arrives_while_the_call_runs_waits_for_the_same_answ
         }
 
 
-async def test_a_call_goes_on_when_its_caller_leaves() -> None:
+async def test_a_call_continues_when_its_caller_leaves() -> None:
     backend = FakeBackend()
     backend.delays["call"] = 0.02
     async with running(backend) as gateway:
@@ -288,7 +288,7 @@ async def test_a_verifier_that_gave_no_number_is_no_grade(
         assert (grade.reward, grade.reason) == (None, reason)
 
 
-async def test_a_judge_that_failed_is_asked_again() -> None:
+async def test_a_judge_that_failed_is_retried() -> None:
     grader = FakeGrader()
     grader.executions.append(Execution(result=0, stdout="JUDGE ERROR: overloaded\n"))
     async with running(FakeBackend(), grader) as gateway:
@@ -321,7 +321,7 @@ async def test_a_task_without_a_verifier_has_no_grade() -> None:
         assert grade.reason is NoGradeReason.NO_VERIFIER
 
 
-async def test_the_verifier_is_told_only_what_it_asks_for() -> None:
+async def test_the_verifier_is_given_only_its_own_parameters() -> None:
     grader = FakeGrader()
     source = "def anything(env, conversation=None):\n    return 1\n"
     async with running(FakeBackend(), grader) as gateway:

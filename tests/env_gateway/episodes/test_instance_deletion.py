@@ -15,7 +15,7 @@ from services.env_gateway.ports import BackendError
 from tests.support.fake_gateway import open_spec, opened, running, until
 
 
-async def test_a_pause_of_a_day_that_a_server_asks_for_is_not_kept(
+async def test_a_pause_of_a_day_that_a_server_requests_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(instance_deletion, "_LONGEST_S", 0.05)
@@ -130,7 +130,7 @@ async def test_what_a_predecessor_left_is_deleted_as_slowly(tmp_path: Path) -> N
     assert backend.most <= 8
 
 
-async def test_a_control_plane_that_bears_few_deletions_is_asked_for_fewer() -> None:
+async def test_a_control_plane_that_bears_few_deletions_gets_fewer() -> None:
     backend = Counted(bears=3)
     limits = {**LIMITS, "start_creating": 16, "max_creating": 64}
     async with running(backend, limits=limits) as gateway:

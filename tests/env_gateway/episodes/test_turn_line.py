@@ -26,7 +26,7 @@ def test_turns_are_exactly_those_that_the_order_allows(steps: list[bool | int]) 
             assert place.turn.is_set() is (index == 0 or readers)
 
 
-async def test_a_place_that_is_given_up_before_it_is_in_line_holds_nobody_up() -> None:
+async def test_a_place_that_is_given_up_before_it_is_in_line_blocks_no_other() -> None:
     line, early = TurnLine(), TurnPlace()
     with pytest.raises(TimeoutError):
         async with line.hold_turn(early, asyncio.get_running_loop().time()):

@@ -121,7 +121,7 @@ class Ground:
         async def one(program: Program) -> Execution:
             async with places:
                 execution = await run(program)
-                self._assert_nothing_told(execution)
+                self._assert_nothing_revealed(execution)
                 if followed:
                     await self.assert_usable()
                 return execution
@@ -134,7 +134,7 @@ class Ground:
     async def assert_unharmed(self, *executions: Execution) -> None:
         """Check that nothing has left a sandbox, none remains, and the next grade is right."""
         for execution in executions:
-            self._assert_nothing_told(execution)
+            self._assert_nothing_revealed(execution)
         assert not self.heard()
         assert os.listdir(self.facts["folder"]) == []
         await self.assert_usable()
@@ -145,7 +145,7 @@ class Ground:
         following = await self._execute(_NEXT, LONG_S, {})
         assert (following.result, following.error) == (7, None)
 
-    def _assert_nothing_told(self, execution: Execution) -> None:
+    def _assert_nothing_revealed(self, execution: Execution) -> None:
         output = f"{execution.result} {execution.stdout} {execution.error}"
         assert CANARY not in output
         assert "root:" not in output

@@ -33,7 +33,7 @@ class Text(str):
         raise SystemExit("no")
 
 
-class Untold(Exception):
+class Unshowable(Exception):
     def __str__(self):
         raise SystemExit("no")
 
@@ -94,8 +94,8 @@ def complex_number(at):
     return 1 + 0j
 
 
-def error_that_cannot_be_told(at):
-    raise Untold
+def error_that_cannot_be_shown(at):
+    raise Unshowable
 
 
 def score_that_is_too_large(at):

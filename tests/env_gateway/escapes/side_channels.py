@@ -57,13 +57,13 @@ def look_for_a_lease(at):
     return fcntl.fcntl(LIBRARY, fcntl.F_GETLEASE) >= 0
 
 
-def told_of_a_folder(at):
+def notified_of_a_folder(at):
     folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
     fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS)
     return True
 
 
-def told_of_files(at):
+def notified_of_files(at):
     """Opened by any process: the gateway's own imports among them."""
     return (
         LIBC.inotify_add_watch(LIBC.inotify_init1(0), os.path.dirname(os.__file__).encode(), 0xFFF)
@@ -75,7 +75,7 @@ def instances_of_inotify(at):
     return LIBC.inotify_init() >= 0
 
 
-def told_of_a_file_system(at):
+def notified_of_a_file_system(at):
     return LIBC.fanotify_init(0, 0) >= 0
 
 

@@ -362,7 +362,7 @@ def test_a_line_may_be_put_together_of_fields_of_which_one_is_a_number(
     assert graded(printed, wrote("done", arguments)).partial_reward == share
 
 
-def test_a_text_that_is_encoded_more_often_than_is_read_may_say_anything() -> None:
+def test_a_text_that_is_encoded_more_often_than_is_read_may_contain_anything() -> None:
     inner = base64.b64encode(b"JU<b>DGE</b> &#69;RROR: x, and more \\n %41 =20 &amp;").decode()
     answer = f"\\n <b> %41 &amp;amp; =3D \x1b[1m {inner}"
     assert not decode_readings(answer)[1] and len(decode_readings(answer)[0]) == 16
@@ -389,7 +389,7 @@ def test_a_text_that_is_encoded_more_often_than_is_read_may_say_anything() -> No
     ],
     ids=lambda text: ascii(text[:9]),
 )
-def test_other_threads_go_on_while_long_texts_are_read(text: str) -> None:
+def test_other_threads_run_while_long_texts_are_read(text: str) -> None:
     stdout = f"App mail: 1\nApp drive: 0\n{text}App x: 0\n{JUDGE}\n"
     read = lambda: graded(stdout, wrote(text, shown=[text]))  # noqa: E731
     assert any(longest_hold_s(read) < 0.2 for _ in range(3))

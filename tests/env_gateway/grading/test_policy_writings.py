@@ -53,7 +53,7 @@ async def test_a_forged_judges_error_leaves_the_zero_after_one_run_and_is_counte
     assert codec.encode_grade(grade).suspicion == JUDGED
 
 
-async def test_a_judges_error_that_nobody_wrote_is_repeated_and_leaves_no_grade() -> None:
+async def test_a_judges_error_that_no_policy_wrote_is_repeated_and_leaves_no_grade() -> None:
     grader = FakeGrader()
     grader.executions.extend([Execution(result=0, stdout=f"{JUDGED}\n")] * 9)
     twice = {"unsafe_local_verifiers": True, "attempts": 2}

@@ -179,7 +179,7 @@ def test_what_is_not_known_is_no_grade(execution: Execution, reason: NoGradeReas
     assert grade.is_known == (reason is None)
 
 
-async def test_each_way_to_have_no_grade_is_told_apart() -> None:
+async def test_each_way_to_have_no_grade_is_distinguished() -> None:
     backend = FakeBackend()
     async with running(backend) as gateway:
         lost = await opened(gateway, open_spec(0))
@@ -198,7 +198,7 @@ async def test_each_way_to_have_no_grade_is_told_apart() -> None:
     ]
 
 
-async def test_a_backend_that_loses_the_instance_while_grading_is_told_apart() -> None:
+async def test_a_backend_that_loses_the_instance_while_grading_is_distinguished() -> None:
     backend = FakeBackend()
     async with running(backend) as gateway:
         session = await opened(gateway)

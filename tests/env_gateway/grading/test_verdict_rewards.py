@@ -39,7 +39,7 @@ def test_a_reward_is_known_exactly_when_the_result_is_a_number_within_bounds(res
 @pytest.mark.parametrize(
     "result", [1e308, -1e308, 1.0000001e6, 10**400, -(2**63), float("nan"), float("-inf")]
 )
-def test_a_reward_that_would_overflow_a_mean_is_no_grade_and_says_so(result: float) -> None:
+def test_a_reward_that_would_overflow_a_mean_is_no_grade_and_is_reported(result: float) -> None:
     grade = judge_execution(Execution(result=result), attempts=1)
     assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
     assert "a reward is a number from -1e+06 to 1e+06, and 1 is a pass" in grade.detail

@@ -68,7 +68,7 @@ def test_it_stays_between_one_and_its_ceiling() -> None:
     assert 1 <= limit.limit <= 8
 
 
-def test_success_far_below_the_limit_says_nothing_about_it() -> None:
+def test_success_far_below_the_limit_does_not_count() -> None:
     limit = AdaptiveLimit(start=10, ceiling=100)
     for _ in range(100):
         limit.begin_request()
@@ -147,7 +147,7 @@ def test_one_probe_decides_whether_it_closes() -> None:
     assert probed.allows_request(12.0)
 
 
-def test_a_probe_that_says_nothing_lets_another_through() -> None:
+def test_a_probe_without_a_result_lets_another_through() -> None:
     probed = breaker()
     run(probed, [True] * 20)
     probed.end_request(probed.begin_request(5.0), failed=None, now=5.1)

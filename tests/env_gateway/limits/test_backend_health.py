@@ -40,7 +40,7 @@ def test_kinds_of_requests_are_remembered_up_to_a_number() -> None:
     assert times.usual_seconds("tool-0") == 45.0
 
 
-def test_silence_counts_from_the_usual_time_on_whoever_ends_it() -> None:
+def test_silence_counts_from_the_usual_time_on_for_any_end() -> None:
     observer = RequestObserver(usual())
     observer.observe_answer("look", "i1", 1.0)
     timeout = error("timeout")
@@ -56,7 +56,7 @@ def test_a_backend_that_has_answered_nothing_is_waited_for_longest() -> None:
     assert observer.observe_silence("look", "i1", 45.0) is HealthEvidence.SILENT
 
 
-def test_what_a_backend_answers_is_told_apart() -> None:
+def test_what_a_backend_answers_is_distinguished() -> None:
     observer = RequestObserver(usual())
     assert (
         observer.observe_failure(error("throttled"), "look", "i1", 0.1) is HealthEvidence.THROTTLED

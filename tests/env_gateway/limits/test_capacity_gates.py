@@ -89,7 +89,7 @@ async def _pass(at: Gate) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whoever_is_cancelled_when_no_place_is_lost(seed: int) -> None:
+async def test_any_caller_may_be_cancelled_and_no_place_is_lost(seed: int) -> None:
     rng = random.Random(seed)
     one = gate(limit=3, open_s=0.002)
 
@@ -216,7 +216,7 @@ async def test_an_instance_out_of_reach_that_still_runs_is_tried_on() -> None:
         assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 8)
 
 
-async def test_failures_that_are_not_in_a_row_are_no_reason_to_ask() -> None:
+async def test_failures_that_are_not_in_a_row_are_no_reason_to_query() -> None:
     backend = FakeBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)

@@ -60,14 +60,14 @@ def test_thousandths_become_pixels() -> None:
     }
 
 
-def test_a_policy_of_thousandths_is_told_of_a_screen_of_a_thousand() -> None:
+def test_a_policy_of_thousandths_sees_a_screen_of_a_thousand() -> None:
     reported = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).describe_tool(COMPUTER)
     assert "1000x1000" in reported.description and "1280" not in reported.description
     assert "x from 0 to 999" in reported.description
     assert "1000x1000" in reported.input_schema_json
 
 
-def test_a_policy_of_pixels_is_told_the_tool_as_it_is() -> None:
+def test_a_policy_of_pixels_sees_the_unchanged_tool() -> None:
     assert Screen(ScreenConfig(), COMPUTER, keep_unscaled).describe_tool(COMPUTER) is COMPUTER
 
 
@@ -80,7 +80,7 @@ def test_a_policy_that_sees_a_smaller_picture_points_into_that() -> None:
 @pytest.mark.parametrize(
     "point", [[1000, 0], [0, -1], [0], [1, 2, 3], "5,5", {"x": 1}, [True, 1], ["1", "2"], [None, 1]]
 )
-def test_a_point_beside_the_screen_is_told_to_the_policy(point: object) -> None:
+def test_a_point_beside_the_screen_is_reported_to_the_policy(point: object) -> None:
     with pytest.raises(TaskError, match="coordinate"):
         Screen(THOUSANDTHS, COMPUTER, keep_unscaled).to_pixels({"coordinate": point})
 
@@ -114,7 +114,7 @@ async def test_a_picture_that_fits_is_passed_on_byte_for_byte() -> None:
     assert shown is jpeg
 
 
-async def test_a_picture_that_cannot_be_read_is_said_to_be_so() -> None:
+async def test_a_picture_that_cannot_be_read_is_reported() -> None:
     screen = Screen(ScreenConfig(max_side=64), COMPUTER, scale_image)
     broken = [
         make_media(b"not a picture", "image/png"),
@@ -132,7 +132,7 @@ def test_a_picture_in_json_text_is_a_picture() -> None:
         assert isinstance(part, Media) and (part.data, part.width, part.height) == (data, 10, 20)
 
 
-def test_a_screenshot_that_failed_is_said_to_have_failed() -> None:
+def test_a_screenshot_that_failed_is_reported_as_failed() -> None:
     for value in (None, "", "%%%"):
         part = decode_embedded_image(Text(json.dumps({"base64_image": value})))
         assert isinstance(part, Text) and part.text.startswith("Screenshot capture failed")

@@ -44,7 +44,7 @@ def test_an_unknown_modality_is_refused() -> None:
         parse_task(task_json(task_modality="smell"))
 
 
-def test_the_final_answer_can_be_submitted_where_the_prompt_asks_for_it() -> None:
+def test_the_final_answer_can_be_submitted_where_the_prompt_requests_it() -> None:
     assert names(prompt=PROMPT) == ["search", "book", "submit_final_answer"]
 
 
@@ -114,7 +114,7 @@ async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -
     assert grader.seen[0].arguments == {"final_answer": "43"}
 
 
-async def test_a_malformed_answer_is_told_to_the_policy() -> None:
+async def test_a_malformed_answer_is_reported_to_the_policy() -> None:
     async with running(FakeBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         answer, _ = await gateway.call_tool(
@@ -141,7 +141,7 @@ async def test_a_backends_own_grade_is_taken_before_any_verifier() -> None:
     assert (grade.reward, grader.seen) == (0.25, [])
 
 
-async def test_a_backends_own_grade_that_fails_is_asked_for_again_and_never_zero() -> None:
+async def test_a_backends_own_grade_that_fails_is_requested_again_and_never_zero() -> None:
     backend = FakeBackend()
     backend.own_grade = Execution(error="502 from the verifier service", retryable=True)
     async with running(backend, verifiers={"attempts": 2}) as gateway:

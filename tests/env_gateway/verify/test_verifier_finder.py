@@ -41,7 +41,7 @@ async def test_a_long_source_is_parsed_in_another_process_and_once() -> None:
     ],
     ids=lambda value: repr(value)[:12],
 )
-async def test_a_source_that_is_no_verifier_is_told(source: str, message: str) -> None:
+async def test_a_source_that_is_no_verifier_is_reported(source: str, message: str) -> None:
     for _ in range(2):
         with pytest.raises(VerifierError, match=message):
             await VerifierFinder().find_function(source)

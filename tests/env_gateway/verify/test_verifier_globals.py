@@ -177,7 +177,7 @@ def verify(env):
     assert execution.result == 60_000, execution
 
 
-async def test_what_a_verifier_raises_is_told_with_its_line_and_the_worker_goes_on() -> None:
+async def test_what_a_verifier_raises_is_reported_with_its_line_and_the_worker_continues() -> None:
     raising = "def verify(env):\n    print('before')\n    raise SystemExit('no')\n"
     async with pool() as workers:
         execution = await run(workers, raising)
@@ -265,7 +265,7 @@ def test_unlisted_changes_fail_and_name_the_row(dbs: Any) -> None:
     diff.expect_exactly([INSERTED, MODIFIED, DELETED])
 
 
-def test_a_change_that_did_not_happen_fails_only_when_exactness_is_asked(dbs: Any) -> None:
+def test_a_change_that_did_not_happen_fails_only_when_exactness_is_required(dbs: Any) -> None:
     more = [INSERTED, MODIFIED, DELETED, INSERTED | {"pk": 4}]
     diff = dbs["seed"].diff(dbs["current"])
     diff.expect_only_v2(more)
@@ -355,7 +355,7 @@ def test_a_line_that_would_build_too_much_is_refused_unbuilt(line: bytes) -> Non
     assert time.process_time() - began < 0.2
 
 
-def test_a_sandbox_says_only_so_much_and_asks_only_so_often() -> None:
+def test_a_sandbox_writes_only_so_much_and_queries_only_so_often() -> None:
     budget = MessageBudget()
     with pytest.raises(ProtocolError, match="more than 16777216 bytes"):
         for _ in range(5):

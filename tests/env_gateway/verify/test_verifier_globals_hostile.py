@@ -69,7 +69,7 @@ async def executed(source: str, change: str = "", **arguments: str) -> Execution
         await pool.close()
 
 
-async def test_stored_octets_that_are_no_text_are_read_and_told_apart() -> None:
+async def test_stored_octets_that_are_no_text_are_read_and_distinguished() -> None:
     source = """
 def verify(env):
     texts = [row["text"] for row in env.db().table("notes").all()]

@@ -53,7 +53,7 @@ async def test_without_bubblewrap_a_verifier_is_refused_and_both_fixes_are_named
     assert "env_gateway.verifiers.unsafe_local_verifiers = true" in execution.error
 
 
-async def test_what_bubblewrap_says_of_a_kernel_that_forbids_it_is_passed_on(
+async def test_bubblewraps_message_on_a_kernel_that_forbids_it_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_bubblewrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
@@ -102,7 +102,7 @@ async def test_verifiers_that_run_at_once_have_a_process_each_and_leave_none() -
     assert not list(with_argument(str(memory)))
 
 
-def test_settings_that_forbid_sandboxes_are_told(
+def test_settings_that_forbid_sandboxes_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def setting(name: str) -> str:

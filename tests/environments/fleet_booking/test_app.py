@@ -61,7 +61,7 @@ def test_the_data_is_whole(site: Instance) -> None:
     db.close()
 
 
-def test_every_tool_says_what_it_does_and_what_may_be_retried(site: Instance) -> None:
+def test_every_tool_describes_what_it_does_and_what_may_be_retried(site: Instance) -> None:
     specs = {spec.name: spec for spec in site.tools()}
     assert all(spec.description for spec in specs.values())
     writes = {name for name, spec in specs.items() if not spec.read_only}
@@ -141,7 +141,7 @@ def test_a_preview_holds_a_price_and_books_nothing(site: Instance) -> None:
 @pytest.mark.parametrize(
     ("hotel", "kept"), [(8800, 0.0), (5652, 0.5)], ids=["flexible", "moderate and near"]
 )
-def test_cancelling_keeps_what_the_policy_says(site: Instance, hotel: int, kept: float) -> None:
+def test_cancelling_keeps_what_the_policy_states(site: Instance, hotel: int, kept: float) -> None:
     near = {"check_in_date": "2026-01-04", "check_out_date": "2026-01-05"}
     room = site.call("check_availability", {"hotel_id": hotel, **near})[0]
     booking = book(site, room_id=room["id"], **near)
@@ -155,7 +155,7 @@ def test_cancelling_keeps_what_the_policy_says(site: Instance, hotel: int, kept:
         site.call("cancel_booking", {"booking_id": booking})
 
 
-def test_a_changed_stay_is_priced_anew_and_may_use_its_own_room(site: Instance) -> None:
+def test_a_changed_stay_is_priced_again_and_may_use_its_own_room(site: Instance) -> None:
     booking = book(site, room_count=6, adults=6)
     changed = site.call("modify_booking", {"booking_id": booking, "check_out_date": "2026-05-06"})
     assert changed["base_price"] == 84 * 2 * 6

@@ -104,7 +104,7 @@ def test_every_task_loads_in_both_loaders() -> None:
 
 
 @each_task
-def test_an_untouched_state_fails_with_a_reason_as_fleets_engine_says(
+def test_an_untouched_state_fails_with_a_reason_as_in_fleets_engine(
     short: str, tmp_path: Path
 ) -> None:
     instance = open_task(TASKS[short])

@@ -247,7 +247,7 @@ async def test_many_episodes_at_once_get_their_own_grades(url: str) -> None:
     assert counted["most_in_flight"]["verifiers"] > 2
 
 
-def test_a_key_is_asked_for_and_the_runner_asks_for_its_token(guarded: httpx.Client) -> None:
+def test_a_key_is_required_and_the_runner_requires_its_token(guarded: httpx.Client) -> None:
     for path in ("/v1/env/", "/v1/account", "/_emulator/counters", "/x/mcp"):
         wrong = guarded.get(path, headers={"authorization": "Bearer guess"})
         assert wrong.status_code == 401

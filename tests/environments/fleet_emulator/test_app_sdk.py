@@ -212,7 +212,7 @@ async def test_a_refused_instance_raises_the_sdks_own_error(
     assert message in str(raised.value)
 
 
-async def test_the_instance_limit_is_told_with_its_numbers(fleet: Any) -> None:
+async def test_the_instance_limit_is_reported_with_its_numbers(fleet: Any) -> None:
     for _ in range(20):
         await settled(fleet.make("shop"))
     with pytest.raises(ERRORS) as raised:

@@ -105,7 +105,7 @@ def test_a_fault_with_a_wrong_field_is_refused(wrong: dict[str, Any]) -> None:
         ("GET", "/favicon.ico", b"", "other"),
     ],
 )
-def test_requests_are_told_apart(method: str, path: str, body: bytes, name: str) -> None:
+def test_requests_are_distinguished(method: str, path: str, body: bytes, name: str) -> None:
     assert classify_request(method, path, body) == name
 
 
@@ -116,7 +116,7 @@ def test_addresses_name_their_instance() -> None:
     assert [mcp_endpoint(path) for path in paths[:3]] == ["mcp", "api/v1/mcp", None]
 
 
-def test_creates_fail_as_told_and_leave_nothing(http: httpx.Client) -> None:
+def test_creates_fail_as_requested_and_leave_nothing(http: httpx.Client) -> None:
     before = counters(http)["instances"]["created"]
     detail = {"detail": {"error": "seed_placement_failed", "message": "x", "retryable": True}}
     replies = [{"status": 429, "body": detail, "retry_after": 1.5}, {"status": 503}]
@@ -191,7 +191,7 @@ async def test_only_so_many_tool_calls_are_served_at_once(http: httpx.Client, ur
     assert counted["most_in_flight"]["mcp"] == 8
 
 
-def test_verifier_executions_end_as_told(http: httpx.Client) -> None:
+def test_verifier_executions_end_as_requested(http: httpx.Client) -> None:
     instance_id = booking(http)["instance_id"]
     code = "def verify(env):\n    return 1"
     kinds = [{"kind": "failed", "message": "boom"}, {"kind": "judge_error"}, {"kind": "no_result"}]

@@ -105,7 +105,7 @@ async def test_tasks_are_listed_without_their_solutions(url: str) -> None:
             assert answer.status == 400
 
 
-async def test_a_server_with_a_token_asks_for_it() -> None:
+async def test_a_server_with_a_token_requires_it() -> None:
     with serving("booking", "--openenv", FLOTILLA_ENV_TOKEN="secret") as (_, address):
         async with aiohttp.ClientSession() as http:
             async with http.get(f"{address}/schema") as answer:

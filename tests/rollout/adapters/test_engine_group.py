@@ -136,7 +136,7 @@ async def test_a_turn_that_gets_no_slot_in_its_time_is_empty() -> None:
     await turns[0]
 
 
-async def test_weights_reach_every_engine_and_the_oldest_policy_is_told() -> None:
+async def test_weights_reach_every_engine_and_the_oldest_policy_is_reported() -> None:
     engines = [Engine(), Engine()]
     group = grouped(engines)
     engines[1].policy = NEW
@@ -167,7 +167,7 @@ async def test_a_canary_is_scored_by_all_and_refused_where_they_differ() -> None
             await group.compute_logprobs(PROMPT)
 
 
-async def test_the_first_death_is_told_with_its_engine() -> None:
+async def test_the_first_death_is_reported_with_its_engine() -> None:
     engines = [Engine(), Engine()]
     group = grouped(engines)
     engines[1].dead.set_result("it has ended")
@@ -176,7 +176,7 @@ async def test_the_first_death_is_told_with_its_engine() -> None:
     assert all(engine.closed for engine in engines)
 
 
-async def test_every_engine_is_burnt_in_and_the_shortest_answer_tells() -> None:
+async def test_every_engine_is_burnt_in_and_the_shortest_answer_decides() -> None:
     engines = [Engine(), Engine()]
     engines[1].reach = 3
     group = EngineGroup(engines, max_num_seqs=1, dtype="float32")

@@ -62,7 +62,7 @@ def check_parser() -> None:
     assert len(str(caught.value).splitlines()[1:]) == len({name for name, _, _ in REFUSED})
 
 
-def test_a_value_is_taken_or_refused_as_the_parser_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_taken_or_refused_as_the_parser_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_arguments, "_make_parser", make_parser)
     check_parser()
 
@@ -79,7 +79,7 @@ def test_options_are_left_unchecked_where_vllm_is_not_installed(
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.filterwarnings("default")
-def test_vllms_own_parser_is_asked_and_knows_all_that_is_refused() -> None:
+def test_vllms_own_parser_is_used_and_knows_all_that_is_refused() -> None:
     set_environment(EngineConfig(device="cpu"), local=True)
     check_parser()
     compiled = parse_arguments({"compilation_config": {"mode": 0}})["compilation_config"]

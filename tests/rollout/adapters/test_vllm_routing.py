@@ -109,7 +109,7 @@ def test_what_a_request_chose_is_read_once_it_has_ended(worker: Worker) -> None:
     assert len(worker.begun) == 1
 
 
-def test_it_is_read_of_one_whose_end_has_not_been_told_yet(worker: Worker) -> None:
+def test_it_is_read_of_one_whose_end_has_not_been_reported_yet(worker: Worker) -> None:
     worker.requests["a-01"] = make_request([0, 1], start=3)
     worker.compute([0, 1, 2, 3], 5)
     assert worker.first_choices("a") == [5]
@@ -137,7 +137,7 @@ def test_a_copied_block_takes_its_experts_along(worker: Worker) -> None:
     assert worker.first_choices("a") == [11, 11]
 
 
-def test_records_that_nobody_fetches_are_forgotten(worker: Worker) -> None:
+def test_records_that_no_request_fetches_are_forgotten(worker: Worker) -> None:
     for index in range(3):
         worker.requests[f"r{index}-01"] = make_request([index])
         worker.begin_step(finished_req_ids={f"r{index}-01"})
@@ -145,7 +145,7 @@ def test_records_that_nobody_fetches_are_forgotten(worker: Worker) -> None:
     assert [worker.first_choices(f"r{index}") is None for index in range(3)] == [True, False, False]
 
 
-def test_a_request_that_asks_for_none_is_not_recorded(worker: Worker) -> None:
+def test_a_request_for_none_is_not_recorded(worker: Worker) -> None:
     worker.requests["a-01"] = make_request([0], wanted=False)
     worker.begin_step(finished_req_ids={"a-01"})
     assert worker.first_choices("a") is None

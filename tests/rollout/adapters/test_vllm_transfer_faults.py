@@ -57,7 +57,7 @@ async def two_engines(
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_an_engine_that_fails_as_it_receives_is_dead_and_the_other_goes_on(
+async def test_an_engine_that_fails_as_it_receives_is_dead_and_the_other_continues(
     engine_folder: Path, tmp_path: Path, how: str
 ) -> None:
     async with two_engines(engine_folder, tmp_path) as (other, victim, core):

@@ -40,7 +40,7 @@ def test_a_model_is_refused_with_the_message_on_the_page(refusal: Refusal) -> No
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda each: each.models)
-def test_a_refused_model_is_played_in_full_where_the_page_says_so(refusal: Refusal) -> None:
+def test_a_refused_model_is_played_in_full_where_the_page_states_so(refusal: Refusal) -> None:
     if refusal.plays_full:
         _rehearse(refusal, "full")
         return

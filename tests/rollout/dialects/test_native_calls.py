@@ -78,7 +78,7 @@ def test_a_turn_that_the_next_role_ends_is_no_part_of_the_call_before_it() -> No
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_thinking_stays_in_a_tool_cycle_where_the_page_says_so(name: str) -> None:
+def test_thinking_stays_in_a_tool_cycle_where_the_page_states_so(name: str) -> None:
     """Two thinking turns, token by token, equal the template's rendering of both."""
     stage = stage_of(name)
     if not stage.family.drops_thinking:

@@ -29,7 +29,7 @@ def test_the_dialects_of_the_tiny_policy_hold() -> None:
         rehearse_dialect(dialect(name), tokenizer())
 
 
-def test_calls_that_a_template_writes_and_nobody_reads_are_refused() -> None:
+def test_calls_that_a_template_writes_and_no_reader_reads_are_refused() -> None:
     strange = tokenizer_with(calls_in(STRANGE_CALLS))
     with pytest.raises(TemplateError) as refused:
         rehearse_dialect(TemplateDialect(strange), strange)
@@ -145,7 +145,7 @@ def test_the_retention_of_a_renderer_has_one_key() -> None:
         choose_dialect("", tokenizer(), DialectConfig.model_validate(opposed))
 
 
-def test_a_token_that_closes_a_conversation_is_no_part_of_one_that_goes_on() -> None:
+def test_a_token_that_closes_a_conversation_is_no_part_of_one_that_continues() -> None:
     closed = tokenizer_with(CLOSED)
     [end] = closed.encode("<|im_end|>")
     for also in ((), closed.encode("<|endoftext|>")):

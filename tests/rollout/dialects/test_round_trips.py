@@ -68,7 +68,7 @@ def test_a_call_that_is_written_is_read_as_it_was(name: str, call: tuple[str, An
     # A text that ends its argument and begins another reads as two arguments.
     assume(not stage.family.refused or not _BORDER.search(str(call[1])))
     # Some vocabularies write a space and U+2581 by one token.
-    assume("\u2581" not in str(call[1]) or _tells_from_space(stage, "\u2581"))
+    assume("\u2581" not in str(call[1]) or _differs_from_space(stage, "\u2581"))
     _, turn = stage.play(Case("any", (call,)))
     # Arguments that cannot be distinguished from the structure around them are refused.
     if turn.items and not executed(turn) and stage.family.refused:
@@ -89,5 +89,5 @@ def test_an_answer_follows_a_turn_as_if_all_were_rendered_at_once(name: str, ans
     assert whole[-len(follows) :] == follows
 
 
-def _tells_from_space(stage: Stage, text: str) -> bool:
+def _differs_from_space(stage: Stage, text: str) -> bool:
     return stage.tokenizer.decode(stage.tokenizer.encode(text)).strip() == text

@@ -158,7 +158,7 @@ def test_a_malformed_call_does_not_hide_the_next_one() -> None:
         ('{"name": "a", "arguments": {"x": "cut', "not valid JSON"),
     ],
 )
-def test_malformed_calls_become_errors_that_say_what_is_wrong(body: str, message: str) -> None:
+def test_malformed_calls_become_errors_that_name_what_is_wrong(body: str, message: str) -> None:
     (error,) = errors(parse_turn(f"<tool_call>{body}</tool_call>"))
     assert message in error
     assert len(error) < 200

@@ -145,7 +145,7 @@ def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
         TemplateDialect(tokenizer_with(chatml(flood)))
 
 
-def test_a_template_that_raises_a_flood_of_text_is_told_in_few_words() -> None:
+def test_a_template_that_raises_a_flood_of_text_is_reported_in_few_words() -> None:
     flood = "{{- raise_exception('x' * 5000000) }}"
     with pytest.raises(TemplateError, match="xxx") as refused:
         TEMPLATES.render_template(conversations=[[]], chat_template=flood)
@@ -160,7 +160,7 @@ def test_half_a_character_reaches_the_template_and_comes_back() -> None:
     assert "a\ud83dz\u2028" in text
 
 
-def test_a_child_that_somebody_killed_is_no_fault_of_the_template() -> None:
+def test_a_child_that_was_killed_from_outside_is_no_fault_of_the_template() -> None:
     tokenizer = tokenizer_with(chatml(""))
     user = [{"role": "user", "content": "Find it"}]
     before = tokenizer.apply_chat_template(user, None, True)

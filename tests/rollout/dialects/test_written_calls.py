@@ -106,7 +106,7 @@ def test_an_argument_that_is_no_json_and_may_be_no_text_is_refused() -> None:
     assert read(text, KEYED) == 'argument "limit" of a tool call is not valid JSON: Expecting value'
 
 
-def test_a_block_may_hold_several_calls_where_the_form_says_so() -> None:
+def test_a_block_may_hold_several_calls_where_the_form_allows_it() -> None:
     text = '<invoke name="list_open"></invoke>\n<invoke name="list_open"></invoke>'
     assert read_block(text, INVOKES, TOOLS) == [ToolCall("list_open", "{}")] * 2
 

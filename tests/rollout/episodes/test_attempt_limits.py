@@ -63,7 +63,7 @@ async def test_one_call_more_than_allowed_is_not_made_and_ends_the_attempt() -> 
 
 
 @pytest.mark.parametrize(("allowed", "turns"), [(0, 1), (1, 2)])
-async def test_malformed_calls_are_told_so_often_and_one_more_is_the_end(
+async def test_malformed_calls_are_reported_so_often_and_one_more_is_the_end(
     allowed: int, turns: int
 ) -> None:
     environment = FakeEnvironment()
@@ -77,7 +77,7 @@ async def test_malformed_calls_are_told_so_often_and_one_more_is_the_end(
     ("side", "starts", "ends"),
     [("tail", True, False), ("head", False, True), ("middle", True, True)],
 )
-async def test_a_long_answer_is_cut_and_says_by_how_much(
+async def test_a_long_answer_is_cut_and_states_by_how_much(
     side: str, starts: bool, ends: bool
 ) -> None:
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (LONG,)))
@@ -146,7 +146,7 @@ async def test_no_answer_takes_more_than_its_tokens(answer: str) -> None:
     assert "\ufffd" not in text_of(trajectory)
 
 
-async def test_a_cut_turn_goes_on_without_a_token_between_and_is_read_whole() -> None:
+async def test_a_cut_turn_continues_without_a_token_between_and_is_read_whole() -> None:
     environment = FakeEnvironment()
     trajectory = await play(
         [LOOK, "It is 1. <done>"], environment, max_generate_length=7, continue_turns=True
@@ -164,7 +164,7 @@ async def test_a_cut_turn_goes_on_without_a_token_between_and_is_read_whole() ->
     assert roles == ["user", "assistant", "tool", "assistant"]
 
 
-async def test_a_turn_that_goes_on_and_on_ends_with_its_tokens() -> None:
+async def test_a_turn_that_continues_for_ever_ends_with_its_tokens() -> None:
     limits: dict[str, Any] = {"max_generate_length": 7, "continue_turns": True}
     sampled = await play([LONG], None, sampled_tokens=28, **limits)
     assert (sampled.stop_reason, sampled.policy_tokens) == (StopReason.MAX_SAMPLED_TOKENS, 28)
@@ -177,7 +177,7 @@ async def test_a_turn_that_goes_on_and_on_ends_with_its_tokens() -> None:
     assert len(room.sequences[0].token_ids) == 200
 
 
-async def test_every_turn_has_its_tokens_anew() -> None:
+async def test_every_turn_has_its_own_tokens() -> None:
     tokens = max(len(tokenizer().encode(text)) for text in (LOOK, "It is 1. <done>")) + 1
     trajectory = await play(
         [LOOK, LOOK, "It is 1. <done>"],

@@ -160,7 +160,7 @@ async def test_a_turn_without_a_call_is_the_answer() -> None:
     assert environment.episodes[0].grades[0][0] == "Hello."
 
 
-async def test_with_finish_done_a_turn_without_a_call_is_told_so() -> None:
+async def test_with_finish_done_a_turn_without_a_call_is_reported() -> None:
     chosen = choose_dialect("", tokenizer(), DialectConfig(name="template", finish="done"))
     fake = engine(turns("Hello.", "It is 4.<done>"))
     environment = FakeEnvironment()
@@ -171,7 +171,7 @@ async def test_with_finish_done_a_turn_without_a_call_is_told_so() -> None:
     assert environment.episodes[0].grades[0][0] == "It is 4."
 
 
-async def test_a_policy_that_was_told_how_to_end_is_told_of_a_turn_without_a_call() -> None:
+async def test_a_policy_that_knows_how_to_end_is_notified_of_a_turn_without_a_call() -> None:
     full = await runner(FakeEnvironment(), ["Hello.", "<done>"], name="full").run_attempt(attempt())
     assert "No tool call found. Use <tool_call>" in text(full)
 
@@ -203,7 +203,7 @@ async def test_a_turn_cut_without_a_complete_call_ends_the_episode() -> None:
     assert len(trajectory.sequences[0].logprobs) == 5
 
 
-async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
+async def test_a_turn_cut_behind_a_complete_call_continues() -> None:
     length = len(tokenizer().encode(LOOK))
     trajectory = await runner(
         FakeEnvironment(), [LOOK + " and more", "<done>"], max_generate_length=length

@@ -39,7 +39,7 @@ async def test_what_is_handed_over_is_the_text_behind_the_thinking(
     assert environment.episodes[0].grades[0][0] == answer
 
 
-async def test_a_turn_that_was_cut_is_told_apart_and_checked_as_far_as_it_went() -> None:
+async def test_a_turn_that_was_cut_is_distinguished_and_checked_as_far_as_it_went() -> None:
     environment = FakeEnvironment(tools=())
     cut = tokenizer().encode(TEXT)[:-1]
     trajectory = await runner(environment, [TEXT], max_generate_length=len(cut)).run_attempt(
@@ -50,7 +50,7 @@ async def test_a_turn_that_was_cut_is_told_apart_and_checked_as_far_as_it_went()
     assert environment.episodes[0].grades[0][0] == tokenizer().decode(cut).strip()
 
 
-async def test_a_call_of_a_tool_that_nobody_offered_is_not_made() -> None:
+async def test_a_call_of_a_tool_that_was_not_offered_is_not_made() -> None:
     environment = FakeEnvironment(tools=())
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>#### 4'
     trajectory = await runner(environment, [call]).run_attempt(attempt())
@@ -66,7 +66,7 @@ def test_a_prompt_without_tools_speaks_of_none() -> None:
     assert texts == ["<|im_start|>user\nFind it.<|im_end|>\n<|im_start|>assistant\n"] * 2
 
 
-def test_a_prompt_without_tools_still_says_what_the_environment_knows() -> None:
+def test_a_prompt_without_tools_still_contains_what_the_environment_knows() -> None:
     reported = system_text(PromptFacts("Find it.", "2026-02-14", {"LOGGED_IN_NAME": "Ada"}), [])
     assert reported.startswith("## Current Date\nToday is 2026-02-14.")
     assert reported.endswith("- Logged in as: Ada")

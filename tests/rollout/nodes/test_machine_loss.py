@@ -136,7 +136,7 @@ async def test_a_machine_joins_the_next_head_when_one_is_killed_and_leaves_nothi
     assert left_of(tmp_path / "machine") == []
 
 
-async def test_a_machine_with_another_token_is_refused_and_the_replica_says_who_is_missing(
+async def test_a_machine_with_another_token_is_refused_and_the_replica_names_who_is_missing(
     model: Path, tmp_path: Path
 ) -> None:
     async with head(tmp_path, model, config_of(join_s=30.0)) as rollout:

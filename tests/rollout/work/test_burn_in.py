@@ -150,7 +150,7 @@ async def test_an_answer_that_time_cuts_names_the_time_and_the_length() -> None:
     )
 
 
-async def test_an_answer_that_cannot_be_used_is_told_as_the_engine_tells_it() -> None:
+async def test_an_answer_that_cannot_be_used_is_reported_in_the_engines_words() -> None:
     message = await refused(config(), fails=EngineError("a logprob that is no number"))
     assert message.endswith("failed: a logprob that is no number")
 

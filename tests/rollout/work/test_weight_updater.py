@@ -153,7 +153,7 @@ async def test_weights_over_grpc_are_resumed_where_the_stream_broke(tmp_path: Pa
         assert weights.offsets == [0, 4000, 8000]
 
 
-async def test_weights_are_kept_for_the_next_while_the_learner_asks_for_it(tmp_path: Path) -> None:
+async def test_weights_are_kept_for_the_next_while_the_learner_requests_it(tmp_path: Path) -> None:
     kept: list[bool] = []
     async with following(tmp_path, FakeLearner()) as it:
         for version, keep in enumerate((True, True, False, False)):
@@ -302,7 +302,7 @@ async def test_an_engine_that_does_not_answer_the_canary_ends_the_worker(tmp_pat
         assert it.outcomes() == [(1, "ENGINE_FAILED")]
 
 
-async def test_a_dtype_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+async def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     update = publication(tmp_path / "v1", 1)
     update.manifest.tensors[0].dtype = "F32"
     row = update.manifest.tensors[0]

@@ -227,7 +227,7 @@ async def test_a_lost_episode_fails_alone() -> None:
         assert "EPISODE_LOST" in failures[0].header.detail
 
 
-async def test_a_refused_task_is_a_failure_that_says_why() -> None:
+async def test_a_refused_task_is_a_failure_with_its_reason() -> None:
     error = refuse(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT")
     gateway = FakeGateway(refuse_open=error)
     async with setup(learner_with(lease(attempts=1, max_tries=1)), gateway) as it:

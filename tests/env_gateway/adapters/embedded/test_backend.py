@@ -23,7 +23,7 @@ async def test_the_oracle_passes_and_doing_nothing_fails(env_key: str) -> None:
             assert await reward_of(gateway, task, act=False, attempt=2 * index + 1) == 0.0
 
 
-async def test_a_tool_that_refuses_tells_the_policy_why() -> None:
+async def test_a_tool_that_refuses_gives_the_policy_the_reason() -> None:
     async with embedded_gateway() as gateway:
         task = make_task("booking", "train", 0)
         session = await opened(gateway, open_spec(task=json.dumps(task)))

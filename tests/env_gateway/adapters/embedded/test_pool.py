@@ -130,7 +130,7 @@ async def test_a_worker_that_hangs_is_ended_and_another_takes_its_place() -> Non
         assert pid not in {worker.pid for worker in embedded.pool.workers}
 
 
-async def test_the_event_loop_goes_on_while_an_app_is_busy() -> None:
+async def test_the_event_loop_continues_while_an_app_is_busy() -> None:
     async with backend(workers=1) as embedded:
         busy = await instance(embedded, "busy")
         query = asyncio.create_task(_endless(busy))
@@ -170,7 +170,7 @@ async def test_what_is_not_json_is_refused_before_it_is_sent() -> None:
         assert await one.list_tools(timeout_s=5.0)
 
 
-async def test_an_answer_of_too_much_is_refused_and_its_worker_goes_on() -> None:
+async def test_an_answer_of_too_much_is_refused_and_its_worker_continues() -> None:
     counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000)"
     async with backend(workers=1) as embedded:
         one = await instance(embedded, "large")
@@ -183,7 +183,7 @@ async def test_an_answer_of_too_much_is_refused_and_its_worker_goes_on() -> None
         assert await one.list_tools(timeout_s=5.0)
 
 
-async def test_an_apps_own_fault_is_told_and_its_neighbours_go_on() -> None:
+async def test_an_apps_own_fault_is_reported_and_its_neighbours_continue() -> None:
     async with pool() as workers:
         worker = await workers.pick_worker(10.0)
         with pytest.raises(BackendError) as caught:

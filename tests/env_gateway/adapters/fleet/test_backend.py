@@ -66,7 +66,7 @@ def test_fleet_itself_is_the_default_and_needs_a_key(monkeypatch: pytest.MonkeyP
         fleet.build_fleet_backend(config, max_calls=1)
 
 
-async def test_an_instance_is_asked_for_as_the_task_says(emulator: Emulator) -> None:
+async def test_an_instance_is_requested_as_the_task_states(emulator: Emulator) -> None:
     async with fleet_bench(emulator, heartbeat_interval_s=90, region="us-east-1") as bench:
         made = make_task("booking", "train", 0)
         task = {
@@ -173,7 +173,7 @@ async def test_a_zero_of_an_instance_that_ended_meanwhile_is_no_grade(emulator: 
         assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST), grade
 
 
-async def test_a_proxy_that_fails_while_grading_is_asked_again(emulator: Emulator) -> None:
+async def test_a_proxy_that_fails_while_grading_is_retried(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await bench.open()
         await bench.solve(session)
@@ -198,7 +198,7 @@ async def test_a_runner_whose_gate_has_a_new_token_is_read_all_the_same(
         assert (await emulator.count())["requests"]["runner_token"] == 2
 
 
-async def test_where_runners_have_no_gate_that_is_asked_once(hasty: Emulator) -> None:
+async def test_where_runners_have_no_gate_that_is_queried_once(hasty: Emulator) -> None:
     async with fleet_bench(hasty, verify="local", heartbeat_interval_s=3600) as bench:
         sessions = [await bench.open(attempt) for attempt in range(3)]
         await bench.solve(sessions[0])

@@ -23,7 +23,7 @@ def unhealthy(*operations: str, **more: Any) -> dict[str, Any]:
     return {"on": operations, "rate": 1.0, "reply": {"status": 502}, **more}
 
 
-async def test_a_zero_is_no_grade_while_nobody_can_say_that_the_instance_ran(
+async def test_a_zero_is_no_grade_while_it_is_unknown_whether_the_instance_ran(
     emulator: Emulator,
 ) -> None:
     async with fleet_bench(emulator, section={"verifiers": {"timeout_s": 3.0}}) as bench:

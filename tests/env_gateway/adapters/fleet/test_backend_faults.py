@@ -33,7 +33,7 @@ async def failing_open(bench: Bench, **task: Any) -> str:
     return session.failure or ""
 
 
-async def test_a_creation_outlasts_what_fleet_says_will_pass(emulator: Emulator) -> None:
+async def test_a_creation_outlasts_what_fleet_calls_temporary(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         replies = [
             reply(429, TOO_MANY, retry_after=0.2),
@@ -186,7 +186,7 @@ async def test_an_instance_that_dies_during_a_call_is_lost_at_once(emulator: Emu
         assert (await bench.grade(session)).reason is NoGradeReason.INSTANCE_LOST
 
 
-async def test_an_address_that_says_404_of_a_running_instance_is_no_loss(
+async def test_an_address_that_answers_404_for_a_running_instance_is_no_loss(
     emulator: Emulator,
 ) -> None:
     async with fleet_bench(emulator) as bench:

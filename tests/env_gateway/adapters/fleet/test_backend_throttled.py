@@ -44,7 +44,7 @@ async def test_a_zero_that_was_found_is_only_confirmed_again(emulator: Emulator)
         assert (await emulator.count())["requests"]["execute_verifier"] == 1
 
 
-async def test_a_grade_that_is_refused_until_its_deadline_is_unknown_and_says_why(
+async def test_a_grade_that_is_refused_until_its_deadline_is_unknown_and_gives_the_reason(
     emulator: Emulator,
 ) -> None:
     async with fleet_bench(emulator) as bench:
@@ -65,7 +65,7 @@ async def test_a_verifier_here_waits_for_databases_that_are_refused(emulator: Em
         assert (grade.reward, grade.attempts) == (1.0, 1)
 
 
-async def test_no_more_grades_are_under_way_than_the_limit_says(emulator: Emulator) -> None:
+async def test_no_more_grades_are_under_way_than_the_limit(emulator: Emulator) -> None:
     limits = {"start_grading": 2, "max_grading": 4}
     async with fleet_bench(emulator, section={"limits": limits}) as bench:
         sessions = [await bench.open(attempt) for attempt in range(12)]

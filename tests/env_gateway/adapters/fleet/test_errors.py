@@ -36,7 +36,7 @@ def error(status: int, detail: Any, retry_after_s: float | None = None) -> HttpE
         (500, {"message": "the seed is corrupt", "retryable": False}),
     ],
 )
-def test_what_cannot_succeed_is_never_asked_again(status: int, detail: Any) -> None:
+def test_what_cannot_succeed_is_never_retried(status: int, detail: Any) -> None:
     assert classify_error(error(status, detail)).invalid
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_succeed_is_never_asked_again(status: int, detail: Any) -> N
         (400, '{"detail": "cut off \\"retryable\\": true, and then'),
     ],
 )
-def test_what_may_succeed_later_is_asked_again(status: int, detail: Any) -> None:
+def test_what_may_succeed_later_is_retried(status: int, detail: Any) -> None:
     judged = classify_error(error(status, detail))
     assert not judged.invalid and not judged.lost and judged.kind != "throttled"
 
@@ -74,7 +74,7 @@ def test_a_full_account_is_waited_for(status: int, detail: Any) -> None:
     assert (judged.kind, judged.invalid) == ("throttled", False)
 
 
-def test_a_throttled_request_says_how_long_to_wait() -> None:
+def test_a_throttled_request_states_how_long_to_wait() -> None:
     assert classify_error(error(429, "slow down", 7.5)).retry_after_s == 7.5
 
 
@@ -84,7 +84,7 @@ def test_a_refused_key_names_the_setting_that_mends_it() -> None:
     assert "env_gateway.backends.fleet.api_key_env" in str(judged)
 
 
-def test_an_error_is_told_in_fleets_own_words() -> None:
+def test_an_error_is_reported_in_fleets_own_words() -> None:
     assert str(classify_error(error(403, LIMIT))) == f"throttled: HTTP 403: {LIMIT['message']}"
     assert "502 Bad Gateway" in str(classify_error(error(502, BAD_GATEWAY)))
 

@@ -177,7 +177,7 @@ def test_no_beat_waits_for_a_round_of_others() -> None:
     in_virtual_time(two_minutes())
 
 
-def test_an_instance_of_which_nothing_is_confirmed_in_its_time_is_told_so() -> None:
+def test_an_instance_of_which_nothing_is_confirmed_in_its_time_is_reported() -> None:
     plane = Plane(0.1, refused=1.0)
 
     async def until_lost() -> None:
@@ -218,7 +218,7 @@ def test_beats_that_hang_do_not_hold_up_those_of_others() -> None:
     in_virtual_time(five_minutes())
 
 
-async def test_heartbeats_go_on_after_a_fault_of_ours() -> None:
+async def test_heartbeats_continue_after_a_fault_of_ours() -> None:
     class Broken:
         beats = 0
 
@@ -343,7 +343,7 @@ def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() 
     assert looked(alarms, 0, 62.0) == []
 
 
-async def test_a_gateway_tells_of_late_beats_at_once() -> None:
+async def test_a_gateway_reports_late_beats_at_once() -> None:
     class Beating(FakeBackend):
         late_count, beating_count, last_failure = 0, 4, "throttled: 429"
 

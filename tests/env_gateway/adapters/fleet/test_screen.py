@@ -84,7 +84,7 @@ async def test_a_task_for_tools_has_no_screen_and_a_joint_one_has_both(
         assert (await bench.grade(joint)).reward == 1.0
 
 
-async def test_a_screen_is_only_asked_for_where_it_is(emulator: Emulator) -> None:
+async def test_a_screen_is_only_requested_where_it_is(emulator: Emulator) -> None:
     """The aggregator is used even if the other address serves."""
     async with fleet_bench(emulator) as bench:
         down = {"on": ["mcp"], "endpoint": "mcp", "rate": 1.0}
@@ -93,7 +93,7 @@ async def test_a_screen_is_only_asked_for_where_it_is(emulator: Emulator) -> Non
         assert (await emulator.count())["injected"] == {}
 
 
-async def test_a_screen_that_shows_nothing_fails_the_open_and_says_so(emulator: Emulator) -> None:
+async def test_a_screen_that_shows_nothing_fails_the_open(emulator: Emulator) -> None:
     async with fleet_bench(emulator, section={"open_timeout_s": 0.8}) as bench:
         await emulator.faults(pictures="null")
         spec = open_spec(task=task(bench, "computer_use"))
@@ -102,7 +102,7 @@ async def test_a_screen_that_shows_nothing_fails_the_open_and_says_so(emulator: 
         assert "the first screenshot is no picture" in (session.failure or "")
 
 
-async def test_a_screen_that_shows_nothing_yet_is_asked_again(emulator: Emulator) -> None:
+async def test_a_screen_that_shows_nothing_yet_is_retried(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         await emulator.faults(pictures="null")
         opening = asyncio.create_task(open_screen(bench, "computer_use"))

@@ -102,7 +102,7 @@ async def test_an_instance_is_named_tagged_called_and_deleted(
     assert plane.running == {}
 
 
-async def test_what_a_tool_refuses_is_told_as_its_error(backend: FleetOpenEnvBackend) -> None:
+async def test_what_a_tool_refuses_is_reported_as_its_error(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend) as instance:
         result = await instance.call_tool("echo", {"value": {"error": "no room"}}, timeout_s=5.0)
         assert (result.parts, result.is_error) == ((Text("no room"),), True)
@@ -150,7 +150,7 @@ async def test_a_call_that_is_given_up_ends_the_process(backend: FleetOpenEnvBac
 
 
 @pytest.mark.parametrize("name", ["fail", "crash"])
-async def test_an_instance_that_has_ended_is_told_from_one_that_fails(
+async def test_an_instance_that_has_ended_is_distinguished_from_one_that_fails(
     backend: FleetOpenEnvBackend, plane: ControlPlane, name: str
 ) -> None:
     async with opened(backend) as instance:
@@ -254,7 +254,7 @@ async def test_what_is_never_ready_ends_at_the_deadline_and_is_deleted(
     assert plane.running == {}
 
 
-async def test_a_reset_that_fails_is_said_so(backend: FleetOpenEnvBackend) -> None:
+async def test_a_reset_that_fails_is_reported(backend: FleetOpenEnvBackend) -> None:
     instance = await backend.provision_instance(request(prompt="no tools"), timeout_s=5.0)
     with pytest.raises(BackendError, match="list_tools returned no tools"):
         await instance.list_tools(timeout_s=5.0)
@@ -271,7 +271,7 @@ async def test_an_instance_is_found_by_its_tag_alone(
     await instance.close(timeout_s=5.0)
 
 
-def test_without_the_fork_the_error_says_where_to_get_it(
+def test_without_the_fork_the_error_names_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENENV_FORK_PATH", raising=False)
@@ -281,7 +281,7 @@ def test_without_the_fork_the_error_says_where_to_get_it(
         build_fleet_openenv_backend(FleetOpenEnvConfig(path=str(tmp_path)), max_calls=1)
 
 
-async def test_an_interpreter_without_the_forks_needs_is_said_so(
+async def test_an_interpreter_without_the_forks_needs_is_reported(
     plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEET_API_KEY", "a-key")

@@ -99,7 +99,7 @@ async def test_a_full_server_is_a_queue() -> None:
         assert (await second).failure is None
 
 
-async def test_whether_an_instance_runs_is_asked_of_the_control_plane(server: str) -> None:
+async def test_whether_an_instance_runs_is_queried_at_the_control_plane(server: str) -> None:
     async with backend_at(server) as backend:
         request = provision(f"run.gw.{os.urandom(4).hex()}")
         instance = await backend.provision_instance(request, timeout_s=30.0)

@@ -88,7 +88,7 @@ async def test_an_answer_is_found_among_the_events_of_a_stream(newline: str) -> 
         (504, "http", None),
     ],
 )
-async def test_a_status_says_whether_the_call_may_have_run(
+async def test_a_status_shows_whether_the_call_may_have_run(
     status: int, kind: str, delivered: bool | None
 ) -> None:
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -101,7 +101,7 @@ async def test_a_status_says_whether_the_call_may_have_run(
 @pytest.mark.parametrize(
     ("code", "delivered", "bad_arguments"), [(-32602, False, True), (-32000, None, False)]
 )
-async def test_a_json_rpc_error_says_so_too(
+async def test_a_json_rpc_error_shows_it_too(
     code: int, delivered: bool | None, bad_arguments: bool
 ) -> None:
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -145,7 +145,7 @@ async def test_a_refused_connection_was_certainly_not_executed() -> None:
         assert (caught.value.kind, caught.value.delivered) == ("connect", False)
 
 
-async def test_a_forgotten_session_is_opened_anew_once() -> None:
+async def test_a_forgotten_session_is_reopened_once() -> None:
     calls = 0
 
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -158,7 +158,7 @@ async def test_a_forgotten_session_is_opened_anew_once() -> None:
         assert (methods.count("initialize"), calls) == (2, 2)
 
 
-async def test_calls_that_find_their_session_forgotten_together_open_it_anew_once() -> None:
+async def test_calls_that_find_their_session_forgotten_together_reopen_it_once() -> None:
     first = asyncio.Barrier(2)
 
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -172,7 +172,7 @@ async def test_calls_that_find_their_session_forgotten_together_open_it_anew_onc
         assert (methods.count("initialize"), methods.count("tools/call")) == (2, 4)
 
 
-async def test_a_server_that_knows_nobody_is_gone() -> None:
+async def test_a_server_that_knows_no_session_is_gone() -> None:
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=404)
 

@@ -28,5 +28,5 @@ def test_only_whose_word_is_trusted_makes_calls_parallel(
     assert {tool.name for tool in marked if tool.read_only} == {"listed", "hinted", COMPUTER}
 
 
-def test_nothing_is_parallel_unless_the_settings_say_so() -> None:
+def test_nothing_is_parallel_unless_the_settings_allow_it() -> None:
     assert McpConfig(url="http://host").parallel_reads == "off"

@@ -81,7 +81,7 @@ async def test_a_repeated_provision_is_the_same_process(backend: McpStdioBackend
     assert await backend.provision_instance(request("e1"), timeout_s=20.0) is one
 
 
-async def test_a_process_that_has_ended_shows_it_before_anybody_asks(
+async def test_a_process_that_has_ended_shows_it_before_any_request(
     backend: McpStdioBackend,
 ) -> None:
     instance = await started(backend)
@@ -106,7 +106,7 @@ async def test_a_call_over_its_time_is_of_unknown_fate_and_the_next_one_works(
     assert await text(instance, "add_note", text="later") == "2"
 
 
-async def test_a_server_that_dies_loses_the_instance_and_hangs_nobody(
+async def test_a_server_that_dies_loses_the_instance_and_hangs_no_caller(
     backend: McpStdioBackend,
 ) -> None:
     instance = await started(backend)

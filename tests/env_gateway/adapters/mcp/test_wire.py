@@ -98,7 +98,7 @@ async def test_an_answer_that_is_none_leaves_it_open_whether_the_call_was_execut
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "[" + "[]," * 2**18 + "1]", " " * 2**20 + " {}"])
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
-async def test_an_answer_of_too_much_is_refused_and_not_asked_for_again(
+async def test_an_answer_of_too_much_is_refused_and_not_requested_again(
     body: str, kind: str
 ) -> None:
     text = body if kind == "application/json" else f"data: {body}\n\n"

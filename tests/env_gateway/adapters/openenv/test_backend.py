@@ -122,7 +122,7 @@ async def test_tools_of_an_mcp_environment_have_their_schemas_and_results(ticket
         assert (shown.mime, shown.width, shown.height) == ("image/png", 2, 3)
 
 
-async def test_a_tool_that_raises_is_told_to_the_policy(tickets: str) -> None:
+async def test_a_tool_that_raises_is_reported_to_the_policy(tickets: str) -> None:
     async with instance_at(tickets) as instance:
         result = await instance.call_tool("close_ticket", {"ticket_id": 10}, timeout_s=5.0)
         assert result.is_error and isinstance(result.parts[0], Text)
@@ -211,7 +211,7 @@ async def test_an_action_that_does_not_fit_its_schema_was_not_executed(odd: str)
         assert not (await instance.call_tool("step", {"how": "nothing"}, timeout_s=5.0)).is_error
 
 
-async def test_an_environment_that_raises_is_told_to_the_policy(odd: str) -> None:
+async def test_an_environment_that_raises_is_reported_to_the_policy(odd: str) -> None:
     async with instance_at(odd) as instance:
         result = await instance.call_tool("step", {"how": "raise"}, timeout_s=5.0)
         assert (result.is_error, result.parts) == (True, (Text("it broke"),))
@@ -283,7 +283,7 @@ async def test_what_serves_no_openenv_is_named(odd: str) -> None:
         assert caught.value.invalid
 
 
-async def test_there_is_no_database_to_ask(odd: str) -> None:
+async def test_there_is_no_database_to_query(odd: str) -> None:
     async with instance_at(odd) as instance:
         with pytest.raises(QueryError):
             await instance.query_database("current", "SELECT 1", (), timeout_s=5.0)

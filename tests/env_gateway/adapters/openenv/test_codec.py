@@ -100,7 +100,7 @@ async def test_a_request_is_answered_and_the_end_is_known_before_the_next() -> N
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_a_session_that_ends_before_its_episode_shows_it_before_anybody_asks(
+async def test_a_session_that_ends_before_its_episode_shows_it_before_any_request(
     done: bool,
 ) -> None:
     task = parse_task(task_json())
@@ -137,7 +137,7 @@ async def test_what_an_error_of_the_server_means(
         assert (error.delivered, error.lost, error.invalid) == (delivered, lost, invalid)
 
 
-async def test_a_refusal_before_anything_was_asked_is_the_answer_to_the_first_request() -> None:
+async def test_a_refusal_before_any_request_is_the_answer_to_the_first_request() -> None:
     async def full(socket: web.WebSocketResponse) -> None:
         await socket.send_json(refusal("CAPACITY_REACHED", active_sessions=1, max_sessions=1))
 
@@ -206,7 +206,7 @@ def step(**observation: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["timeout", "transport_error"])
-def test_a_tool_that_may_go_on_has_an_unknown_outcome(kind: str) -> None:
+def test_a_tool_that_may_still_run_has_an_unknown_outcome(kind: str) -> None:
     failed = {"error_type": kind, "message": "gave up"}
     with pytest.raises(BackendError, match="gave up") as caught:
         codec.parse_call_result(step(tool_name="t", result=None, error=failed), ())
@@ -284,7 +284,7 @@ def test_whatever_a_server_answers_is_a_result_or_a_precise_failure(data: dict[s
             read()
 
 
-def test_an_environment_without_tools_says_why() -> None:
+def test_an_environment_without_tools_gives_the_reason() -> None:
     data = {"observation": {"tools": []}, "metadata": {"error": "no server"}}
     with pytest.raises(BackendError, match="lists no tools: no server"):
         codec.parse_tools(data, ())
@@ -302,7 +302,7 @@ def test_an_environment_without_tools_says_why() -> None:
         ({"properties": {"type": {"type": "string"}}}, False),
     ],
 )
-def test_a_schema_tells_tool_calls_from_other_actions(action: dict[str, Any], calls: bool) -> None:
+def test_a_schema_marks_tool_calls_among_all_actions(action: dict[str, Any], calls: bool) -> None:
     assert codec.takes_tool_calls(action) is calls
 
 
