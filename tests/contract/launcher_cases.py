@@ -261,7 +261,7 @@ REGISTRY_SERVICE = {
         lambda world: registry_pb.ReportUnitRequest(
             **world.who(), phase=registry_pb.UNIT_PHASE_RUNNING
         ),
-        lambda _, replies: replies[0].HasField("lease") and not replies[0].begun,
+        lambda _, replies: replies[0].HasField("lease") and replies[0].begun,
         {
             "bad input": (
                 lambda world: registry_pb.ReportUnitRequest(**world.who(service="x")),

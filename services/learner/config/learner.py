@@ -226,7 +226,7 @@ class LearnerConfig(ServiceConfig):
         if self.lora is None or self.lora.rank != published:
             own = "is absent" if self.lora is None else f"is {self.lora.rank}"
             raise ConfigError(
-                f"policy.adapter_rank: {published}, but learner.lora.rank is {own}; set both to the"
+                f"policy.adapter_rank: {published}, but learner.lora.rank {own}; set both to the"
                 " same rank, or leave policy.adapter_rank out to publish merged weights"
             )
         if self.weights.transfer in ("gloo", "nccl", "ipc"):

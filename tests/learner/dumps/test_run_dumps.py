@@ -98,6 +98,7 @@ async def test_a_full_disk_costs_counted_losses_and_nothing_else(
     run = tmp_path / "run"
     for path in (stats_path(run, 1), run / "rollouts/step_1.jsonl", run / "rollouts/step_2.jsonl"):
         fill_disk(path)
+    caplog.set_level("INFO")
     dumps, ranks = await dumped_run(tmp_path, setup_of(tmp_path))
     assert dumps.lost == 3
     assert (run / "summary.json").exists()

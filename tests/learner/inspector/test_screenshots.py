@@ -147,5 +147,5 @@ def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
     kind, _, data = image.image.partition(",")
     assert kind == "data:image/png;base64"
     assert base64.b64decode(data) == shown.screenshot
-    assert "Screenshot or answer 2 is on the attempt's page alone." in str(sample.metadata)
+    assert "Screenshot or answer 2 is only on the attempt's page." in str(sample.metadata)
     assert "alert(1)" not in log.read_bytes().decode(errors="replace")

@@ -165,7 +165,7 @@ def test_a_compiler_that_the_environment_has_disabled_is_logged(
         refused = train(model_folder, compile=True)
     assert_same_steps(train(model_folder), refused)
     [message] = [line for line in caplog.messages if "learner.rank.compile" in line]
-    assert "every block computes uncompiled" in message and "TORCHDYNAMO_DISABLE" in message
+    assert "every block runs uncompiled" in message and "TORCHDYNAMO_DISABLE" in message
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_warns_once(
@@ -183,7 +183,7 @@ def test_without_a_compiler_it_runs_uncompiled_and_warns_once(
     assert_same_steps(plain, refused)
     message = [line for line in caplog.messages if "learner.rank.compile" in line]
     assert len(message) == 1
-    assert "Qwen3DecoderLayer computes uncompiled" in message[0] and "compiler" in message[0]
+    assert "Qwen3DecoderLayer runs uncompiled" in message[0] and "compiler" in message[0]
     layers = plain[0].config.num_hidden_layers
     assert [result.metrics["policy/uncompiled_blocks"] for result in refused[1]] == [layers] * 3
 
