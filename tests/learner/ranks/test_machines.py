@@ -223,7 +223,7 @@ async def test_a_machine_whose_learner_disappears_ends_by_itself(
     patient = ("--learner.rank.join_s=15",)
     machine = await start_machine(folder, config, policy_config(model_folder), *patient)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while await gone.stdout.readline() != b"started\n":
                 assert gone.returncode is None
         gone.kill()
