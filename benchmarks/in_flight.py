@@ -20,7 +20,8 @@ import random
 import statistics
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,20 @@ def main() -> None:
 
 async def measure(attempts: int, attempt_s: float, watched_s: float) -> dict[str, Any]:
     """Return the load of a learner in the steady state."""
+    async with steady_learner(attempts, attempt_s) as (learner, flight, _):
+        taken, began = flight.taken, time.monotonic()
+        await asyncio.sleep(watched_s)
+        seconds = time.monotonic() - began
+        rate = (flight.taken - taken) / seconds
+        return {"trajectories_per_s": round(rate, 1), **summarise(learner, flight, began)}
+
+
+@asynccontextmanager
+async def steady_learner(
+    attempts: int, attempt_s: float
+) -> AsyncGenerator[tuple[TimedLearner, Flight, Path]]:
+    """Run a learner with `attempts` in flight, and yield it in the steady state, with its folder
+    of runs."""
     # More leases than workers take, so that each ended attempt is followed by another at once.
     changes: dict[str, Any] = {
         **{"steps": 10_000, "groups_per_step": attempts // GROUP // 4, "group_size": GROUP},
@@ -150,11 +165,7 @@ async def measure(attempts: int, attempt_s: float, watched_s: float) -> dict[str
             ]
             async with running_tasks(*(worker.keep_working() for worker in workers)):
                 await wait_until_steady(flight, attempts, attempt_s)
-                taken, began = flight.taken, time.monotonic()
-                await asyncio.sleep(watched_s)
-                seconds = time.monotonic() - began
-                rate = (flight.taken - taken) / seconds
-                return {"trajectories_per_s": round(rate, 1), **summarise(learner, flight, began)}
+                yield learner, flight, folder
 
 
 async def make_worker(

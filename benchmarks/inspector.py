@@ -25,7 +25,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,15 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.in_flight import WORKERS, Flight, make_worker, wait_until_steady
-from benchmarks.timed_learner import TimedLearner, run_timed_learner
+from benchmarks.in_flight import Flight, steady_learner
+from benchmarks.timed_learner import TimedLearner
 from services.common import log
 from services.common.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
 from tests.learner.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
 from tests.learner.inspector.served_pages import ServedPages, browsing, serving, watched_page
 
-ATTEMPTS, ATTEMPT_S, GROUP = 256, 10.0, 8
+ATTEMPTS, ATTEMPT_S = 256, 10.0
 # As live.js and attempt.js do.
 POLL_S, HOLD_EVERY = 2.0, 10
 EPISODE = AttemptKey("g000000r0", 0, 0)
@@ -75,25 +74,9 @@ def main() -> None:
 
 async def measure_load(pairs: int, window_s: float) -> dict[str, Any]:
     """Return the learner's CPU with an open page over that without."""
-    changes: dict[str, Any] = {
-        **{"steps": 10_000, "groups_per_step": ATTEMPTS // GROUP // 4, "group_size": GROUP},
-        **{"max_staleness": 7, "lease_ttl_s": 90.0, "checkpoint": {"every": 10_000}},
-    }
-    flight = Flight()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        async with (
-            run_timed_learner(folder, 1.0, **changes) as learner,
-            AsyncExitStack() as stack,
-        ):
-            workers = [
-                await make_worker(stack, learner, folder, number, flight, ATTEMPTS, ATTEMPT_S)
-                for number in range(WORKERS)
-            ]
-            async with running_tasks(*(worker.keep_working() for worker in workers)):
-                await wait_until_steady(flight, ATTEMPTS, ATTEMPT_S)
-                with serving(folder, "--run", "run") as served:
-                    return await _compare_windows(learner, flight, served, pairs, window_s)
+    async with steady_learner(ATTEMPTS, ATTEMPT_S) as (learner, flight, folder):
+        with serving(folder, "--run", "run") as served:
+            return await _compare_windows(learner, flight, served, pairs, window_s)
 
 
 async def _compare_windows(
