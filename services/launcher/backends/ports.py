@@ -96,9 +96,8 @@ class Backend(ABC):
     """Backend that runs replicas somewhere. All methods may be repeated; a name identifies a
     replica. The output of a replica is appended to `LaunchSpec.log`, wherever it runs.
 
-    A backend implements the abstract methods. The others derive from these, as far as it knows
-    no better: one that must wait for requests that are under way, or that keeps more than
-    replicas, overrides them."""
+    A backend implements the abstract methods; the others are derived from them. It overrides those
+    if it must wait for pending requests, or holds resources other than replicas."""
 
     @abstractmethod
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:

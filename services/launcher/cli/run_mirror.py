@@ -17,6 +17,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
+from services.common.durable_files import replace_file
 from services.launcher.cli.launcher_client import (
     LauncherConnection,
     LauncherError,
@@ -263,6 +264,4 @@ def _read_versions(folder: Path) -> dict[str, str]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    draft = path.with_name(f".{path.name}")
-    draft.write_text(json.dumps(value), encoding="utf-8")
-    draft.replace(path)
+    replace_file(path, json.dumps(value).encode())

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.durable_files import replace_file
 from services.common.log import get_logger
 from services.common.number_ranges import MOST_STEPS
 from services.learner.journal.run_progress import planned_step
@@ -41,9 +42,7 @@ def write_hold(run_dir: Path, name: str, hold: Hold) -> None:
     """Write or renew a hold. Raises OSError."""
     path = _hold_path(run_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{name}.tmp")
-    temporary.write_text(json.dumps(asdict(hold)), encoding="utf-8")
-    temporary.replace(path)
+    replace_file(path, json.dumps(asdict(hold)).encode())
 
 
 def release_hold(run_dir: Path, name: str) -> None:
