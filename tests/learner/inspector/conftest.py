@@ -1,5 +1,6 @@
 """A finished run of three steps, made once for all tests of pages."""
 
+import asyncio
 from collections.abc import Generator
 from pathlib import Path
 
@@ -45,6 +46,13 @@ async def write_run(run: MadeRun) -> None:
     await run.journal.add_evaluation("after-1-3", "after", 3, {"heldout": heldout})
     run.write("summary.json", {"eval": {"after": {"pass_at_1": 0.5}}, "steps": 3})
     await run.journal.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _unpatched_asyncio() -> Generator[None]:
+    """Fail the module that has Inspect patch asyncio, not one after it."""
+    yield
+    assert not hasattr(asyncio, "_nest_asyncio2"), "read transcripts by `read_log`"
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from inspect_ai.log import read_eval_log
 from inspect_ai.model import ContentImage
 from playwright.sync_api import Browser, Locator
 
@@ -31,6 +30,7 @@ from tests.learner.inspector.made_runs import (
     run_apart,
 )
 from tests.learner.inspector.served_pages import serving, watched_page
+from tests.learner.inspector.transcript_logs import read_log
 from tests.support.repository import ROOT
 
 KEY = AttemptKey("g000000r0", 0, 0)
@@ -140,7 +140,7 @@ def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
     command = python_command("-m", "services.learner.inspector.transcript_command", *arguments)
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
     subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
-    samples = read_eval_log(str(log), resolve_attachments=True).samples or []
+    samples = read_log(log, resolve_attachments=True).samples or []
     [sample] = [each for each in samples if each.metadata["attempt"] == 0]
     answers = [each for each in sample.messages if each.role == "tool"]
     [image] = [part for part in answers[0].content if isinstance(part, ContentImage)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inspect_ai.event import InfoEvent, ModelEvent, ToolEvent
-from inspect_ai.log import EvalLog, EvalSample, read_eval_log
+from inspect_ai.log import EvalLog, EvalSample
 from inspect_ai.model import ChatMessageAssistant
 
 from services.common.domain.attempts import AttemptKey
@@ -28,6 +28,7 @@ from tests.learner.inspector.made_runs import (
     open_run,
     run_apart,
 )
+from tests.learner.inspector.transcript_logs import read_log
 from tests.support.repository import ROOT
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e ![x](https://example.com/x.png)"
@@ -44,7 +45,7 @@ def read_transcript(run: Path, to: Path, *what: str) -> EvalLog:
     done = write_transcript(run, to, *what)
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
-    log = read_eval_log(str(to))
+    log = read_log(to)
     assert (listed["task"], listed["eval_id"]) == (log.eval.task, log.eval.eval_id)
     return log
 
@@ -185,7 +186,7 @@ def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) ->
     assert after.ru_utime - before.ru_utime < 90
     assert after.ru_maxrss < 2 << 20
     assert path.stat().st_size < 16 << 20
-    samples = read_eval_log(str(path)).samples or []
+    samples = read_log(path).samples or []
     assert len(samples) == 96
     assert sum(isinstance(e, ModelEvent) for e in samples[0].events) == 20
     # Of 213,000 sampled tokens the log holds 200,000 logprobs; the other samples note it.

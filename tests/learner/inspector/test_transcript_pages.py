@@ -8,7 +8,6 @@ from time import monotonic, sleep
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from inspect_ai.log import read_eval_log
 from playwright.sync_api import Browser
 
 from services.common.domain.trajectory import Author
@@ -23,6 +22,7 @@ from tests.learner.inspector.made_runs import (
     run_apart,
 )
 from tests.learner.inspector.served_pages import ServedPages, serving, watched_page
+from tests.learner.inspector.transcript_logs import read_log
 
 BELOW = f"/runs/{RUN}/transcripts"
 # Chromium writes to the console what it refuses; a script of an episode would open a dialog.
@@ -89,7 +89,7 @@ def test_a_transcript_is_made_once_and_read_by_ranges(served: ServedPages, tmp_p
     status, _, data = get(served, f"{BELOW}/viewer/logs/{log}")
     assert status == 200
     (tmp_path / log).write_bytes(data)
-    assert len(read_eval_log(str(tmp_path / log)).samples or []) == 15
+    assert len(read_log(tmp_path / log).samples or []) == 15
     status, headers, part = get(served, f"{BELOW}/viewer/logs/{log}", Range="bytes=4-11")
     assert (status, part) == (206, data[4:12])
     assert headers["content-range"] == f"bytes 4-11/{len(data)}"
