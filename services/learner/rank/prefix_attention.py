@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 # Tensors [1, heads, tokens, head_dim] for query, key and value, or for key and value.
 Projections = tuple[Tensor, Tensor, Tensor]
@@ -58,9 +58,11 @@ def _attend_lower_right(
             for before, after in zip(prefix, (key, value), strict=True)
         )
     queries, keys = query.shape[2], key.shape[2]
-    mask: Any = causal_lower_right(queries, keys)
-    if window is not None:
-        mask = banded_mask(queries, keys, window, query.device)
+    mask = (
+        _lower_right_bias(queries, keys)
+        if window is None
+        else banded_mask(queries, keys, window, query.device)
+    )
     if query.device.type == "cuda":
         # No masked kernel shares heads there.
         shared = query.shape[1] // key.shape[1]
@@ -68,6 +70,14 @@ def _attend_lower_right(
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=key.shape[1] < query.shape[1]
     )
+
+
+def _lower_right_bias(queries: int, keys: int) -> CausalBias:
+    """Return the bias by which the last `queries` of the keys' positions see no later key."""
+    # Its constructor fails where products and attention are kept for the backward pass.
+    bias = torch.empty(0).as_subclass(CausalBias)
+    bias.__init__(CausalVariant.LOWER_RIGHT, queries, keys)
+    return bias
 
 
 def cast_as_products(*tensors: Tensor) -> list[Tensor]:

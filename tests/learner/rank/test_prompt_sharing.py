@@ -146,6 +146,14 @@ def test_recomputed_activations_change_no_bit_of_it(model_folder: Path) -> None:
         assert same_bits(kept.weights, again.weights)
 
 
+@pytest.mark.parametrize("model", ["mistral", "gemma"])
+def test_neither_do_they_with_windows(model: str, tmp_path: Path) -> None:
+    folder = MODELS[model](tmp_path / "model")
+    kept, again = (train(folder, gradient_checkpointing=each) for each in ("off", "selective"))
+    assert kept.metrics == again.metrics
+    assert same_bits(kept.weights, again.weights)
+
+
 def test_two_runs_give_the_same_bits(model_folder: Path) -> None:
     first, second = (train(model_folder) for _ in range(2))
     assert first.metrics == second.metrics

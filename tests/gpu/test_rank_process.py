@@ -1,0 +1,189 @@
+"""The real rank process on a GPU, and models split by FSDP2 there: the steps of a CPU's rank."""
+
+import multiprocessing
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from structlog.testing import capture_logs
+
+from services.common.fingerprint import checksum64
+from services.learner.config.learner import LearnerConfig
+from services.learner.rank import rank_setup
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.rank_setup import RankSetup, load_models
+from services.learner.rank.sharding import ShardLayout, gather_tensor
+from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.types import Publication, StepResult
+from tests.support.checkpoints import save_ranks
+from tests.support.rank_configs import ALONE, LEARNER, policy_config
+from tests.support.tiny_ranks import make_batch, make_prompted_batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+EVERYTHING = {
+    "advantage": "gae",
+    "proximal": "trainer",
+    "entropy_coefficient": 0.01,
+    "epochs": 2,
+    "mini_batches": 2,
+    "kl": {"coefficient": 0.05},
+    "critic": {"lr": 1e-3},
+}
+# Adam's first steps are as large as the rate wherever a gradient is next to nothing, and so is the
+# difference of its roundings: not with this eps.
+OPTIMIZER = {"lr": 1e-3, "eps": 1e-4}
+
+
+def configured(device: str, **rank: object) -> LearnerConfig:
+    """Return the configuration of all losses, for ranks with these settings."""
+    given = LEARNER.model_dump()
+    given["algorithm"] = EVERYTHING
+    given["optimizer"] = {**given["optimizer"], **OPTIMIZER}
+    given["rank"] = {**given["rank"], "device": device, **rank}
+    return LearnerConfig.model_validate(given)
+
+
+@asynccontextmanager
+async def started(
+    name: str, model: Path, folder: Path, config: LearnerConfig, checkpoint: Path | None = None
+) -> AsyncGenerator[LocalRanks]:
+    ranks = LocalRanks(name, policy_config(model), config, folder / f"{name}.log", folder)
+    try:
+        await ranks.start_ranks(checkpoint)
+        yield ranks
+    finally:
+        await ranks.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSteps:
+    """Two steps, the second by a process that resumed from the checkpoint of the first."""
+
+    results: list[StepResult]
+    publication: Publication
+    weights: dict[str, np.ndarray]
+
+
+async def train_and_resume(model: Path, folder: Path, config: LearnerConfig) -> TrainedSteps:
+    name = config.rank.device
+    async with started(f"{name}-1", model, folder, config) as ranks:
+        results = [await ranks.train_step(make_prompted_batch(step=1))]
+        files = await save_ranks(ranks, folder / f"{name}-checkpoint")
+    async with started(f"{name}-2", model, folder, config, files.directory) as ranks:
+        results.append(await ranks.train_step(make_batch(step=2)))
+        publication = await ranks.publish_weights(2)
+        raw = np.fromfile(publication.path, np.uint8)
+        weights = load_file(publication.path)
+    for entry in publication.manifest:
+        part = raw[entry.offset_bytes : entry.offset_bytes + weights[entry.name].nbytes]
+        assert checksum64(part) == entry.checksum, entry.name
+    return TrainedSteps(results, publication, weights)
+
+
+def assert_near(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        {},
+        {"gradient_checkpointing": "full", "offload_activations": True},
+        {"offload_optimizer": True, "gradient_checkpointing": "selective"},
+        {"compile": True},
+    ],
+    ids=["plain", "offloaded activations", "offloaded moments", "compiled"],
+)
+async def test_a_process_and_one_that_resumes_make_the_steps_of_a_cpu(
+    model_folder: Path, tmp_path: Path, rank: dict[str, object]
+) -> None:
+    theirs = await train_and_resume(model_folder, tmp_path, configured("cpu"))
+    with capture_logs() as logs:
+        ours = await train_and_resume(model_folder, tmp_path, configured("cuda", **rank))
+    passed = [line for line in logs if line["event"] == "burn-in passed"]
+    assert len(passed) == 2
+    assert all(0 < peak < 8 for line in passed for peak in line["gpu_peak_gib"])
+    for one, other in zip(ours.results, theirs.results, strict=True):
+        for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
+            assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-3, abs=1e-5), name
+    assert_near(ours.weights, theirs.weights)
+    np.testing.assert_allclose(
+        ours.publication.canary_logprobs, theirs.publication.canary_logprobs, rtol=0, atol=1e-3
+    )
+
+
+def train_split_model(setup: dict[str, Any], reported: Connection) -> None:
+    """A rank whose model FSDP2 splits over a group of one process, over NCCL on a GPU."""
+
+    def split_over_one(given: RankSetup, device: torch.device) -> ShardLayout:
+        Replicas.join_process_group(given.place, device)
+        dtype, offload = rank_setup.DTYPES[given.policy.dtype], given.rank.offload_optimizer
+        return ShardLayout.over_ranks(given.place, device, dtype, offload=offload)
+
+    rank_setup._make_layout = split_over_one  # pyright: ignore[reportPrivateUsage]
+    models = load_models(RankSetup.model_validate(setup))
+    batches = make_prompted_batch(step=1), make_batch(step=2)
+    metrics = [dict(models.trainer.train_step(batch, 1e-3).metrics) for batch in batches]
+    found = models.policy.named_parameters().items()
+    reported.send(
+        (metrics, {name: gather_tensor(value).detach().cpu().numpy() for name, value in found})
+    )
+    torch.distributed.destroy_process_group()
+
+
+def train_split(model: Path, folder: Path, config: LearnerConfig, dtype: str = "float32") -> Any:
+    """Return the metrics of two steps and the whole parameters after them."""
+    folder.mkdir()
+    setup = {
+        "name": "part",
+        "shm_dir": str(folder),
+        "total_steps": 2,
+        "policy": policy_config(model, dtype=dtype).model_dump(mode="json"),
+        "algorithm": config.algorithm.model_dump(mode="json"),
+        "optimizer": config.optimizer.model_dump(mode="json"),
+        "rank": config.rank.model_dump(mode="json"),
+        "place": {**ALONE, "rendezvous": f"file://{folder}/meeting"},
+    }
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe(duplex=False)
+    rank = spawning.Process(target=train_split_model, args=(setup, there))
+    rank.start()
+    there.close()
+    try:
+        return here.recv()
+    finally:
+        rank.join()
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_split_model_makes_the_steps_of_a_cpu(
+    model_folder: Path, tmp_path: Path, offload: bool
+) -> None:
+    expected, theirs = train_split(model_folder, tmp_path / "cpu", configured("cpu"))
+    config = configured("cuda", offload_optimizer=offload)
+    found, ours = train_split(model_folder, tmp_path / "gpu", config)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
+            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+    assert_near(ours, theirs)
+
+
+def test_a_split_model_computes_in_bfloat16(model_folder: Path, tmp_path: Path) -> None:
+    exact, _ = train_split(model_folder, tmp_path / "cpu", configured("cpu"))
+    rough, _ = train_split(model_folder, tmp_path / "gpu", configured("cuda"), "bfloat16")
+    assert rough[0]["policy/grad_norm"] != exact[0]["policy/grad_norm"]
+    assert rough[0]["policy/grad_norm"] == pytest.approx(exact[0]["policy/grad_norm"], rel=0.1)
