@@ -56,7 +56,14 @@ def read_saved_model(
 
 def _allocate(model: Any, layout: ShardLayout | None) -> None:
     home, device = (layout.home, layout.device) if layout else (torch.device("cpu"),) * 2
-    model._apply(lambda t: torch.empty_like(t, device=home) if t.is_meta else t.to(device))
+
+    def place(tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return torch.empty_like(tensor, device=home)
+        # Tied parameters come twice. Where they are kept off the device, they stay there.
+        return tensor if isinstance(tensor, DTensor) else tensor.to(device)
+
+    model._apply(place)
     if layout is None:
         # Tied tensors were one, and have each been allocated.
         model.tie_weights()
