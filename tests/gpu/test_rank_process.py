@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
+from torch.distributed.fsdp import FSDPModule
 
 from services.common.fingerprint import checksum64
 from services.learner.config.learner import LearnerConfig
@@ -169,6 +170,12 @@ def train_split(model: Path, folder: Path, config: LearnerConfig, dtype: str = "
         rank.join()
 
 
+needs_unused_parameters = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs torch 2.13"
+)
+
+
+@needs_unused_parameters
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_split_model_makes_the_steps_of_a_cpu(
     model_folder: Path, tmp_path: Path, offload: bool
@@ -182,6 +189,7 @@ def test_a_split_model_makes_the_steps_of_a_cpu(
     assert_near(ours, theirs)
 
 
+@needs_unused_parameters
 def test_a_split_model_computes_in_bfloat16(model_folder: Path, tmp_path: Path) -> None:
     exact, _ = train_split(model_folder, tmp_path / "cpu", configured("cpu"))
     rough, _ = train_split(model_folder, tmp_path / "gpu", configured("cuda"), "bfloat16")
