@@ -1,20 +1,22 @@
-"""Cost of the inspector: `python -m benchmarks.inspector [--pairs 60] [--window-seconds 4]`.
+"""Cost of the inspector: `python -m benchmarks.inspector [--pairs 30] [--pages 20]`.
 
 A learner in a process of its own hands out groups and takes in trajectories of 2,000 tokens, and
-the inspector shows its run. In every other window a page of the run is open: its live board is read
-every 2 s, as a visible page does, and an attempt is held back from pruning. Then a headless
-Chromium opens the token view of an episode of 50 turns and 60,000 tokens, again and again. The last
-line is one JSON object:
+the inspector shows its run. In every other window of whole steps many pages of the run are open, so
+that the cost of one exceeds what chance adds to all: each reads its live board every 2 s, as a
+visible page does, and holds an attempt back from pruning. Then a headless Chromium opens the token
+view of an episode of 50 turns and 60,000 tokens, again and again. The last line is one JSON object:
 
-- `learner_cpu_ratio`: CPU of the learner per trajectory in all windows with an open page over that
-  in all without; `error` is its standard error, from pairs of windows drawn again and again.
-- `learner_cores`, `inspector_cores`: CPU of both while a page is open, in cores.
+- `learner_cpu_ratio`: CPU of the learner per trajectory in all windows with open pages over that in
+  all without, and its standard error, from pairs of windows drawn again and again.
+- `learner_cpu_of_a_page`: the share that one open page adds, and its error: the above, less 1, over
+  the number of pages.
+- `learner_cores`, `inspector_cores`: CPU of both while the pages are open, in cores.
 - `open_s`: seconds until the token view is ready, median, and the worst; the first opening, which
   also starts what both sides keep, is `first_open_s`.
 - `open_cpu_s`: CPU seconds of an opening, median: of the inspector, and of the browser.
 - `tokens` of the episode, and the machine's load at the end.
 
-About 9 minutes. Without Chromium the last three are left out.
+About 7 minutes. Without Chromium the last three are left out.
 """
 
 import argparse
@@ -45,6 +47,9 @@ from tests.learner.inspector.served_pages import ServedPages, browsing, serving,
 ATTEMPTS, ATTEMPT_S = 256, 10.0
 # As live.js and attempt.js do.
 POLL_S, HOLD_EVERY = 2.0, 10
+# Steps of a window.
+STEPS = 2
+_POLL_STEP_S = 0.05
 EPISODE = AttemptKey("g000000r0", 0, 0)
 
 
@@ -60,27 +65,27 @@ class LoadWindow:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--window-seconds", type=float, default=4.0)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pages", type=int, default=20)
     parser.add_argument("--opens", type=int, default=7)
     given = parser.parse_args()
     log.setup("benchmark", "", level="ERROR")
     found = measure_opening(given.opens) if given.opens else {}
     if given.pairs:
         print(json.dumps(found), flush=True)
-        found |= asyncio.run(measure_load(given.pairs, given.window_seconds))
+        found |= asyncio.run(measure_load(given.pairs, given.pages))
     print(json.dumps({**found, "load": os.getloadavg()[0]}))
 
 
-async def measure_load(pairs: int, window_s: float) -> dict[str, Any]:
-    """Return the learner's CPU with an open page over that without."""
+async def measure_load(pairs: int, pages: int) -> dict[str, Any]:
+    """Return the learner's CPU with open pages over that without."""
     async with steady_learner(ATTEMPTS, ATTEMPT_S) as (learner, flight, folder):
         with serving(folder, "--run", "run") as served:
-            return await _compare_windows(learner, flight, served, pairs, window_s)
+            return await _compare_windows(learner, flight, served, pairs, pages)
 
 
 async def _compare_windows(
-    learner: TimedLearner, flight: Flight, served: ServedPages, pairs: int, window_s: float
+    learner: TimedLearner, flight: Flight, served: ServedPages, pairs: int, pages: int
 ) -> dict[str, Any]:
     opener = build_opener(HTTPCookieProcessor())
     await asyncio.to_thread(_read, opener, served.url)
@@ -88,16 +93,18 @@ async def _compare_windows(
     for number in range(pairs):
         # In turns, so that what changes slowly falls on both.
         for is_open in (True, False) if number % 2 else (False, True):
-            page = [_keep_open(opener, served.base)] if is_open else []
-            async with running_tasks(*page):
-                windows[is_open].append(await _watch(learner, flight, served, window_s))
+            tabs = range(pages) if is_open else ()
+            reading = (_keep_open(opener, served.base, POLL_S * tab / pages) for tab in tabs)
+            async with running_tasks(*reading):
+                windows[is_open].append(await _watch(learner, flight, served))
     opened, alone = windows[True], windows[False]
     seconds = sum(window.seconds for window in opened)
     chosen = np.random.default_rng(0).integers(0, pairs, (1000, pairs))
     again = [_ratio([opened[n] for n in draw], [alone[n] for n in draw]) for draw in chosen]
+    ratio, error = _ratio(opened, alone), float(np.std(again))
     return {
-        "learner_cpu_ratio": round(_ratio(opened, alone), 4),
-        "error": round(float(np.std(again)), 4),
+        "learner_cpu_ratio": [round(ratio, 4), round(error, 4)],
+        "learner_cpu_of_a_page": [round((ratio - 1) / pages, 5), round(error / pages, 5)],
         "learner_cores": round(sum(window.learner_s for window in opened) / seconds, 3),
         "inspector_cores": round(sum(window.inspector_s for window in opened) / seconds, 4),
     }
@@ -112,22 +119,29 @@ def _ratio(opened: Sequence[LoadWindow], alone: Sequence[LoadWindow]) -> float:
     return with_page / without
 
 
-async def _watch(
-    learner: TimedLearner, flight: Flight, served: ServedPages, window_s: float
-) -> LoadWindow:
+async def _watch(learner: TimedLearner, flight: Flight, served: ServedPages) -> LoadWindow:
+    """Watch from the end of a step to that of a later one: a part of a step costs what it holds."""
+
     def now() -> tuple[float, float, float, int]:
         pids = (learner.pid, served.process.pid)
         return time.monotonic(), _cpu_s(pids[0]), _cpu_s(pids[1]), flight.taken
 
+    async def end_step(number: int) -> None:
+        while len(learner.read_steps()) < number:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_STEP_S)
+
+    done = len(learner.read_steps()) + 1
+    await end_step(done)
     before = now()
-    await asyncio.sleep(window_s)
+    await end_step(done + STEPS)
     seconds, own, inspector, taken = (b - a for a, b in zip(before, now(), strict=True))
     return LoadWindow(own, inspector, seconds, int(taken))
 
 
-async def _keep_open(opener: OpenerDirector, base: str) -> None:
+async def _keep_open(opener: OpenerDirector, base: str, delay_s: float) -> None:
     """Do what an open page does: the run's, and an attempt's in a second tab."""
     page = f"{base}/runs/run"
+    await asyncio.sleep(delay_s)
     await asyncio.to_thread(_read, opener, page)
     for number in range(1 << 30):
         board = await asyncio.to_thread(_read, opener, f"{page}/live.html")
