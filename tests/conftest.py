@@ -17,15 +17,16 @@ pytest_plugins = ["tests.support.shared_folders", "tests.support.models"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _collect_engines(request: pytest.FixtureRequest) -> Generator[None]:
-    """Collect what vLLM leaves behind in a module of engine tests, without its warnings: found
-    later, it would fail a bystander."""
+def _collect_leftovers(request: pytest.FixtureRequest) -> Generator[None]:
+    """Collect what a module's tests leave unclosed: found later, it would fail a bystander.
+
+    What vLLM leaves behind in a module of engine tests is collected without its warnings."""
     yield
     tested: list[Any] = [request.module, *vars(request.module).values()]
-    if any(_is_engine_test(each) for each in tested):
-        with warnings.catch_warnings():
+    with warnings.catch_warnings():
+        if any(_is_engine_test(each) for each in tested):
             warnings.simplefilter("ignore")
-            gc.collect()
+        gc.collect()
 
 
 def _is_engine_test(tested: Any) -> bool:

@@ -223,7 +223,7 @@ def test_a_result_of_100_megabytes_is_fetched_in_chunks(wire: Wire) -> None:
     media = wire.call("look").parts[0].media
     assert (media.data, media.size_bytes) == (b"", size)
     request = pb.FetchMediaRequest(episode_id=wire.episode_id, sha256=media.sha256)
-    answers = wire.send("FetchMedia", request.SerializeToString(), timeout=20.0)
+    answers = wire.send("FetchMedia", request.SerializeToString(), timeout=60.0)
     chunks = [len(pb.FetchMediaResponse.FromString(answer).chunk) for answer in answers]
     assert (sum(chunks), max(chunks)) == (size, 2**20)
 
