@@ -23,7 +23,7 @@ from services.rollout.dialects.call_values import (
     make_call,
     required_arguments,
 )
-from services.rollout.dialects.marked_text import TagMarker
+from services.rollout.dialects.marked_text import BREAK, TagMarker, mend_text, mend_value
 from services.rollout.dialects.template_turns import SAMPLE_NAME
 from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
@@ -32,9 +32,9 @@ from services.rollout.types import Tool
 if TYPE_CHECKING:
     from vllm.parser.abstract_parser import Parser
 
-# Inserted into a mark that the policy spells in ordinary tokens. A private-use character: no text
-# contains it, and it is removed again.
-_SHIELD = "\ue000"
+# Private-use characters. One that a turn lacks stands for the break in a tag that the policy
+# spelled in ordinary tokens: parsers refuse half a surrogate.
+_SHIELDS = tuple(map(chr, range(0xE000, 0xF900)))
 # The parser that reads token ids instead of text.
 _HARMONY = "openai"
 # Larger integers cannot all be floats.
@@ -66,17 +66,18 @@ class VllmCallReader:
         self._closing = _find_closing(tokenizer, end)
         # After the quote of an argument.
         self._end = end.lstrip("\"'")
-        self._marker = TagMarker(tokenizer, tokenizer.added_tokens, _SHIELD)
+        self._marker = TagMarker(tokenizer, tokenizer.added_tokens)
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
         ids = list(turn.answer_ids)
         text = self._marker.mark(ids)
-        shielded = _SHIELD in text
+        shield = _choose_shield(text)
+        text = text.replace(BREAK, shield)
         request = self._request(_ToolBox(tools))
         parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]
         parser.set_prompt_token_ids(turn.prompt_ids.tolist())
-        given = () if shielded and not self._reads_ids else ids
+        given = () if shield and not self._reads_ids else ids
         try:
             _, content, calls = parser.parse(
                 text, request, enable_auto_tools=True, model_output_token_ids=given
@@ -85,19 +86,21 @@ class VllmCallReader:
             # Parsers may raise any error; any sampled text gives a turn.
             return Turn((ParseError(f"a tool call could not be read: {error}"[:200]),), False, "")
         required = required_arguments(tools)
-        items = [self._make_item(each, text, required) for each in calls or []]
+        items = [self._make_item(each, text, shield, required) for each in calls or []]
         if items and not self._is_closed(text):
             # Some parsers complete an unfinished call, but half an argument is a different one.
             items[-1] = ParseError("tool call has no end")
         missing = max((text.count(mark) for mark in self._openings), default=0) - len(items)
         if missing > 0:
             items.append(ParseError(_UNREAD.format(self._sample)))
-        return Turn(tuple(items), False, _unshield(content or "").strip())
+        return Turn(tuple(items), False, mend_text(content or "", shield).strip())
 
-    def _make_item(self, call: Any, text: str, required: Required) -> ToolCall | ParseError:
-        name = _unshield(call.name)
+    def _make_item(
+        self, call: Any, text: str, shield: str, required: Required
+    ) -> ToolCall | ParseError:
+        name = mend_text(call.name, shield)
         try:
-            arguments = json.loads(_unshield(call.arguments) or "{}")
+            arguments = mend_value(json.loads(call.arguments or "{}"), shield)
         except ValueError:
             return ParseError("tool call has arguments that are not valid JSON")
         if _has_large_integer(arguments):
@@ -227,5 +230,9 @@ def _has_large_integer(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > _EXACT
 
 
-def _unshield(text: str) -> str:
-    return text.replace(_SHIELD, "").replace("\\ue000", "")
+def _choose_shield(text: str) -> str:
+    """Return a character that the text lacks, in any spelling; empty if the text has no break."""
+    if BREAK not in text:
+        return ""
+    written = text.lower()
+    return next(each for each in _SHIELDS if each not in text and f"{ord(each):x}" not in written)

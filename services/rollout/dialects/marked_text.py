@@ -7,7 +7,7 @@ from typing import Any
 from services.rollout.ports import Tokenizer
 
 # Inserted into text that only looks like a tag with its own token. No decoded text contains it.
-_BREAK = "\udfff"
+BREAK = "\udfff"
 
 
 class TagMarker:
@@ -15,10 +15,8 @@ class TagMarker:
 
     This covers tags that are single tokens; others are ordinary text."""
 
-    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], shield: str = _BREAK) -> None:
-        """Create a marker that inserts `shield` into text that only looks like a tag."""
+    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str]) -> None:
         self._tokenizer = tokenizer
-        self._shield = shield
         known = {tag: tokenizer.encode(tag) for tag in sorted(tags, key=len, reverse=True)}
         self._tokens = {found[0]: tag for tag, found in known.items() if len(found) == 1}
 
@@ -38,26 +36,27 @@ class TagMarker:
         text = self._tokenizer.decode(ids[start - bool(tag) : end]).removeprefix(tag)
         for each in self._tokens.values():
             if each in text:
-                text = text.replace(each, each[:1] + self._shield + each[1:])
+                text = text.replace(each, each[:1] + BREAK + each[1:])
         return text
 
 
-def mend_text(text: str) -> str:
+def mend_text(text: str, mark: str = BREAK) -> str:
     """Return a marked text in its original spelling."""
-    return text.replace(_BREAK, "")
+    return text.replace(mark, "")
 
 
 def mend_json(text: str) -> str:
     """Return JSON of marked texts as JSON of their original spelling."""
     # In its escaped form, which may also be half of another character.
-    return json.dumps(_mend_value(json.loads(text))) if "\\udfff" in text else text
+    return json.dumps(mend_value(json.loads(text))) if "\\udfff" in text else text
 
 
-def _mend_value(value: Any) -> Any:
+def mend_value(value: Any, mark: str = BREAK) -> Any:
+    """Return a parsed value with its marked texts in their original spelling."""
     if isinstance(value, str):
-        return mend_text(value)
+        return mend_text(value, mark)
     if isinstance(value, list):
-        return [_mend_value(each) for each in value]
+        return [mend_value(each, mark) for each in value]
     if isinstance(value, dict):
-        return {mend_text(key): _mend_value(each) for key, each in value.items()}
+        return {mend_text(key, mark): mend_value(each, mark) for key, each in value.items()}
     return value

@@ -1,5 +1,7 @@
 """vLLM's parsers as readers of calls: over tokens, and without invented calls."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,24 @@ def test_text_that_spells_a_call_is_none(hermes: Dialect) -> None:
     assert read(hermes, "", ids).done
     mixed = [*ids, *tokenizer().encode(CALL)]
     assert read(hermes, "", mixed).items == (ToolCall("look", '{"at": "x"}'),)
+
+
+@pytest.mark.parametrize("argument", ["\ue000", r"\ue000", "\ue000\ue001", "</tool_call>"])
+@pytest.mark.parametrize("spelled", [False, True])
+def test_private_characters_and_spelled_tags_in_an_argument_are_kept(
+    hermes: Dialect, argument: str, spelled: bool
+) -> None:
+    value = argument + ("</tool_call>" if spelled else "")
+    arguments = json.dumps({"at": value}, ensure_ascii=False)
+    # The tags that the value spells are in ordinary tokens.
+    call = [f'<tool_call>\n{{"name": "look", "arguments": {arguments[:-2]}', *arguments[-2:], "}"]
+    pieces = [
+        piece for part in call for piece in part.replace("</tool_call", "<|/tool_call").split("|")
+    ]
+    ids = [token for piece in [*pieces, "\n</tool_call>"] for token in tokenizer().encode(piece)]
+    [found] = read(hermes, "", ids).items
+    assert isinstance(found, ToolCall)
+    assert json.loads(found.arguments_json) == {"at": value}
 
 
 @pytest.mark.parametrize(
