@@ -92,7 +92,8 @@ def _restart_or_give_up(
         replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
         return run.with_replicas([replica]), [RunNote(text)]
-    verdict = f"{cause}; gave up after {len(failures)} failures"
+    plural = "" if len(failures) == 1 else "s"
+    verdict = f"{cause}; gave up after {len(failures)} failure{plural}"
     tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
     return _give_up_replica(run, replica, outcome, now, policy, verdict, tail)

@@ -99,5 +99,5 @@ async def test_a_replica_that_has_lost_its_machine_has_used_up_no_restart(tmp_pa
         assert replica().failures == ()
         here.backend.finish_unit(here.backend.list_running("rollout")[0], code=1)
         await here.until(lambda: here.supervisor.run.is_ending)
-        assert "gave up after 1 failures" in here.supervisor.run.error
+        assert "gave up after 1 failure" in here.supervisor.run.error
         here.release()
