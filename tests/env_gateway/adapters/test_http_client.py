@@ -194,7 +194,7 @@ async def mcp_session(reply: Reply) -> AsyncGenerator[McpSession]:
 
 async def test_a_slow_handshake_is_within_the_calls_own_time() -> None:
     async def reply(message: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.0)
         if "id" not in message:
             return web.Response(status=202)
         return answer(message, {}, headers={"mcp-session-id": "s"})
@@ -202,8 +202,8 @@ async def test_a_slow_handshake_is_within_the_calls_own_time() -> None:
     async with mcp_session(reply) as session:
         started = time.monotonic()
         with pytest.raises(BackendError) as caught:
-            await session.call_tool("t", {}, 0.5)
-        assert time.monotonic() - started < 0.75
+            await session.call_tool("t", {}, 1.25)
+        assert time.monotonic() - started < 2.75
     # The second message of the handshake was not answered: the call itself was never sent.
     assert (caught.value.kind, caught.value.delivered) == ("timeout", False)
 

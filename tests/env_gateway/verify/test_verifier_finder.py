@@ -19,13 +19,14 @@ VERIFIER = "def verify(env, final_answer=None): return 1\n"
 
 async def test_a_long_source_is_parsed_in_another_process_and_once() -> None:
     finder = VerifierFinder()
-    began = time.thread_time()
+    began, began_s = time.thread_time(), time.monotonic()
     found = await asyncio.gather(*(finder.find_function(VERIFIER + LONG) for _ in range(8)))
     assert set(found) == {VerifierFunction("verify", True, False)}
-    assert time.thread_time() - began < 0.1
-    began = time.monotonic()
+    first_s = time.monotonic() - began_s
+    assert time.thread_time() - began < first_s / 2
+    began_s = time.monotonic()
     assert await finder.find_function(VERIFIER + LONG) == found[0]
-    assert time.monotonic() - began < 0.02
+    assert time.monotonic() - began_s < first_s / 4
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_body_that_nests_without_end_is_judged_by_its_status() -> None:
 def test_a_body_of_backslashes_is_searched_in_one_pass() -> None:
     began = time.process_time()
     classify_error(HttpError(500, "\\" * 4000, None))
-    assert time.process_time() - began < 0.02
+    assert time.process_time() - began < 0.2
 
 
 def test_a_body_nested_deeply_names_no_instance() -> None:
