@@ -10,6 +10,7 @@ import grpc
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
+from services.common.deadlines import loop_time
 from services.common.errors import ServiceError
 from services.common.parsing import run_aside
 from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
@@ -189,7 +190,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         return pb.DrainResponse(open_episodes=len(self._gateway.book))
 
     def _encode_ready(self, session: Session) -> pb.EpisodeReady:
-        remaining_s = session.episode.ends_at - asyncio.get_running_loop().time()
+        remaining_s = session.episode.ends_at - loop_time()
         lease_ttl_s = self._gateway.config.lease_ttl_s
         return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from services.common import metrics
+from services.common.deadlines import loop_time
 from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.capacity_gates import Gate
@@ -103,7 +104,7 @@ async def update_alarms_forever(
             for name, one in backends
             if isinstance(one, HeartbeatBackend)
         }
-        if alarms.update_alarms(found, asyncio.get_running_loop().time()):
+        if alarms.update_alarms(found, loop_time()):
             changed()
         await asyncio.sleep(_PERIOD_S)
 

@@ -11,6 +11,7 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.common.deadlines import loop_time
 from services.env_gateway.clients.connection import (
     GatewayConnection,
     GatewayError,
@@ -154,9 +155,9 @@ async def open_episode(
     connection: GatewayConnection, request: pb.OpenEpisodeRequest, timeout_s: float
 ) -> EpisodeClient:
     """Open an episode; wait for a place while the gateway's queue is full. Raises GatewayError."""
-    until = asyncio.get_running_loop().time() + timeout_s
+    until = loop_time() + timeout_s
     while True:
-        left_s = until - asyncio.get_running_loop().time()
+        left_s = until - loop_time()
         try:
             return await _open_once(connection, request, max(0.001, left_s))
         except grpc.aio.AioRpcError as error:

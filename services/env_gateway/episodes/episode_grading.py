@@ -2,6 +2,7 @@
 
 import asyncio
 
+from services.common.deadlines import loop_time
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
@@ -59,7 +60,7 @@ class EpisodeGrader:
     ) -> Grade:
         """Grade an episode in its final state, once its calls in flight have ended. Raises nothing
         for the behaviour of a verifier or an environment."""
-        instance, until = session.instance, min(_now() + timeout_s, session.episode.ends_at)
+        instance, until = session.instance, min(loop_time() + timeout_s, session.episode.ends_at)
         if instance is None:
             return _lost_grade()
         job = self._make_job(session, instance, submission, until)
@@ -130,7 +131,3 @@ def _tainted_grade() -> Grade:
         NoGradeReason.TAINTED,
         "a tool call may or may not have been executed; the final state is unknown",
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from services.common.deadlines import loop_time, seconds_left
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -66,7 +67,7 @@ class EpisodeOpener:
     async def open_episode(self, session: Session) -> None:
         """Bring the episode to READY, or set `failure`. If the episode is closed meanwhile,
         any created instance is left in `session.instance` for deletion."""
-        started = _now()
+        started = loop_time()
         try:
             while not session.ticket.admitted and not _is_closed(session):
                 await session.changed.wait()
@@ -79,7 +80,7 @@ class EpisodeOpener:
             # A server may answer something that no adapter foresaw: the waiters get the reason.
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
             self._fail_opening(session, f"the gateway failed: {error!r}")
-        session.open_s = _now() - started
+        session.open_s = loop_time() - started
         event_metrics.open_seconds(session.env_key, "all")(session.open_s)
         session.changed.notify()
 
@@ -92,7 +93,7 @@ class EpisodeOpener:
         session.journaled = True
         self.created += 1
         request = ProvisionRequest(
-            episode.episode_id, episode.spec.task, episode.ends_at - _now() + _TTL_MARGIN_S
+            episode.episode_id, episode.spec.task, episode.ends_at - loop_time() + _TTL_MARGIN_S
         )
         session.instance = await self._retry_until_open(
             session, lambda time: self._create_instance(session, request, time), cap_s=_CAP_S
@@ -105,9 +106,9 @@ class EpisodeOpener:
         creation = self.creations.get(session.backend_name)
         if creation is None:
             creation = self.creations[session.backend_name] = creation_gate(self._config)
-        waiting_since = _now()
+        waiting_since = loop_time()
         async with creation.hold_place(session.run_id, session.episode.ends_at):
-            time.give_back(_now() - waiting_since)
+            time.give_back(loop_time() - waiting_since)
             existed, session.may_exist = session.may_exist, True
             try:
                 with self._watchdog.stage("create environment"):
@@ -127,9 +128,9 @@ class EpisodeOpener:
             await self._await_readiness(session, instance)
         if not _is_closed(session):
             event_metrics.open_seconds(session.env_key, EpisodeState.WARMING)(
-                _now() - session.state_since
+                loop_time() - session.state_since
             )
-            self._book.mark_ready(session.episode, _now())
+            self._book.mark_ready(session.episode, loop_time())
 
     async def _await_readiness(self, session: Session, instance: Instance) -> None:
         """Wait until the instance lists its tools, then get its first observation."""
@@ -165,9 +166,9 @@ class EpisodeOpener:
     ) -> T:
         """Send a request to an instance that may not be ready yet, once there is a place for
         it."""
-        waiting_since = _now()
+        waiting_since = loop_time()
         async with self._gates.hold_warming_place(session, kind, session.episode.ends_at):
-            time.give_back(_now() - waiting_since)
+            time.give_back(loop_time() - waiting_since)
             return await send(time.left_s())
 
     def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
@@ -193,7 +194,7 @@ class EpisodeOpener:
         time = _TimeToOpen(self._config.open_timeout_s, session.episode.ends_at)
         backoff = Backoff(base_s=_BASE_S, cap_s=cap_s, rng=self._rng)
         while True:
-            started = _now()
+            started = loop_time()
             try:
                 return await attempt(time)
             except NoPlaceError:
@@ -204,7 +205,7 @@ class EpisodeOpener:
             wait_s = backoff.next_wait_s(failure.retry_after_s)
             if failure.kind == "throttled":
                 # Too many at once, or no instance free: a queue, not a fault.
-                time.give_back(_now() - started + wait_s)
+                time.give_back(loop_time() - started + wait_s)
             else:
                 session.trouble = str(failure)
                 session.changed.notify()
@@ -218,9 +219,9 @@ class EpisodeOpener:
 
     def _enter_state(self, session: Session, state: EpisodeState) -> None:
         event_metrics.open_seconds(session.env_key, session.episode.state)(
-            _now() - session.state_since
+            loop_time() - session.state_since
         )
-        session.state_since = _now()
+        session.state_since = loop_time()
         session.episode.advance_state(state)
         session.trouble = ""
         session.changed.notify()
@@ -237,10 +238,10 @@ class _TimeToOpen:
 
     def __init__(self, seconds: float, ends_at: float) -> None:
         self._ends_at = ends_at
-        self._until = min(_now() + seconds, ends_at)
+        self._until = min(loop_time() + seconds, ends_at)
 
     def left_s(self) -> float:
-        return max(0.001, self._until - _now())
+        return seconds_left(self._until)
 
     def give_back(self, seconds: float) -> None:
         self._until = min(self._until + seconds, self._ends_at)
@@ -272,7 +273,3 @@ async def _pause_unless_closed(session: Session, seconds: float) -> None:
 
 def _is_closed(session: Session) -> bool:
     return session.episode.state is EpisodeState.CLOSED
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

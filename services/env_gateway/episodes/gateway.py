@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from services.common.deadlines import loop_time
 from services.common.domain.attempts import Grade
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
@@ -105,7 +106,7 @@ class Gateway:
         return self._start_episode(spec, backend, name)
 
     def _start_episode(self, spec: EpisodeSpec, backend: Backend, name: str) -> Session:
-        now = _now()
+        now = loop_time()
         # Without the try: some attempts of a re-leased group may have been tried before.
         batch = f"{spec.group_id}/{spec.worker_id}"
         ticket, admitted = self.admission.request_place(
@@ -155,7 +156,7 @@ class Gateway:
         episode = session.episode
         if episode.state is not EpisodeState.READY:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
-        self.book.extend_lease(episode, _now())
+        self.book.extend_lease(episode, loop_time())
         return await self.calls.answer_call(session, call_seq, name, arguments_json, timeout_s)
 
     async def grade_episode(
@@ -167,7 +168,7 @@ class Gateway:
         episode = session.episode
         if episode.state is not EpisodeState.READY:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
-        self.book.extend_lease(episode, _now())
+        self.book.extend_lease(episode, loop_time())
         return await self.grader.grade_episode(session, final_answer, conversation, timeout_s)
 
     def close(self, episode_id: str) -> None:
@@ -192,12 +193,12 @@ class Gateway:
         for episode_id in episode_ids:
             if (session := self._sessions.get(episode_id)) is not None:
                 self._note_instance_end(session)
-        return self.book.renew_leases(worker_id, episode_ids, _now())
+        return self.book.renew_leases(worker_id, episode_ids, loop_time())
 
     def expire_leases(self) -> None:
         """Close episodes whose lease or budget has run out, and stop waiting for incomplete
         batches."""
-        now = _now()
+        now = loop_time()
         for episode, reason in self.book.list_expired(now):
             _LOG.warning("episode_expired", episode_id=episode.episode_id, reason=reason)
             self.counts.expired[episode.spec.task.env_key] += 1
@@ -258,7 +259,3 @@ def _make_admission(config: EnvGatewayConfig) -> Admission:
         batch_wait_s=limits.batch_wait_s,
         weight_of=config.weight_of,
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import ToolOutcome
 from services.common.log import get_logger
 from services.common.parsing import run_aside
@@ -81,7 +82,7 @@ class ToolCaller:
         place: TurnPlace,
     ) -> CallAnswer:
         """Run a call in its turn, by its place in the session's line."""
-        started = _now()
+        started = loop_time()
         tool = session.tools.get(name)
         if tool is None:
             return _text_answer(ToolOutcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
@@ -100,12 +101,12 @@ class ToolCaller:
         parts = answer.parts
         if session.screen is not None:
             parts = await session.screen.convert_parts(parts)
-        sent_at = call.sent_at or _now()
+        sent_at = call.sent_at or loop_time()
         return replace(
             answer,
             parts=await session.media.store_large_parts(parts),
             queue_s=sent_at - started,
-            upstream_s=_now() - sent_at,
+            upstream_s=loop_time() - sent_at,
         )
 
     async def _answer_in_turn(self, call: _PendingCall, place: TurnPlace) -> CallAnswer:
@@ -137,7 +138,7 @@ class ToolCaller:
                     error,
                     repeatable=tool.is_repeatable or call.is_read_only,
                     unknown=call.unknown,
-                    remaining_s=call.until - _now(),
+                    remaining_s=call.until - loop_time(),
                     backoff=backoff,
                     budget=self.budget,
                 )
@@ -151,7 +152,7 @@ class ToolCaller:
 
     async def _run_attempt(self, call: _PendingCall, instance: Instance) -> CallResult:
         async with self.gates.hold_call_place(call.session, call.tool.name, call.until):
-            now = _now()
+            now = loop_time()
             call.sent_at = call.sent_at or now
             call.attempts += 1
             try:
@@ -182,7 +183,7 @@ class ToolCaller:
         ):
             return error
         session.unreachable = 0
-        timeout_s = min(_EXAMINATION_S, max(0.001, call.until - _now()))
+        timeout_s = min(_EXAMINATION_S, seconds_left(call.until))
         try:
             if await instance.is_alive(timeout_s=timeout_s):
                 return error
@@ -231,7 +232,3 @@ def new_backoff(config: RetryConfig, rng: random.Random) -> Backoff:
 
 def new_retry_budget(config: RetryConfig) -> RetryBudget:
     return RetryBudget(ratio=config.budget_ratio, cap=config.budget_cap)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

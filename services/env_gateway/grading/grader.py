@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
+from services.common.deadlines import seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
@@ -119,7 +120,7 @@ class VerifierRunner:
         """Run the verifier once, in the environment or in the gateway. Raises BackendError and
         VerifierError."""
         async with job.hold_place():
-            timeout_s = min(self._config.timeout_s, _time_left(job.until))
+            timeout_s = min(self._config.timeout_s, seconds_left(job.until))
             execution = await job.instance.grade_submission(job.submission, timeout_s=timeout_s)
             if execution is not None:
                 return execution
@@ -148,7 +149,7 @@ class VerifierRunner:
             repeatable = execution.retryable or grade.reason is NoGradeReason.JUDGE_ERROR
             if not repeatable or attempts >= self._config.attempts:
                 return grade
-            if wait_s >= _time_left(job.until):
+            if wait_s >= seconds_left(job.until):
                 return replace(grade, reason=NoGradeReason.TIMEOUT) if refused else grade
             job.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
@@ -203,7 +204,7 @@ class VerifierRunner:
         )
 
     async def _execute_here(self, verification: Verification, until: float) -> Execution:
-        timeout_s = min(self._config.timeout_s, _time_left(until))
+        timeout_s = min(self._config.timeout_s, seconds_left(until))
         return await self._grader.run_verifier(verification, timeout_s=timeout_s)
 
 
@@ -221,11 +222,3 @@ def _failed_execution(error: BackendError) -> Execution:
         instance_lost=error.lost,
         retryable=not (error.lost or error.invalid),
     )
-
-
-def _time_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.grading.trusted_verifiers import is_trusted
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
@@ -99,7 +100,7 @@ class RefusalRetrier:
 
     def __init__(self, until: float, timeout_s: float, rng: random.Random) -> None:
         self._until = until
-        self._patient_until = min(_now() + timeout_s / 2, until)
+        self._patient_until = min(loop_time() + timeout_s / 2, until)
         self._rng = rng
 
     async def send_patiently(self, send: Callable[[float], Awaitable[T]]) -> T:
@@ -107,17 +108,9 @@ class RefusalRetrier:
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         while True:
             try:
-                return await send(_time_left(self._until))
+                return await send(seconds_left(self._until))
             except BackendError as error:
                 wait_s = backoff.next_wait_s(error.retry_after_s)
-                if not error.is_refusal or _now() + wait_s >= self._patient_until:
+                if not error.is_refusal or loop_time() + wait_s >= self._patient_until:
                     raise
             await asyncio.sleep(wait_s)
-
-
-def _time_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

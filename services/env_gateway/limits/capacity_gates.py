@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from services.common.deadlines import loop_time
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
@@ -41,7 +42,7 @@ class Passage:
 
     def mark_sent(self) -> None:
         """Mark the request as sent: its waiting time before is not the backend's fault."""
-        self.sent_at = _now()
+        self.sent_at = loop_time()
 
     def mark_answered(self) -> None:
         if self.observer:
@@ -63,7 +64,7 @@ class Passage:
             )
 
     def _seconds_since_sent(self) -> float:
-        return 0.0 if self.sent_at is None else _now() - self.sent_at
+        return 0.0 if self.sent_at is None else loop_time() - self.sent_at
 
 
 class Gate:
@@ -99,7 +100,7 @@ class Gate:
 
     @property
     def breaker_state(self) -> BreakerState:
-        return self._breaker.state_at(_now()) if self._breaker else BreakerState.CLOSED
+        return self._breaker.state_at(loop_time()) if self._breaker else BreakerState.CLOSED
 
     @asynccontextmanager
     async def hold_place(
@@ -122,7 +123,7 @@ class Gate:
             self._end_request(place, passage.evidence)
 
     async def _enter_queue(self, run_id: str, until: float) -> _Place:
-        now = _now()
+        now = loop_time()
         if now >= until:
             # Not a fault, and no evidence against the environment.
             raise NoPlaceError
@@ -160,11 +161,13 @@ class Gate:
             self._limit.end_without_evidence()
         self._queue.give_back(place.run_id)
         if self._breaker is not None:
-            self._breaker.end_request(place.generation, failed=_FAILED.get(evidence), now=_now())
+            self._breaker.end_request(
+                place.generation, failed=_FAILED.get(evidence), now=loop_time()
+            )
         self._let_in()
 
     def _let_in(self) -> None:
-        now = _now()
+        now = loop_time()
         while self._queue and self._has_room(now):
             run_id, waiter = self._queue.pop()
             if waiter.done():
@@ -201,7 +204,3 @@ def _raise_unavailable(blocked_s: float) -> NoReturn:
         delivered=False,
         retry_after_s=blocked_s,
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

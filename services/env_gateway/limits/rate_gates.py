@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from services.common.deadlines import loop_time
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
@@ -29,7 +30,7 @@ class PacedGate:
         """Hold a place while the body runs. Raises NoPlaceError at `until`."""
         entry = self.gate.hold_place(run_id, until, kind=kind, instance_id=instance_id)
         async with entry as passage:
-            wait_s = self._rate.take_token(asyncio.get_running_loop().time())
+            wait_s = self._rate.take_token(loop_time())
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             passage.mark_sent()

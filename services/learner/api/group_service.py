@@ -8,6 +8,7 @@ import grpc
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
+from services.common.deadlines import loop_time
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
 from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
@@ -28,7 +29,6 @@ from services.learner.api.sequence_decode import TokenLimits
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
-from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.lease_requests import DrainingError, LeaseRequest
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import UnknownPolicyError

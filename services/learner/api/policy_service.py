@@ -7,6 +7,7 @@ import numpy as np
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
+from services.common.deadlines import loop_time
 from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
@@ -24,7 +25,6 @@ from services.learner.api.request_checks import (
 from services.learner.api.sequence_decode import MalformedRequestError, to_floats
 from services.learner.config.learner import WeightsConfig
 from services.learner.groups.dispatcher import GroupDispatcher
-from services.learner.groups.lease_clock import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import Probe, ProbeError, ProbeResult
 from services.learner.weights.live_sender import LiveSender

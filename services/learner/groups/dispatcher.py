@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
+from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
@@ -18,7 +19,6 @@ from services.learner.groups.attempt_seeds import attempt_seed
 from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.lease_idempotency import LeaseAnswers
 from services.learner.groups.lease_requests import DrainingError, LeaseRequest
 from services.learner.groups.leases import LeaseBook

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from services.common.deadlines import loop_time
 from services.common.domain.attempts import Purpose
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
-from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import TEMPLATE_ERROR
 from services.learner.groups.received_attempts import OpenAttempts

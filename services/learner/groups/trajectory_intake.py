@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.common.deadlines import loop_time
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
@@ -13,7 +14,6 @@ from services.learner.group_types import GroupSpec
 from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import Provenance

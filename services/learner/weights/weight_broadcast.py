@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
 from services.learner.guard.probes import Probe
 from services.learner.types import Publication
@@ -141,7 +142,7 @@ class WeightBroadcast:
     def announce_policy(self, announcement: Announcement) -> None:
         """Order every member to load a publication."""
         self.newest = announcement
-        self._announced_at = asyncio.get_running_loop().time()
+        self._announced_at = loop_time()
         self.sync_seconds = None
         self._canaries[announcement.policy] = announcement.publication.canary_logprobs
         for policy in sorted(self._canaries)[:-_REMEMBERED]:
@@ -219,7 +220,7 @@ class WeightBroadcast:
     def _note_sync(self) -> None:
         newest = self.newest
         if newest and self.sync_seconds is None and not self.list_absent(newest.policy):
-            self.sync_seconds = asyncio.get_running_loop().time() - self._announced_at
+            self.sync_seconds = loop_time() - self._announced_at
 
     def _find_worker(self, worker_id: str) -> AttachedWorker:
         member = self._members.get(worker_id)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
+from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
@@ -156,7 +157,7 @@ class VllmEngine:
         timeout_s: float = inf,
     ) -> Completion:
         params = self._make_params(sampling, len(token_ids), max_tokens)
-        ends = asyncio.get_running_loop().time() + timeout_s
+        ends = loop_time() + timeout_s
         for _ in range(MAX_REQUEST_STARTS):
             try:
                 policy, answer, over = await self._run_in_slot(token_ids, params, ends)
@@ -185,7 +186,7 @@ class VllmEngine:
         self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
     ) -> Completion:
         params = burn_in_params(max_tokens, seeded=self._seeded)
-        ends = asyncio.get_running_loop().time() + timeout_s
+        ends = loop_time() + timeout_s
         # A unique salt: no request has computed this prefix, and none will find it.
         salt = f"burn-in {uuid.uuid4().hex}"
         try:

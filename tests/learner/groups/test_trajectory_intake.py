@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.common.deadlines import loop_time
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
 from services.learner.group_types import Lease
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
 from services.env_gateway.adapters.fleet.runner_token import RunnerToken
@@ -65,7 +66,7 @@ class FleetApi:
         base: str | None = None,
     ) -> Any:
         """Send a request to the control plane; `path` is below its address, or below `base`."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         base = base or await self._address.wait_for_url(timeout_s)
         headers = {
             **self.headers,
@@ -79,7 +80,7 @@ class FleetApi:
                 self.http,
                 method,
                 base + path,
-                timeout_s=_seconds_left(until),
+                timeout_s=seconds_left(until),
                 limits=self.limits,
                 body=body,
                 headers=headers,
@@ -92,17 +93,17 @@ class FleetApi:
         self, method: str, url: str, *, timeout_s: float, body: Any = None
     ) -> Any:
         """Send a request to an instance's own runner, for which the API key is not meant."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         headers = {**_RUNNER_SDK, **(_JSON if body is not None else {})}
         for attempt in range(2):
-            token = await self._token.get_token(_seconds_left(until))
+            token = await self._token.get_token(seconds_left(until))
             gate = {"x-runner-token": token} if token else {}
             try:
                 answer, _ = await exchange_json(
                     self.http,
                     method,
                     url,
-                    timeout_s=_seconds_left(until),
+                    timeout_s=seconds_left(until),
                     limits=self.limits,
                     body=body,
                     headers={**headers, **gate},
@@ -110,7 +111,7 @@ class FleetApi:
             except HttpError as error:
                 # A gated router answers 404 to a missing or outdated token.
                 gated = error.status == 404 and not attempt
-                if not gated or not await self._token.renew_token(token, _seconds_left(until)):
+                if not gated or not await self._token.renew_token(token, seconds_left(until)):
                     raise classify_error(error) from error
             else:
                 return answer
@@ -121,7 +122,7 @@ class FleetApi:
     ) -> dict[str, Any]:
         """Create an instance and return its description once it runs. A repeat finds the first
         instance."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         config = self._config
         optional = {"region": config.region, "image_type": config.image_type or image_type}
         body = {
@@ -173,14 +174,14 @@ class FleetApi:
 
     async def delete_run_instances(self, run_id: str, *, timeout_s: float) -> None:
         """Delete all instances with this tag. Raises BackendError while any is left."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         query = fleet_wire.run_query(run_id)
         self._tries.pop(run_id, None)
         await self.call_control_plane(
-            "DELETE", f"{fleet_wire.INSTANCES}/batch?{query}", timeout_s=_seconds_left(until)
+            "DELETE", f"{fleet_wire.INSTANCES}/batch?{query}", timeout_s=seconds_left(until)
         )
         listed = await self.call_control_plane(
-            "GET", f"{fleet_wire.INSTANCES}?{query}", timeout_s=_seconds_left(until)
+            "GET", f"{fleet_wire.INSTANCES}?{query}", timeout_s=seconds_left(until)
         )
         left = [item for item in listed or () if item.get("status") not in _ENDED]
         if left:
@@ -220,11 +221,11 @@ class FleetApi:
                 return None
             if "status" in body:
                 wait_s = backoff.next_wait_s()
-                if _now() + wait_s >= until:
+                if loop_time() + wait_s >= until:
                     message = f"instance {instance_id} is still {body['status']}"
                     raise BackendError("timeout", message, delivered=None)
                 await asyncio.sleep(wait_s)
-            body = await self._get_instance(instance_id, _seconds_left(until))
+            body = await self._get_instance(instance_id, seconds_left(until))
         return body
 
     async def _fetch_runner_token(self, timeout_s: float) -> Any:
@@ -241,11 +242,3 @@ def _check_description(answer: Any) -> dict[str, Any]:
         message = f"Fleet described an instance as {reprlib.repr(answer)}"
         raise BackendError("protocol", message, delivered=None)
     return fields
-
-
-def _seconds_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,7 +1,6 @@
 """Fleet's instances as environments: created, kept alive, called, graded and deleted."""
 
-import asyncio
-
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet.connection import FleetConnection
 from services.env_gateway.adapters.fleet.instance import FleetInstance
 from services.env_gateway.adapters.fleet.screen import image_type, page_url
@@ -34,11 +33,11 @@ class FleetBackend:
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> FleetInstance:
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         await self.connection.address.wait_for_url(timeout_s)
         generation = self.connection.address.generation
         body = await self.connection.api.create_instance(
-            request, image_type=image_type(request.task.modality), timeout_s=_seconds_left(until)
+            request, image_type=image_type(request.task.modality), timeout_s=seconds_left(until)
         )
         lease = None
         if request.task.modality == "browser_use":
@@ -46,7 +45,7 @@ class FleetBackend:
                 request.episode_id,
                 page_url(body),
                 ttl_s=request.ttl_s,
-                timeout_s=_seconds_left(until),
+                timeout_s=seconds_left(until),
             )
         instance = FleetInstance(self.connection, body, request, lease, generation)
         self.connection.heartbeats.watch_instance(instance.instance_id, instance)
@@ -72,11 +71,3 @@ class FleetBackend:
 
     async def close(self) -> None:
         await self.connection.close()
-
-
-def _seconds_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,11 +1,11 @@
 """Connection that all instances at Fleet share: control plane, heartbeats, browsers, caches."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import aiohttp
 
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.browser import BrowserClient, split_id
@@ -43,20 +43,20 @@ class FleetConnection:
 
     async def delete_instance(self, joined: str, timeout_s: float) -> None:
         """Delete an instance and its leased browser."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         instance_id, *leases = split_id(joined)
         await self.api.delete_instance(instance_id, timeout_s=timeout_s)
         for lease_id in leases:
-            await self.browsers.release_browser(lease_id, timeout_s=_seconds_left(until))
+            await self.browsers.release_browser(lease_id, timeout_s=seconds_left(until))
 
     async def find_end_reason(self, joined: str, timeout_s: float) -> str | None:
         """Return why an instance or its browser is gone; None while both run. Raises BackendError
         if that is unknown."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         instance_id, *leases = split_id(joined)
         why = await self.api.find_end_reason(instance_id, timeout_s)
         for lease_id in leases:
-            why = why or await self.browsers.find_end_reason(lease_id, _seconds_left(until))
+            why = why or await self.browsers.find_end_reason(lease_id, seconds_left(until))
         return why
 
     def make_tools(
@@ -73,11 +73,3 @@ class FleetConnection:
         await self.heartbeats.close()
         await self.api.http.close()
         await self.address.close()
-
-
-def _seconds_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.common import metrics
 from services.common.concurrency import cancel_tasks, raise_failure
+from services.common.deadlines import loop_time
 from services.common.log import get_logger
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.ports import BackendError
@@ -53,11 +54,11 @@ class Heartbeats:
     def late_count(self) -> int:
         """The number of instances that may end soon: nothing was confirmed for two thirds of their
         time."""
-        return self._schedule.count_late(_now())
+        return self._schedule.count_late(loop_time())
 
     def watch_instance(self, instance_id: str, instance: HeartbeatTarget) -> None:
         self._instances[instance_id] = instance
-        self._schedule.watch_instance(instance_id, _now())
+        self._schedule.watch_instance(instance_id, loop_time())
         self._changed.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep_beating())
@@ -75,7 +76,7 @@ class Heartbeats:
 
     async def _keep_beating(self) -> None:
         while True:
-            now = _now()
+            now = loop_time()
             for instance_id in self._schedule.pop_lost(now):
                 self._drop_lost(instance_id)
             for instance_id in self._schedule.begin_due_beats(now):
@@ -102,7 +103,7 @@ class Heartbeats:
             self._note_failure(instance_id, BackendError("internal", repr(error), delivered=None))
         else:
             _heartbeat_results("ok")()
-            self._schedule.confirm_beat(instance_id, _now())
+            self._schedule.confirm_beat(instance_id, loop_time())
         self._changed.set()
 
     def _note_failure(self, instance_id: str, error: BackendError) -> None:
@@ -111,7 +112,7 @@ class Heartbeats:
             _LOG.warning("instance_ended", instance=instance_id, error=str(error))
             self.forget_instance(instance_id)
             return
-        self._schedule.record_failure(instance_id, _now(), error.retry_after_s)
+        self._schedule.record_failure(instance_id, loop_time(), error.retry_after_s)
         self._failures += 1
         self.last_failure = str(error)
 
@@ -136,7 +137,3 @@ class Heartbeats:
         _LOG.error("instance_lost", instance=instance_id, why=why)
         _heartbeat_results("lost")()
         self._instances.pop(instance_id).mark_ended(why)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,11 +1,11 @@
 """An instance at Fleet: kept alive, called and graded while it runs."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.browser import BrowserLease, join_id
 from services.env_gateway.adapters.fleet.connection import FleetConnection
@@ -85,11 +85,11 @@ class FleetInstance:
         self._unconfirmed = _UnconfirmedRun()
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         async with self._translating_failures(timeout_s):
             tools = await self._tools.list_tools(timeout_s)
             if not self._page_shown:
-                await self._show_page(_seconds_left(until))
+                await self._show_page(seconds_left(until))
         return tools
 
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
@@ -111,7 +111,7 @@ class FleetInstance:
         if verifier is None or submission.task.verifier is None:
             return None
         self._require_running()
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         execution = self._unconfirmed.for_submission(submission)
         if execution is None:
             execution = await self._run_verifier(verifier, submission, until)
@@ -163,7 +163,7 @@ class FleetInstance:
         except FleetError as error:
             # Neither a fault of the server nor a rate limit.
             refused = error.status < 500 and error.kind != "throttled"
-            if refused and await self._is_known_ended(_now() + _CHECK_S):
+            if refused and await self._is_known_ended(loop_time() + _CHECK_S):
                 self._require_running()
             raise
 
@@ -179,7 +179,7 @@ class FleetInstance:
     async def _translating_failures(self, timeout_s: float) -> AsyncGenerator[None]:
         """Distinguish an ended instance from one that only fails."""
         self._require_running()
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         try:
             yield
         except BackendError as error:
@@ -196,7 +196,7 @@ class FleetInstance:
         self, verifier: FleetVerifier, submission: Submission, until: float
     ) -> Execution:
         try:
-            return await verifier.run_verifier(self._id, submission, _seconds_left(until))
+            return await verifier.run_verifier(self._id, submission, seconds_left(until))
         except BackendError as error:
             if error.kind != "throttled" and await self._is_known_ended(until):
                 self._require_running()
@@ -211,7 +211,7 @@ class FleetInstance:
     async def _update_end_reason(self, until: float) -> None:
         """Check whether the instance has ended. Raises BackendError if that is unknown."""
         if self._ended is None:
-            left_s = min(_CHECK_S, until - _now())
+            left_s = min(_CHECK_S, until - loop_time())
             self._ended = await self._connection.find_end_reason(
                 self.instance_id, max(0.001, left_s)
             )
@@ -229,11 +229,3 @@ def _may_have_ended(error: BackendError) -> bool:
     if isinstance(error, HttpError | FleetError):
         return error.status in _MAYBE_ENDED
     return error.lost or error.kind in ("connect", "connection")
-
-
-def _seconds_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from services.common.deadlines import loop_time
 from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.adapters.fleet.wire import as_object
 
@@ -31,7 +32,7 @@ class RunnerToken:
         are rate-limited: a runner also answers 404 for an instance that is gone."""
         async with self._resolving:
             at = self._resolved_at
-            if self._token == refused and (at is None or _now() - at > _TOKEN_AGE_S):
+            if self._token == refused and (at is None or loop_time() - at > _TOKEN_AGE_S):
                 await self._resolve_token(timeout_s)
             return self._token != refused
 
@@ -44,8 +45,4 @@ class RunnerToken:
             answer = None
         token = as_object(answer).get("token")
         self._token = token.strip() or None if isinstance(token, str) else None
-        self._resolved_at = _now()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        self._resolved_at = loop_time()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.deadlines import loop_time
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.ports import BackendError, CallResult, Tool
@@ -93,7 +94,7 @@ class FleetTools:
     def _tolerates_failure(self, known: ToolRoutes | None) -> bool:
         """Return True if one endpoint, here or in an earlier instance, has served for so long that
         the other need not be awaited."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         self._served_at = self._served_at or now
         return known is not None or now - self._served_at >= _GRACE_S
 

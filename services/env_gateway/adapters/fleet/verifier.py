@@ -1,6 +1,5 @@
 """Remote runs of a task's verifier at Fleet, beside the instance."""
 
-import asyncio
 import base64
 import hashlib
 import io
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.ports import Execution, Submission
@@ -80,7 +80,7 @@ class FleetVerifier:
     async def _execute_bundle(
         self, request: dict[str, Any], bundle: VerifierBundle, timeout_s: float
     ) -> Any:
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         request["region"] = self._region
         if await self._is_uploaded(bundle, timeout_s):
             try:
@@ -96,7 +96,7 @@ class FleetVerifier:
         return answer
 
     async def _post_request(self, request: Mapping[str, Any], until: float) -> Any:
-        left_s = max(0.001, until - _now())
+        left_s = seconds_left(until)
         return await self._api.call_control_plane(
             "POST", "/v1/verifiers/execute", timeout_s=left_s, body=request
         )
@@ -166,7 +166,3 @@ def _build_request(
         "function_name": function.name,
         "timeout": max(1, min(_MAX_TIMEOUT_S, int(timeout_s * _TIMEOUT_SHARE))),
     }
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

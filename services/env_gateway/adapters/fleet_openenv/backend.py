@@ -4,11 +4,11 @@ It serves comparison: FleetTaskEnv retries calls that may have been executed, ta
 without a result for a pass, and waits eight seconds before its first request. This backend adds
 what it lacks: it tags instances and deletes them."""
 
-import asyncio
 import os
 import sys
 from pathlib import Path
 
+from services.common.deadlines import loop_time
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import to_task_config
@@ -68,7 +68,7 @@ class FleetOpenEnvBackend:
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> FleetOpenEnvInstance:
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         environment = await self._worker_environment(timeout_s)
         worker = await FleetTaskEnvProcess.start_process(
             self._command, environment, self._config.answer_limits
@@ -80,7 +80,9 @@ class FleetOpenEnvBackend:
             "ttl_s": int(request.ttl_s) + 1,
         }
         try:
-            created = check_answer(await worker.send_request(message, timeout_s=until - _now()))
+            created = check_answer(
+                await worker.send_request(message, timeout_s=until - loop_time())
+            )
         except BaseException:
             # Also if cancelled: an untracked process would continue to create instances.
             await worker.kill()
@@ -102,7 +104,3 @@ class FleetOpenEnvBackend:
         # It refuses to start without a key, even if the control plane requires none.
         own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
         return {**configured_environment(self._config, where=_WHERE), **own}
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import aiohttp
 
+from services.common.deadlines import loop_time, seconds_left
 from services.common.large_values import run_aside_for
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError, exchange_json
@@ -55,27 +56,27 @@ class McpSession:
 
     async def open_session(self, timeout_s: float) -> None:
         """Open the session, which proves that the server is ready. Raises BackendError."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         async with self._opening:
             if self._open:
                 return
             self._headers = dict(self._base_headers)
             result, headers = await self._exchange_messages(
-                "initialize", INITIALIZE, _seconds_left(until)
+                "initialize", INITIALIZE, seconds_left(until)
             )
             self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
             if session_id := headers.get("mcp-session-id"):
                 self._headers["mcp-session-id"] = session_id
                 # A server without session ids keeps no state that this could change.
-                await self._send_message(INITIALIZED, _seconds_left(until))
+                await self._send_message(INITIALIZED, seconds_left(until))
             self._openings += 1
             self._open = True
 
     async def list_tools(self, timeout_s: float) -> list[Tool]:
         tools: list[Tool] = []
         cursor: str | None = None
-        until = _now() + timeout_s
-        while (left_s := until - _now()) > 0:
+        until = loop_time() + timeout_s
+        while (left_s := until - loop_time()) > 0:
             params = {"cursor": cursor} if cursor else {}
             result = await self.send_request("tools/list", params, left_s)
             tools += await run_aside_for(result, partial(parse_tools, result))
@@ -95,13 +96,13 @@ class McpSession:
     async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
         """Send a request and return its result. Raises BackendError; `lost` if the server accepts
         neither the session nor a new one."""
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         for attempt in range(2):
             opening = None
             try:
-                await self._ensure_open(_seconds_left(until))
+                await self._ensure_open(seconds_left(until))
                 opening = self._openings
-                return (await self._exchange_messages(method, params, _seconds_left(until)))[0]
+                return (await self._exchange_messages(method, params, seconds_left(until)))[0]
             except HttpError as error:
                 if error.status != 404:
                     raise
@@ -164,11 +165,3 @@ class McpSession:
             headers=self._headers,
             message_id=cast("int | None", message.get("id")),
         )
-
-
-def _seconds_left(until: float) -> float:
-    return max(0.001, until - _now())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

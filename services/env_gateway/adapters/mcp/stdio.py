@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from services.common.deadlines import loop_time, seconds_left
 from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.mcp.stdio_server import StdioServer
@@ -53,7 +54,7 @@ class StdioInstance:
         return self._server.ended or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         if not self._initialized:
             await self._server.send_request("initialize", INITIALIZE, timeout_s)
             await self._server.send_notification(INITIALIZED)
@@ -91,7 +92,7 @@ class StdioInstance:
         tools: list[Tool] = []
         params: dict[str, Any] = {}
         while True:
-            left_s = max(0.001, until - _now())
+            left_s = seconds_left(until)
             result = await self._server.send_request("tools/list", params, left_s)
             tools += await run_aside_for(result, partial(parse_tools, result))
             if not (cursor := result.get("nextCursor")):
@@ -154,7 +155,3 @@ def _episode_environment(task: Task) -> dict[str, str]:
         "FLOTILLA_DATA_VERSION": task.data_version,
         "FLOTILLA_ENV_VARIABLES": json.dumps(dict(task.raw_variables)),
     }
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -3,7 +3,6 @@
 The package itself is not imported: its client alone costs 160 MB and three seconds.
 """
 
-import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from services.common.deadlines import loop_time
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
@@ -54,19 +54,19 @@ class OpenEnvBackend:
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> OpenEnvInstance:
         config, task = self._config, request.task
-        until = _now() + timeout_s
+        until = loop_time() + timeout_s
         url = _to_http_url(await self._address.wait_for_url(timeout_s) + config.path)
         url = url.replace("{env_key}", task.env_key)
-        action = await self._action_schema(url, until - _now())
+        action = await self._action_schema(url, until - loop_time())
         channel = await open_channel(
             self._http,
             url,
-            timeout_s=until - _now(),
+            timeout_s=until - loop_time(),
             ping_interval_s=config.ping_interval_s,
             limits=config.answer_limits,
         )
         try:
-            start = await self._reset_session(channel, request, until - _now())
+            start = await self._reset_session(channel, request, until - loop_time())
         except BaseException:
             channel.drop_session("it was not reset")
             raise
@@ -151,7 +151,3 @@ def _read_field(request: ProvisionRequest, field: str) -> Any:
 
 def _to_http_url(url: str) -> str:
     return f"http{url.removeprefix('ws')}" if url.startswith("ws") else url
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

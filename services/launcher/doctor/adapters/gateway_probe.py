@@ -13,6 +13,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
+from services.common.deadlines import loop_time
 from services.common.python_command import python_command
 from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
@@ -221,13 +222,13 @@ def _judge_grade(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Fin
 
 async def _check_leaks(stub: Any) -> dict[str, Finding]:
     """Check that every instance that was created is closed again."""
-    until = asyncio.get_running_loop().time() + _CLOSED_S
+    until = loop_time() + _CLOSED_S
     while True:
         status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
         left = status.instances_created - status.instances_closed
         if not left and not status.delete_backlog:
             return {}
-        if asyncio.get_running_loop().time() > until:
+        if loop_time() > until:
             what = f"{left} instances of these episodes may not be closed"
             return {"": fail(what, "end them at the backend")}
         await asyncio.sleep(0.1)
