@@ -6,7 +6,7 @@ lost, whenever it comes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -99,6 +99,13 @@ async def wait_for_any(
     first = asyncio.FIRST_COMPLETED
     done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=first)
     return bool(done)
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Wait until `event` is set or the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 @contextmanager

@@ -4,13 +4,13 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from services.common.concurrency import wait_for_event
 from services.common.log import get_logger
 from services.common.peer_channels import Peers, RegistryContract
 from services.common.rpc import service_error, to_seconds
@@ -132,9 +132,7 @@ class Membership:
         self._hurried.set()
 
     async def _pause(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval_s):
-                await self._hurried.wait()
+        await wait_for_event(self._hurried, self._interval_s)
 
     async def send_last_heartbeat(self) -> None:
         """Send one last heartbeat: the outcome must not be lost between two of them."""

@@ -7,9 +7,9 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 
-from services.common.concurrency import cancel_tasks, wait_for_any
+from services.common.concurrency import cancel_tasks, wait_for_any, wait_for_event
 from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
@@ -159,6 +159,4 @@ class InstanceDeleter:
         if self._ending.is_set():
             await asyncio.sleep(seconds)
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ending.wait()
+        await wait_for_event(self._ending, seconds)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.common import log
-from services.common.concurrency import cancel_tasks
+from services.common.concurrency import cancel_tasks, wait_for_event
 from services.launcher.agent import decisions as watches
 from services.launcher.agent.decisions import (
     EndCause,
@@ -134,7 +134,7 @@ class Watcher:
 
     async def _sleep_until_due(self) -> None:
         due = watches.next_due(self._watch)
-        await _wait_for_event(self._wake, None if due is None else max(0.0, due - time.monotonic()))
+        await wait_for_event(self._wake, None if due is None else max(0.0, due - time.monotonic()))
 
     async def _perform_action(self, action: ProcessAction | None) -> None:
         processes = self._parts.processes
@@ -200,7 +200,7 @@ class Watcher:
             if not await self._send_report(self._call_s()):
                 await asyncio.sleep(min(again_s, _AGAIN_S))
                 continue
-            await _wait_for_event(self._news, again_s)
+            await wait_for_event(self._news, again_s)
 
     def _call_s(self) -> float:
         return min(_CALL_S, self._watch.lease_s / 2)
@@ -249,12 +249,3 @@ class Watcher:
             if await self._send_report(timeout_s):
                 return
             await asyncio.sleep(_AGAIN_S)
-
-
-async def _wait_for_event(event: asyncio.Event, limit_s: float | None) -> None:
-    """Wait for an event, at most `limit_s`.
-
-    Not `wait_for`: that one loses a cancellation which comes together with the event."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await event.wait()

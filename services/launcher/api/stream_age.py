@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from contextlib import suppress
 
 from grpc import StatusCode
 
+from services.common.concurrency import wait_for_event
 from services.launcher.control.launcher import refusal_error
 
 # Longest life of a stream. The client reconnects, so neither side hangs for ever.
@@ -17,10 +17,7 @@ async def wait_for_change(change: asyncio.Event, deadline: float) -> None:
     """Wait for a change. A stream past its age ends with UNAVAILABLE, and the client
     reconnects."""
     check_age(deadline)
-    with suppress(TimeoutError):
-        # Not wait_for: it loses a cancellation that coincides with the event.
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            await change.wait()
+    await wait_for_event(change, max(0.0, deadline - time.monotonic()))
 
 
 async def wait_to_poll(deadline: float) -> None:

@@ -3,13 +3,12 @@
 import asyncio
 import sqlite3
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from services.common import log
-from services.common.concurrency import running_tasks, wait_for_any
+from services.common.concurrency import running_tasks, wait_for_any, wait_for_event
 from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
 from services.launcher.backends.ports import Backend, LaunchSpec
@@ -171,9 +170,7 @@ class Supervisor:
         now = clock.now()
         dues = [next_reconcile_due(self.run, now), self._cost_tracker.next_count_due(self.run)]
         patience = min([_LOOK_AROUND_S, *(due - now for due in dues if due is not None)])
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._wake.wait()
+        await wait_for_event(self._wake, patience)
 
     async def _perform_action(self, action: RunAction, tasks: asyncio.TaskGroup) -> None:
         match action:

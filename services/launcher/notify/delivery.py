@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from services.common.concurrency import wait_for_event
 from services.common.log import get_logger
 from services.common.redaction import redact
 from services.launcher.control.background_loops import run_safely
@@ -51,9 +52,7 @@ class DeliveryWorker:
             self._wake.clear()
             await run_safely(self.deliver_due, "delivering messages")
             # Not wait_for: it swallows a cancellation that comes together with the event.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_to_next()):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, self._seconds_to_next())
 
     async def deliver_due(self) -> None:
         """Send all that is due now, to all targets at once, in order for each."""
