@@ -8,7 +8,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.common.rpc import to_duration
 from services.launcher import state
 from services.launcher.agent_protocol import UnitPhase, UnitReport, is_side_log, key_of_node
-from services.launcher.api import agent_codec
+from services.launcher.api.agent_codec import COMMANDS, PHASES
 from services.launcher.control.launcher import Launcher, refusal_error
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES, LogGapError, LogSpool
@@ -23,7 +23,8 @@ def handle_report(
 ) -> registry_pb.ReportUnitResponse:
     """Record a watcher's report; the reply renews its lease. Raises ReplacedError."""
     key = (request.service, request.replica)
-    phase = agent_codec.phase_from_pb(request.phase)
+    # A phase that only a newer agent knows is RUNNING.
+    phase = PHASES.find_member(request.phase) or UnitPhase.RUNNING
     how = state.ExitStatus(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
     command = supervisor.record_report(
         key,
@@ -32,7 +33,7 @@ def handle_report(
         request.node,
     )
     return registry_pb.ReportUnitResponse(
-        command=agent_codec.COMMANDS[command],
+        command=COMMANDS.encode(command),
         lease=to_duration(supervisor.config.sky.unit_lease_s),
         begun=supervisor.has_trained(),
     )

@@ -17,20 +17,15 @@ from services.launcher.run_progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store.ledger import RunEvent, StoredRun
 from services.launcher.store.roster import Member
+from services.wire.enums import EnumCodec
 
-STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
-    state: run_pb.RunState.Value(f"RUN_STATE_{state.name}") for state in RunState
-}
+STATES = EnumCodec(RunState, run_pb.RunState)
 OUTCOMES: Mapping[Outcome, "run_pb.Outcome.ValueType"] = {
     **{each: run_pb.Outcome.Value(f"OUTCOME_{each.name}") for each in Outcome if each},
     Outcome.NONE: run_pb.OUTCOME_UNSPECIFIED,
 }
-CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
-    cleanup: run_pb.Cleanup.Value(f"CLEANUP_{cleanup.name}") for cleanup in Cleanup
-}
-MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
-    mode: run_pb.RunMode.Value(f"RUN_MODE_{mode.name}") for mode in RunMode
-}
+CLEANUPS = EnumCodec(Cleanup, run_pb.Cleanup)
+MODES = EnumCodec(RunMode, run_pb.RunMode)
 SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
     name: alarm_pb.AlarmSeverity.Value(f"ALARM_SEVERITY_{name.upper()}")
     for name in ("notice", "warning", "error")
@@ -38,12 +33,6 @@ SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
 _NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
 # Metrics of a run in a list of runs.
 _HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
-
-
-def mode_from_pb(wire: "run_pb.RunMode.ValueType") -> RunMode:
-    """Read the mode. An unspecified or unknown one, from a newer client, is TRAIN."""
-    known = {value: key for key, value in MODES.items()}
-    return known.get(wire, RunMode.TRAIN)
 
 
 def timestamp_to_pb(seconds: float | None) -> Timestamp | None:
@@ -61,8 +50,8 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
     return run_pb.Run(
         run_id=found.run_id,
         name=found.name,
-        state=STATES[found.state],
-        mode=MODES[found.mode],
+        state=STATES.encode(found.state),
+        mode=MODES.encode(found.mode),
         spec_json="" if brief else stored.spec_json,
         replicas=[run_pb.ServiceReplica(**body) for body in bodies],
         create_time=timestamp_to_pb(stored.created),
@@ -71,7 +60,7 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
         metrics={n: v for n, v in stored.metrics.items() if n in _HEADLINES or not brief},
         directory=str(folder / found.run_id),
         outcome=OUTCOMES[found.outcome if found.state.has_ended else Outcome.NONE],
-        cleanup=CLEANUPS[found.cleanup],
+        cleanup=CLEANUPS.encode(found.cleanup),
         cleanup_detail=found.cleanup_detail,
         cost=_cost_to_pb(found.cost, stored.spec_json, stored.prices, found.wanted),
         backend=found.backend,
@@ -100,7 +89,7 @@ def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
     response = run_pb.WatchRunResponse(event=found.number, time=timestamp_to_pb(found.time))
     match found.kind:
         case "state":
-            response.state = STATES[RunState(found.body["state"])]
+            response.state = STATES.encode(RunState(found.body["state"]))
         case "replica":
             response.replica.CopyFrom(run_pb.ServiceReplica(**found.body))
         case "cost":

@@ -75,7 +75,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
             message = f"{request.service}-{request.replica} is not registered; register first"
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_REPLICA", message) from error
         return registry_service_pb2.HeartbeatResponse(
-            command=agent_codec.COMMANDS[command],
+            command=agent_codec.COMMANDS.encode(command),
             metrics=budget.cost_metrics(supervisor.run.cost, supervisor.progress.metrics),
         )
 

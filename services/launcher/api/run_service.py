@@ -17,6 +17,7 @@ from services.launcher.api import codec
 from services.launcher.api.run_files_stream import RunFilesStream
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait_to_poll
 from services.launcher.control.launcher import Launcher, refusal_error
+from services.launcher.state import RunMode
 from services.launcher.store import logs
 
 DEFAULT_GRACE_S = 60.0
@@ -46,7 +47,8 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         run_id = await self._launcher.start_run(
             request.request_id,
             request.spec_json,
-            codec.mode_from_pb(request.mode),
+            # An unspecified mode, or one that only a newer client knows, is TRAIN.
+            codec.MODES.find_member(request.mode) or RunMode.TRAIN,
             request.resume_run_id,
         )
         return run_service_pb2.StartRunResponse(run_id=run_id)
@@ -134,7 +136,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             if not run_id:
                 return run_service_pb2.StopRunResponse()
         state = await self._launcher.stop_run(run_id, grace_s)
-        return run_service_pb2.StopRunResponse(state=codec.STATES[state], run_id=run_id)
+        return run_service_pb2.StopRunResponse(state=codec.STATES.encode(state), run_id=run_id)
 
     async def Reap(
         self, request: run_service_pb2.ReapRequest, context: Context

@@ -11,8 +11,8 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common.rpc import service_error, to_seconds
 from services.launcher.agent.ports import LauncherAnswer, LauncherAwayError, ReplicaReplacedError
-from services.launcher.agent_protocol import UnitReport
-from services.launcher.api.agent_codec import PHASES, command_from_pb
+from services.launcher.agent_protocol import ReplicaCommand, UnitReport
+from services.launcher.api.agent_codec import COMMANDS, PHASES
 from services.launcher.state import ReplicaKey
 
 # The contract's limit on the last lines of a log.
@@ -43,7 +43,7 @@ class GrpcLauncherLink:
         how = report.exit
         request = registry_pb.ReportUnitRequest(
             **self._identity_fields(self._sender.incarnation),
-            phase=PHASES[report.phase],
+            phase=PHASES.encode(report.phase),
             exit_code=(how.code or 0) if how else 0,
             tail=how.tail[-_TAIL_CHARACTERS:] if how else "",
             hostname=report.hostname,
@@ -53,7 +53,8 @@ class GrpcLauncherLink:
             response = await self._stub.ReportUnit(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _translate_error(error) from error
-        command = command_from_pb(response.command)
+        # A command that only a newer launcher knows is NONE.
+        command = COMMANDS.find_member(response.command) or ReplicaCommand.NONE
         return LauncherAnswer(command, to_seconds(response.lease), response.begun)
 
     async def push_log(
