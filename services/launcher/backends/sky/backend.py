@@ -5,7 +5,7 @@ Everything is found again by name, because SkyPilot's request ids do not outlive
 import asyncio
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from services.launcher.backends.ports import (
     OrphanResource,
     ResourceOffer,
 )
-from services.launcher.backends.sky import names
+from services.launcher.backends.sky import names, orphan_names
 from services.launcher.backends.sky.cleanup import SkyCleaner
 from services.launcher.backends.sky.cloud_audit import CloudAuditor, LambdaCloud
 from services.launcher.backends.sky.cluster import ClusterManager
@@ -63,7 +63,7 @@ class SkyBackend(Backend):
         # Each poll of a cluster's job is a call to its machine.
         self._clusters = ClusterManager(client, 2 * poll_s)
         self._sweeper = SkyCleaner(client, board, self._owner)
-        self._auditor = CloudAuditor(self._runs, self._owner, client, [LambdaCloud()])
+        self._auditor = CloudAuditor(self._runs, client, [LambdaCloud()])
         # Names of replicas that are clusters of their own.
         self._plain: set[str] = set()
         self._pinning = asyncio.Lock()
@@ -129,8 +129,11 @@ class SkyBackend(Backend):
         return [Unit(name) for name in there]
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
-        evidence = await self._sweeper.clean_run(run_id)
-        ended = await self._auditor.clean_run(run_id) if evidence.gone else []
+        def is_ours(name: str) -> bool:
+            return orphan_names.is_of_run(name, self._owner, run_id)
+
+        evidence = await self._sweeper.clean_run(is_ours)
+        ended = await self._auditor.end_orphans(is_ours, run_id) if evidence.gone else []
         if ended:
             # Another look must confirm that they are gone.
             return CleanupEvidence(False, "; ".join(ended))
@@ -140,12 +143,18 @@ class SkyBackend(Backend):
 
     async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])
-        known = await self._sweeper.list_orphan_resources(active, folders)
-        return known + await self._auditor.list_orphan_resources(active)
+        known = await self._sweeper.list_orphans(self._orphan_filter(active), folders)
+        return known + await self._auditor.list_orphans(self._orphan_filter(active))
 
     async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        ended = await self._sweeper.reap_orphans(active)
-        return ended + await self._auditor.reap_orphans(active)
+        ended = await self._sweeper.end_orphans(self._orphan_filter(active))
+        return ended + await self._auditor.end_orphans(self._orphan_filter(active))
+
+    def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
+        """Return a predicate for names of no active run.
+
+        Apply it after each look: runs may begin meanwhile."""
+        return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
 
     def _choose_manager(self, launch: LaunchSpec, name: str) -> JobGroupManager | ClusterManager:
         if launch.config.sky.mode == "cluster":

@@ -1,7 +1,7 @@
 """Cleanup of leftovers at SkyPilot, with a check that they are gone."""
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from services.launcher.backends.ports import CleanupEvidence, OrphanResource
 from services.launcher.backends.sky import names, orphan_names
@@ -32,13 +32,9 @@ class SkyCleaner:
         owned = names.parse_name(name)
         return owned is not None and owned.owner == self._owner and owned.key is not None
 
-    async def clean_run(self, run_id: str) -> CleanupEvidence:
-        """End everything left of a run; return the state at SkyPilot and the clouds as
-        evidence."""
-
-        def is_ours(name: str) -> bool:
-            return orphan_names.is_of_run(name, self._owner, run_id)
-
+    async def clean_run(self, is_ours: Callable[[str], bool]) -> CleanupEvidence:
+        """End everything left of a run, identified by `is_ours`; return the state at SkyPilot and
+        the clouds as evidence."""
         deadline = time.monotonic() + _PATIENCE_S
         requested: set[str] = set()
         while True:
@@ -53,12 +49,12 @@ class SkyCleaner:
             await self._end_found(jobs, clusters, requested)
             await self._board.pause_between_polls()
 
-    async def list_orphan_resources(
-        self, active: Collection[str], runs: Iterable[str]
+    async def list_orphans(
+        self, is_orphan: Callable[[str], bool], runs: Iterable[str]
     ) -> list[OrphanResource]:
-        """List the resources of this launcher that belong to no active run. `runs` are the runs
-        whose marks can be resolved."""
-        jobs, clusters = await self._find_left(self._orphan_filter(active))
+        """List the resources with orphans' names. `runs` are the runs whose marks can be
+        resolved."""
+        jobs, clusters = await self._find_left(is_orphan)
         marks = {names.run_mark(run_id): run_id for run_id in runs}
 
         def make_orphan(shown: str, name: str, status: str, place: Place | None) -> OrphanResource:
@@ -69,15 +65,8 @@ class SkyCleaner:
         found += [make_orphan(c.name, c.name, c.status, c.place) for c in clusters]
         return sorted(found, key=lambda each: each.name)
 
-    def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
-        """Return a predicate for names of no active run.
-
-        Apply it after each look: runs may begin meanwhile."""
-        return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
-
-    async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        """End the resources of no active run; report which are gone."""
-        is_orphan = self._orphan_filter(active)
+    async def end_orphans(self, is_orphan: Callable[[str], bool]) -> list[str]:
+        """End the resources with orphans' names; report which are gone."""
         jobs, clusters = await self._find_left(is_orphan)
         if not jobs and not clusters:
             return []

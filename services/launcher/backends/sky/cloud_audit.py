@@ -3,7 +3,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from services.common.errors import ConfigError
 from services.common.parsing import TextLimits
 from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.backends.ports import BackendUnreachable, OrphanResource
-from services.launcher.backends.sky import orphan_machines, orphan_names
+from services.launcher.backends.sky import orphan_machines
 from services.launcher.backends.sky.orphan_machines import BilledMachine, CloudProvider
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.run_plan import BadSpecError, parse_spec
@@ -91,40 +91,26 @@ def _is_machine(value: object) -> bool:
 
 
 class CloudAuditor:
-    """Auditor of a launcher's machines, identified by name. The specs in `runs` name the clouds
-    that may have some."""
+    """Auditor of machines that SkyPilot has forgotten, identified by name. The specs in `runs` name
+    the clouds that may have some."""
 
-    def __init__(
-        self, runs: Path, owner: str, client: SkyPilotApi, providers: Sequence[CloudProvider]
-    ) -> None:
+    def __init__(self, runs: Path, client: SkyPilotApi, providers: Sequence[CloudProvider]) -> None:
         self._runs = runs
-        self._owner = owner
         self._client = client
         self._providers = providers
 
-    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
-        """List machines of no active run that SkyPilot does not know. Raises
+    async def list_orphans(self, is_orphan: Callable[[str], bool]) -> list[OrphanResource]:
+        """List machines with orphans' names that SkyPilot does not know. Raises
         BackendUnreachable."""
         return [
             OrphanResource(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
-            for provider, machines in await self._find_orphans(self._orphan_filter(active), "*")
+            for provider, machines in await self._find_orphans(is_orphan, "*")
             for machine in machines
         ]
 
-    async def reap_orphans(self, active: Collection[str]) -> list[str]:
-        """End these machines; return which. Raises BackendUnreachable."""
-        return await self._end_orphans(self._orphan_filter(active), "*")
-
-    async def clean_run(self, run_id: str) -> list[str]:
-        """End the orphans of one run; return which. Raises BackendUnreachable."""
-        return await self._end_orphans(
-            lambda name: orphan_names.is_of_run(name, self._owner, run_id), run_id
-        )
-
-    def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
-        return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
-
-    async def _end_orphans(self, ours: Callable[[str], bool], runs: str) -> list[str]:
+    async def end_orphans(self, ours: Callable[[str], bool], runs: str = "*") -> list[str]:
+        """End machines with our names that SkyPilot does not know, at the clouds of the runs whose
+        folders match; return which. Raises BackendUnreachable."""
         ended: list[str] = []
         for provider, machines in await self._find_orphans(ours, runs):
             await provider.terminate_machines(machines)
