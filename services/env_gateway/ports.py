@@ -1,5 +1,6 @@
 """The gateway's interface to environments and to verifiers, in its own terms."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -144,26 +145,25 @@ class Submission:
     run_id: str = ""
 
 
-class Instance(Protocol):
-    """One running environment. Every method but `close` raises BackendError."""
+class Instance(ABC):
+    """One running environment. Every method but `close` raises BackendError. The defaults are those
+    of an environment that shows nothing but its tools."""
 
-    @property
-    def instance_id(self) -> str: ...
+    instance_id: str
+    env_version: str
+    data_version: str
+    # The refusal of every query, where the environment shows no database.
+    no_database = "this environment shows no database"
 
-    @property
-    def env_version(self) -> str: ...
-
-    @property
-    def data_version(self) -> str: ...
-
+    @abstractmethod
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         """Return the tools, which proves that the instance is ready."""
-        ...
 
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         """Return the first observation, such as a screenshot; often empty."""
-        ...
+        return ()
 
+    @abstractmethod
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult: ...
@@ -173,40 +173,31 @@ class Instance(Protocol):
     ) -> Execution | None:
         """Grade beside the environment; return None to leave the task's verifier to the gateway.
         After a BackendError it is called again with the same object."""
-        ...
+        return None
 
     async def query_database(
         self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
     ) -> Rows:
         """Read from the "seed" or the "current" database; QueryError if SQL is at fault."""
-        ...
+        raise QueryError(self.no_database)
 
     async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
         """Return the whole database as a SQLite file, or None if queries are cheaper."""
-        ...
+        return None
 
+    @abstractmethod
     async def close(self, *, timeout_s: float) -> None:
         """Delete the instance; succeeds if it is already gone."""
-        ...
-
-
-@runtime_checkable
-class SupportsLiveness(Protocol):
-    """An instance whose backend knows, without reaching the instance, whether it still runs."""
 
     async def is_alive(self, *, timeout_s: float) -> bool:
-        """Return True while the instance runs. Raises BackendError if that is unknown."""
-        ...
-
-
-@runtime_checkable
-class SupportsEndReason(Protocol):
-    """An instance that notices its own end."""
+        """Return False if the backend knows, without reaching the instance, that it runs no more.
+        Raises BackendError if that is unknown."""
+        return True
 
     @property
     def end_reason(self) -> str | None:
         """The reason why it has ended; None while no end is known."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)

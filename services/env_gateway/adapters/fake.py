@@ -10,6 +10,7 @@ from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
+    Instance,
     Orphan,
     Part,
     ProvisionRequest,
@@ -29,7 +30,7 @@ TOOLS = (
 Hook = Callable[[str, Mapping[str, Any]], Awaitable[CallResult | None]]
 
 
-class FakeInstance:
+class FakeInstance(Instance):
     """A counter in SQLite with two tools: `look` is read-only, `add` is not."""
 
     env_version = "v1"

@@ -27,7 +27,7 @@ from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.limits.admission import Admission, Ticket
-from services.env_gateway.ports import Backend, SupportsEndReason
+from services.env_gateway.ports import Backend
 from services.env_gateway.tools.computer_tool import ScaleImage, keep_unscaled
 
 _LOG = get_logger(__name__)
@@ -229,8 +229,8 @@ class Gateway:
     def _note_instance_end(self, session: Session) -> None:
         """Mark an episode lost once its instance is known to have ended, before any call meets
         it."""
-        instance, episode = session.instance, session.episode
-        ended = instance.end_reason if isinstance(instance, SupportsEndReason) else None
+        episode = session.episode
+        ended = session.instance.end_reason if session.instance is not None else None
         if ended is not None and not episode.lost:
             episode.lost = True
             _LOG.warning("episode_lost", episode_id=episode.episode_id, why=ended)

@@ -20,7 +20,6 @@ from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Instance,
-    SupportsLiveness,
     Text,
     Tool,
 )
@@ -178,9 +177,7 @@ class ToolCaller:
         as a lost instance if it is gone."""
         session = call.session
         session.unreachable = session.unreachable + 1 if error.unreachable else 0
-        if session.unreachable < self._max_unreachable or not isinstance(
-            instance, SupportsLiveness
-        ):
+        if session.unreachable < self._max_unreachable:
             return error
         session.unreachable = 0
         timeout_s = min(_EXAMINATION_S, seconds_left(call.until))

@@ -11,20 +11,18 @@ from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
-    Execution,
+    Instance,
     Orphan,
-    Part,
     ProvisionRequest,
     QueryError,
     Rows,
     SqlValue,
-    Submission,
     Text,
     Tool,
 )
 
 
-class EmbeddedInstance:
+class EmbeddedInstance(Instance):
     """One app in a worker process, lost with its worker."""
 
     env_version = "v1"
@@ -46,9 +44,6 @@ class EmbeddedInstance:
         answer = await self._send_request("tools", timeout_s)
         return [Tool(**tool) for tool in answer["tools"]]
 
-    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        return ()
-
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
@@ -56,11 +51,6 @@ class EmbeddedInstance:
         if (refusal := answer.get("refused")) is not None:
             return CallResult((Text(refusal),), is_error=True)
         return CallResult((Text(answer["text"]),))
-
-    async def grade_submission(
-        self, submission: Submission, *, timeout_s: float
-    ) -> Execution | None:
-        return None
 
     async def query_database(
         self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float

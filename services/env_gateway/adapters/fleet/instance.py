@@ -25,6 +25,7 @@ from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
+    Instance,
     Part,
     ProvisionRequest,
     QueryError,
@@ -54,7 +55,7 @@ class _UnconfirmedRun:
         return self.execution if submission is self.submission else None
 
 
-class FleetInstance:
+class FleetInstance(Instance):
     """One instance at Fleet. `instance_id` also names its browser, if there is one."""
 
     def __init__(

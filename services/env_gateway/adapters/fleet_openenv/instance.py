@@ -12,11 +12,9 @@ from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
+    Instance,
     Part,
     ProvisionRequest,
-    QueryError,
-    Rows,
-    SqlValue,
     Submission,
     Tool,
 )
@@ -41,8 +39,10 @@ _CONVERSATION = TextLimits(bytes=2**25, values=2**18)
 _NO_SUCH_TOOL = "not found on any active MCP endpoint"
 
 
-class FleetOpenEnvInstance:
+class FleetOpenEnvInstance(Instance):
     """An instance of FleetTaskEnv, lost with its process, which alone holds the state."""
+
+    no_database = "FleetTaskEnv shows no database, and verifies at Fleet"
 
     def __init__(
         self,
@@ -110,14 +110,6 @@ class FleetOpenEnvInstance:
             return Execution(result=score, report=report, stdout=stdout)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        raise QueryError("FleetTaskEnv shows no database, and verifies at Fleet")
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        return None
 
     async def close(self, *, timeout_s: float) -> None:
         """Delete all instances with the tag: FleetTaskEnv repeats a creation with an unknown

@@ -16,14 +16,12 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
-    Execution,
+    Instance,
     Orphan,
-    Part,
     ProvisionRequest,
     QueryError,
     Rows,
     SqlValue,
-    Submission,
     Tool,
 )
 from services.env_gateway.tasks.task_format import Task
@@ -40,10 +38,11 @@ def build_mcp_backend(config: McpConfig, *, max_calls: int) -> "McpBackend":
     )
 
 
-class McpInstance:
+class McpInstance(Instance):
     """Tools of one MCP server; operations that need the instance wire are refused."""
 
     data_version = ""
+    no_database = "a plain MCP server shows no database; set backends.mcp.instances = true"
 
     def __init__(
         self,
@@ -70,22 +69,6 @@ class McpInstance:
     ) -> CallResult:
         self._backend.require_current(self._generation)
         return await self._session.call_tool(name, arguments, timeout_s)
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        raise QueryError("a plain MCP server shows no database; set backends.mcp.instances = true")
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        return None
-
-    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        return ()
-
-    async def grade_submission(
-        self, submission: Submission, *, timeout_s: float
-    ) -> Execution | None:
-        return None
 
     async def close(self, *, timeout_s: float) -> None:
         if self._backend.is_current(self._generation):

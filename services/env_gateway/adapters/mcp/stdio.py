@@ -22,23 +22,19 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
-    Execution,
+    Instance,
     Orphan,
-    Part,
     ProvisionRequest,
-    QueryError,
-    Rows,
-    SqlValue,
-    Submission,
     Tool,
 )
 from services.env_gateway.tasks.task_format import Task
 
 
-class StdioInstance:
+class StdioInstance(Instance):
     """The server process of one episode."""
 
     data_version = ""
+    no_database = "a plain MCP server shows no database"
 
     def __init__(
         self, backend: "McpStdioBackend", request: ProvisionRequest, server: StdioServer
@@ -61,28 +57,12 @@ class StdioInstance:
             self._initialized = True
         return [self._backend.mark_tool(tool) for tool in await self._fetch_tools(until)]
 
-    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        return ()
-
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         params = {"name": name, "arguments": arguments}
         result = await self._server.send_request("tools/call", params, timeout_s)
         return await run_aside_for(result, lambda: parse_call_result(result))
-
-    async def grade_submission(
-        self, submission: Submission, *, timeout_s: float
-    ) -> Execution | None:
-        return None
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        raise QueryError("a plain MCP server shows no database")
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        return None
 
     async def close(self, *, timeout_s: float) -> None:
         self._backend.forget_instance(self.instance_id)

@@ -6,17 +6,14 @@ from typing import Any
 from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError
-from services.env_gateway.adapters.server_address import connect_server as connect_server
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
     CheckReport,
     Execution,
+    Instance,
     Part,
-    QueryError,
-    Rows,
-    SqlValue,
     Submission,
     Text,
     Tool,
@@ -24,10 +21,11 @@ from services.env_gateway.ports import (
 from services.env_gateway.tasks.task_format import Task
 
 
-class OpenEnvInstance:
+class OpenEnvInstance(Instance):
     """A session that has been reset to its task."""
 
     env_version = ""
+    no_database = "an OpenEnv server shows no database; it grades by its rewards"
 
     def __init__(
         self,
@@ -94,14 +92,6 @@ class OpenEnvInstance:
         return await run_aside_for(
             data, lambda: codec.parse_call_result(data, self._config.image_fields)
         )
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        raise QueryError("an OpenEnv server shows no database; it grades by its rewards")
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        return None
 
     async def grade_submission(
         self, submission: Submission, *, timeout_s: float

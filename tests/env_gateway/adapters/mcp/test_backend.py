@@ -19,7 +19,7 @@ from services.env_gateway.adapters.supervised_server import FixedAddress, Superv
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, ProvisionRequest, SupportsLiveness
+from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_gateway import open_spec, opened, until
 from tests.support.grading_gateway import grading_gateway
@@ -103,7 +103,6 @@ async def test_whether_an_instance_runs_is_queried_at_the_control_plane(server: 
     async with backend_at(server) as backend:
         request = provision(f"run.gw.{os.urandom(4).hex()}")
         instance = await backend.provision_instance(request, timeout_s=30.0)
-        assert isinstance(instance, SupportsLiveness)
         assert await instance.is_alive(timeout_s=5.0)
         await instance.close(timeout_s=5.0)
         assert not await instance.is_alive(timeout_s=5.0)
