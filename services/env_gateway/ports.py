@@ -219,27 +219,27 @@ class Orphan:
     instance_id: str | None = None
 
 
-class Backend(Protocol):
-    @property
-    def isolates_instances(self) -> bool:
-        """True if each instance is a separate machine or process, which can hang alone."""
-        ...
+class Backend(ABC):
+    """Source of instances. By default they end with the gateway, and leave no orphans."""
+
+    # True if each instance is a separate machine or process, which can hang alone.
+    isolates_instances = False
 
     def serves_environment(self, env_key: str) -> bool:
         """Return False if the environment certainly does not exist here, True if it may."""
-        ...
+        return True
 
+    @abstractmethod
     async def provision_instance(self, request: ProvisionRequest, *, timeout_s: float) -> Instance:
         """Create an instance. Safe to repeat with the same `episode_id`."""
-        ...
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
         """Delete an instance that may be known only by its tag; succeeds if there is none."""
-        ...
+        return None
 
+    @abstractmethod
     async def close(self) -> None:
         """Close connections and child processes."""
-        ...
 
 
 @runtime_checkable

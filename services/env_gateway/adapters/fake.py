@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from services.env_gateway.ports import (
+    Backend,
     BackendError,
     CallResult,
     Execution,
@@ -97,7 +98,7 @@ class FakeInstance(Instance):
         self._backend.running.pop(self.instance_id, None)
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """A backend whose steps can be made to fail or to wait. The steps provision, list_tools, call
     and close sleep `delays[step]`, then raise `failures[step]` in turn; `hook` may answer a call
     instead of the tool."""
@@ -107,7 +108,6 @@ class FakeBackend:
         self.failures: dict[str, deque[Exception]] = {}
         self.delays: dict[str, float] = {}
         self.steps: Counter[str] = Counter()
-        self.isolates_instances = False
         self.hook: Hook | None = None
         self.tools: Sequence[Tool] = TOOLS
         self.snapshots = True

@@ -9,6 +9,7 @@ from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, Worke
 from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import (
+    Backend,
     BackendError,
     CallResult,
     Instance,
@@ -81,11 +82,9 @@ class EmbeddedInstance(Instance):
         return await self._worker.send_request(message, timeout_s=timeout_s)
 
 
-class EmbeddedBackend:
+class EmbeddedBackend(Backend):
     """Backend of this repository's environments. Instances end with the process, so that a restart
     finds none to reclaim."""
-
-    isolates_instances = False
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.pool = WorkerPool(size=config.workers, hang_s=config.hang_s)

@@ -7,7 +7,7 @@ from services.env_gateway.adapters.fleet.screen import image_type, page_url
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.config.backends import FleetConfig
-from services.env_gateway.ports import Orphan, ProvisionRequest
+from services.env_gateway.ports import Backend, Orphan, ProvisionRequest
 
 
 def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
@@ -19,16 +19,13 @@ def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend
     return FleetBackend(FleetConnection(config, address, http, headers))
 
 
-class FleetBackend:
+class FleetBackend(Backend):
     """Fleet as a backend."""
 
     isolates_instances = True
 
     def __init__(self, connection: FleetConnection) -> None:
         self.connection = connection
-
-    def serves_environment(self, env_key: str) -> bool:
-        return True
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float

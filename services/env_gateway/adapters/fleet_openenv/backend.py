@@ -18,7 +18,7 @@ from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import configured_environment, connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig, FleetOpenEnvConfig
-from services.env_gateway.ports import Orphan, ProvisionRequest
+from services.env_gateway.ports import Backend, Orphan, ProvisionRequest
 
 PATH_VARIABLE = "OPENENV_FORK_PATH"
 _WHERE = "env_gateway.backends.fleet_openenv"
@@ -50,7 +50,7 @@ def find_fork_folder(config: FleetOpenEnvConfig) -> Path:
     raise ConfigError(f"{given} holds neither {_PACKAGE} nor src/{_PACKAGE}; check {_WHERE}.path")
 
 
-class FleetOpenEnvBackend:
+class FleetOpenEnvBackend(Backend):
     isolates_instances = True
 
     def __init__(
@@ -61,9 +61,6 @@ class FleetOpenEnvBackend:
         self._api = api
         worker = Path(__file__).with_name("worker.py")
         self._command = (config.python or sys.executable, str(worker), str(folder))
-
-    def serves_environment(self, env_key: str) -> bool:
-        return True
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float

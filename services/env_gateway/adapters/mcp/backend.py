@@ -14,6 +14,7 @@ from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import (
+    Backend,
     BackendError,
     CallResult,
     Instance,
@@ -118,11 +119,9 @@ class FleetWireInstance(McpInstance):
             await self._backend.delete_instance(self.instance_id, timeout_s)
 
 
-class McpBackend:
+class McpBackend(Backend):
     """MCP servers as a backend. `address` is the server's current one. Its generation grows when a
     supervised server restarts, which ends all instances of the previous one."""
-
-    isolates_instances = False
 
     def __init__(
         self, config: McpConfig, address: ServerAddress, http: aiohttp.ClientSession
@@ -132,9 +131,6 @@ class McpBackend:
         self._http = http
         self._tools: dict[tuple[str, str], Sequence[Tool]] = {}
         self.snapshots = fleet_wire.SnapshotCache()
-
-    def serves_environment(self, env_key: str) -> bool:
-        return True
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float

@@ -20,10 +20,10 @@ from services.env_gateway.adapters.server_address import configured_environment
 from services.env_gateway.adapters.supervised_server import spawn_process
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import (
+    Backend,
     BackendError,
     CallResult,
     Instance,
-    Orphan,
     ProvisionRequest,
     Tool,
 )
@@ -80,7 +80,7 @@ class StdioInstance(Instance):
             params = {"cursor": cursor}
 
 
-class McpStdioBackend:
+class McpStdioBackend(Backend):
     """Backend that starts `command` once per episode; the processes end with the gateway in any
     case."""
 
@@ -92,9 +92,6 @@ class McpStdioBackend:
         self._command = config.command
         self._environment = configured_environment(config, where="env_gateway.backends.mcp")
         self._running: dict[str, StdioInstance] = {}
-
-    def serves_environment(self, env_key: str) -> bool:
-        return True
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float
@@ -112,9 +109,6 @@ class McpStdioBackend:
         instance = StdioInstance(self, request, StdioServer(process, self._config.answer_limits))
         self._running[instance.instance_id] = instance
         return instance
-
-    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Do nothing: processes end with their gateway."""
 
     async def close(self) -> None:
         instances = list(self._running.values())

@@ -17,7 +17,7 @@ from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvEr
 from services.env_gateway.adapters.server_address import connect_server as connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import OpenEnvConfig
-from services.env_gateway.ports import BackendError, Orphan, ProvisionRequest
+from services.env_gateway.ports import Backend, BackendError, ProvisionRequest
 
 _FAILURES_KEPT = 1024
 
@@ -31,11 +31,9 @@ def build_openenv_backend(config: OpenEnvConfig, *, max_calls: int) -> "OpenEnvB
     return OpenEnvBackend(config, address, http)
 
 
-class OpenEnvBackend:
+class OpenEnvBackend(Backend):
     """OpenEnv servers as a backend. Sessions end with their sockets, so a restart finds none to
     reclaim; a server frees those of a vanished host after its own `session_timeout`."""
-
-    isolates_instances = False
 
     def __init__(
         self, config: OpenEnvConfig, address: ServerAddress, http: aiohttp.ClientSession
@@ -46,9 +44,6 @@ class OpenEnvBackend:
         self._actions: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._failures: OrderedDict[str, str] = OrderedDict()
         self.channels: dict[str, OpenEnvChannel] = {}
-
-    def serves_environment(self, env_key: str) -> bool:
-        return True
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float
@@ -75,9 +70,6 @@ class OpenEnvBackend:
         return OpenEnvInstance(
             self.forget_channel, config, channel, task, action, start, instance_id
         )
-
-    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """Do nothing: sessions end with their gateway."""
 
     def forget_channel(self, instance_id: str, channel: OpenEnvChannel) -> None:
         if self.channels.get(instance_id) is channel:
