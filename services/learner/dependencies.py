@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
-from services.learner.dumps.run_dumps import Dumps, NoDumps
+from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
 from services.learner.ranks.cluster import RayCluster
 from services.learner.weights.live_sender import LiveSender
@@ -43,7 +43,7 @@ class LearnerDependencies:
         self.export = export
         self.cluster = cluster
         self.sender = sender
-        self.dumps = dumps or NoDumps()
+        self.dumps = dumps or Dumps()
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

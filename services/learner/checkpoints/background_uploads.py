@@ -19,6 +19,7 @@ from services.learner.checkpoints.remote_upload import (
     LocalDamageError,
     Uploader,
 )
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.run_progress import acknowledged_tries, planned_step
 from services.learner.journal.schema import CheckpointRow
@@ -36,10 +37,8 @@ class UploadError(Exception):
     """The last checkpoint is not in the store; the message gives the reason."""
 
 
-class BackgroundUploads:
-    """One learner's uploads, from background threads, once it owns the epoch (`remote_claim`).
-
-    Implements `CheckpointUploads`."""
+class BackgroundUploads(CheckpointUploads):
+    """One learner's uploads, from background threads, once it owns the epoch (`remote_claim`)."""
 
     def __init__(self, place: RemoteTarget, journal: Path, who: Identity) -> None:
         self._place = place

@@ -11,7 +11,7 @@ from services.learner.checkpoints.background_uploads import BackgroundUploads
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_target import RemoteTarget
 from services.learner.checkpoints.remote_upload import Identity, read_markers, retry_request, sleep
-from services.learner.checkpoints.uploads import CheckpointUploads, NoUploads
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.store import Journal
 from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
@@ -56,7 +56,7 @@ async def claim_epoch(
     meta = await journal.read_meta()
     _report_losses(meta.get(RESTORED), journal, who.run_epoch)
     if place is None:
-        return NoUploads()
+        return CheckpointUploads()
     forks = await journal.load_forks()
     marker = Marker(who.run_epoch, who.incarnation, forks[who.run_epoch])
     # Journal first: a claim missing from it would forever look like another learner's.

@@ -6,7 +6,6 @@ once: dumps never fail or delay a step."""
 import asyncio
 from collections import deque
 from pathlib import Path
-from typing import Protocol
 
 from services.common import metrics
 from services.common.concurrency import cancel_tasks
@@ -53,54 +52,30 @@ def dump_setup_of(runtime: Runtime[LearnerConfig]) -> DumpSetup | None:
     )
 
 
-class Dumps(Protocol):
-    """Files that keep the episodes of steps and evaluations."""
+class Dumps:
+    """Files that keep the episodes of steps and evaluations. By default there are none."""
 
     def offer_step(self, step: int, result: StepResult) -> None:
         """Take a finished step, and the file of its token values."""
-        ...
-
-    def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
-        """Take a finished evaluation of policy `version`, with its logged metrics."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of dumps, over this start of the run."""
-        ...
-
-    def hold_in(self, holds: JournalHolds) -> None:
-        """Make a journal keep data that dumps have yet to read, or that kept dumps refer to."""
-        ...
-
-    async def finish(self) -> None:
-        """Wait for the offered dumps, for a bounded time."""
-        ...
-
-
-class NoDumps:
-    """Dumps of a run that keeps none. Implements `Dumps`."""
-
-    def offer_step(self, step: int, result: StepResult) -> None:
-        """Remove the file of token values, if there is one."""
         if result.token_file is not None:
             result.token_file.unlink(missing_ok=True)
 
     def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
-        """Ignore the evaluation: it is in the journal."""
+        """Take a finished evaluation of policy `version`, with its logged metrics."""
 
     def metrics(self) -> dict[str, float]:
-        """Return no metrics."""
+        """Return the metrics of dumps, over this start of the run."""
         return {}
 
     def hold_in(self, holds: JournalHolds) -> None:
-        """Hold nothing: no dump reads it."""
+        """Make a journal keep data that dumps have yet to read, or that kept dumps refer to."""
 
     async def finish(self) -> None:
-        """Return at once: nothing is written."""
+        """Wait for the offered dumps, for a bounded time."""
 
 
-class RunDumps:
-    """Passes jobs to the process that writes dumps, one at a time. Implements `Dumps`.
+class RunDumps(Dumps):
+    """Passes jobs to the process that writes dumps, one at a time.
 
     The first job starts the process; a job after its end starts it again."""
 

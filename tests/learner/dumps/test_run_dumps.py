@@ -14,7 +14,7 @@ import pytest
 from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.jobs import DumpSetup
-from services.learner.dumps.run_dumps import MOST_WAITING, NoDumps, RunDumps, dump_setup_of
+from services.learner.dumps.run_dumps import MOST_WAITING, Dumps, RunDumps, dump_setup_of
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import trajectory_of
@@ -272,9 +272,9 @@ async def test_numbers_that_had_no_room_are_lost_and_the_episodes_are_not(tmp_pa
 def test_a_run_without_dumps_removes_what_ranks_hand_out(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.touch()
-    NoDumps().offer_step(1, result_with(path))
+    Dumps().offer_step(1, result_with(path))
     assert not path.exists()
-    NoDumps().offer_step(2, result_with(None))
+    Dumps().offer_step(2, result_with(None))
 
 
 def test_a_spec_sets_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
