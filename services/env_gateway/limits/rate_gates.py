@@ -9,10 +9,28 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
 from services.env_gateway.limits.capacity_gates import Gate
-from services.env_gateway.limits.token_bucket import TokenBucket
 
 # A floor: against refusals at random, rather than by overload, a lower limit does not help.
 _LEAST_GRADING = 4
+
+
+class TokenBucket:
+    """Token bucket: at most `burst` at once and `rate` a second in the long run."""
+
+    def __init__(self, *, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._filled_at: float | None = None
+
+    def take_token(self, now: float) -> float:
+        """Take one token; return the seconds to wait before using it."""
+        if self._filled_at is not None:
+            gained = (now - self._filled_at) * self._rate
+            self._tokens = min(self._burst, self._tokens + gained)
+        self._filled_at = now
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._rate)
 
 
 class PacedGate:

@@ -6,6 +6,7 @@ receipt. A crash between two of them leaves a lease that expires, or a trajector
 start finds in the journal."""
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
@@ -15,7 +16,6 @@ from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
-from services.learner.groups.attempt_seeds import attempt_seed
 from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
@@ -264,3 +264,9 @@ class GroupDispatcher:
         if ended := self.endings.end_stale(version):
             await self.endings.settle_groups(ended)
         return version
+
+
+def attempt_seed(seed: int, group_id: str, attempt_index: int, attempt_try: int) -> int:
+    """Return 63 bits that depend only on the run's seed and the try."""
+    text = f"{seed}/{group_id}/{attempt_index}/{attempt_try}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

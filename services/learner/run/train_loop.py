@@ -20,11 +20,10 @@ from services.common.concurrency import run_unless
 from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
-from services.learner.config.learner import LearnerConfig
+from services.learner.config.learner import CheckpointConfig, LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, Ruling
-from services.learner.run.checkpoint_schedule import is_checkpoint_due
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_report import Moment
 from services.learner.run.eval_schedule import EvalSchedule
@@ -248,3 +247,7 @@ class TrainLoop:
 
     async def _write_summary(self) -> None:
         await self._summary.write_summary(self._evals.reports, steps=self._trainer.version)
+
+
+def is_checkpoint_due(version: int, config: CheckpointConfig) -> bool:
+    return config.every > 0 and version > 0 and version % config.every == 0

@@ -1,14 +1,19 @@
 """Collection of all metrics of one step."""
 
+from collections import Counter, deque
 from collections.abc import Mapping
+from statistics import median
 
 from services.common.domain.trajectory import Trajectory
+from services.common.log import get_logger
 from services.learner.alarms.attempt_behavior import sum_attempts
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.staleness import STALE
+from services.learner.sampling.curriculum import Curriculum
+from services.learner.sampling.curriculum_changes import EventKind, TaskStanding
 from services.learner.tracking.metric_formulas import (
     StepTimes,
     cost_metrics,
@@ -19,8 +24,40 @@ from services.learner.tracking.metric_formulas import (
     timing_metrics,
     train_throughput,
 )
-from services.learner.tracking.sampling_metrics import sampling_metrics
-from services.learner.tracking.throughput import ThroughputWindow
+
+# Number of steps in the window.
+WINDOW = 8
+
+
+class ThroughputWindow:
+    """Newest steps of this start, at most `WINDOW`."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[StepTimes, StepCounters]] = deque(maxlen=WINDOW)
+
+    def add_step(self, times: StepTimes, counters: StepCounters) -> dict[str, float]:
+        """Add a step, with the counts since the previous one; return the window's figures:
+
+        - throughput/tokens_per_sec_gen: sum of policy tokens received / sum of step seconds,
+          evaluations included in both
+        - throughput/trajectories_per_sec: sum of tries received / sum of step seconds
+        - timing/overlap_ratio: median step / max(median rollout, median train), in seconds; 1
+          if the shorter hides behind the longer, up to 2 if they take turns. A rollout lasts
+          from the first lease of a step's groups to the end of the last, so below 1 if the
+          groups of a step are sampled during several"""
+        self._steps.append((times, counters))
+        seconds = max(sum(step.step for step, _ in self._steps), 1e-9)
+        figures = {
+            "throughput/tokens_per_sec_gen": sum(c.policy_tokens for _, c in self._steps) / seconds,
+            "throughput/trajectories_per_sec": sum(c.trajectories for _, c in self._steps)
+            / seconds,
+        }
+        rollout = median(step.rollout for step, _ in self._steps)
+        train = median(step.train for step, _ in self._steps)
+        if max(rollout, train) > 0:
+            whole = median(step.step for step, _ in self._steps)
+            figures["timing/overlap_ratio"] = whole / max(rollout, train)
+        return figures
 
 
 def step_times(
@@ -95,3 +132,41 @@ class StepMetrics:
             **self._pace.add_step(times, counters),
             **sampling_metrics(self._dispatcher.curriculum, version + 1, batch),
         }
+
+
+_log = get_logger(__name__)
+
+
+def sampling_metrics(curriculum: Curriculum, step: int, batch: Batch) -> dict[str, float]:
+    """Return `sampling/*` of one step.
+
+    - epoch: see `Curriculum.epoch_at`; distinct_tasks: tasks drawn at least once in the run
+    - parked, probed, unparked, quarantined, quarantine_refused: tasks since the previous step
+    - replaced_groups: groups without signal that were replaced by other samples
+    - lacking_groups: places of the step still taken by groups without signal
+    - by environment share and trained_share: its part of all groups of the step, and of the
+      trained ones; passes: whole passes over its tasks; parked_tasks and quarantined_tasks:
+      their current number; quarantine_refused as above"""
+    counts, standings = curriculum.take_counts(), curriculum.standings
+    metrics = {
+        "sampling/epoch": curriculum.epoch_at(step),
+        "sampling/distinct_tasks": float(curriculum.distinct_tasks),
+        "sampling/replaced_groups": float(batch.replaced),
+        "sampling/lacking_groups": float(batch.places_without_signal),
+    }
+    for kind in EventKind:
+        metrics[f"sampling/{kind}"] = float(sum(n for (_, k), n in counts.items() if k is kind))
+    sampled = Counter(group.spec.task.env_key for group in batch.all_groups)
+    trained = Counter(group.spec.task.env_key for group in batch.groups)
+    for env, turns in curriculum.whole_passes().items():
+        prefix = f"sampling/{env.replace('/', '_')}"
+        parked = standings[env, TaskStanding.SOLVED] + standings[env, TaskStanding.IMPOSSIBLE]
+        metrics[f"{prefix}/share"] = sampled[env] / max(1, sampled.total())
+        metrics[f"{prefix}/trained_share"] = trained[env] / max(1, trained.total())
+        metrics[f"{prefix}/passes"] = float(turns)
+        metrics[f"{prefix}/parked_tasks"] = float(parked)
+        refused = counts[env, EventKind.QUARANTINE_REFUSED]
+        metrics[f"{prefix}/quarantine_refused"] = float(refused)
+        metrics[f"{prefix}/quarantined_tasks"] = float(standings[env, TaskStanding.QUARANTINED])
+    _log.info("step composition", step=step, sampled=dict(sampled), trained=dict(trained))
+    return metrics

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from services.rollout.dialects.closing_token import find_closing_token
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.thinking import ANSWER, CLOSE, THOUGHT
 from services.rollout.dialects.turns import PlayedTurn
@@ -281,3 +280,16 @@ def make_call_id(number: int) -> str:
 
 def _sample_names(count: int) -> tuple[tuple[str, str], ...]:
     return tuple((SAMPLE_NAME, make_call_id(number)) for number in range(count))
+
+
+def find_closing_token(tokenizer: Tokenizer, question: Mapping[str, Any]) -> str:
+    """Return the token that closes a conversation, which the next turn replaces; empty if there is
+    none.
+
+    Phi-3's template writes `<|endoftext|>` besides the `<|end|>` of every turn."""
+    alone = tokenizer.apply_chat_template([question], None, False)
+    prompt = tokenizer.apply_chat_template([question], None, True)
+    ends = [token for token in tokenizer.control_tokens if alone.endswith(token)]
+    end = max(ends, key=len, default="")
+    replaced = prompt.startswith(alone.removesuffix(end)) and not prompt.startswith(alone)
+    return end if replaced else ""

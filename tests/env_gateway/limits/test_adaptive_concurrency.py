@@ -6,7 +6,7 @@ import pytest
 
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
-from services.env_gateway.limits.token_bucket import TokenBucket
+from services.env_gateway.limits.rate_gates import TokenBucket
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:

@@ -30,7 +30,7 @@ from services.learner.tracking.metric_formulas import (
     timing_metrics,
     train_throughput,
 )
-from services.learner.tracking.throughput import WINDOW, ThroughputWindow
+from services.learner.tracking.step_metrics import WINDOW, ThroughputWindow
 
 
 def group(

@@ -2,7 +2,7 @@
 
 from services.learner.groups.batcher import Batch
 from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.tracking.sampling_metrics import sampling_metrics
+from services.learner.tracking.step_metrics import sampling_metrics
 from tests.learner.tracking.test_metric_formulas import group
 from tests.support.curriculum import Run, config, tasks_of
 
