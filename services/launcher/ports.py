@@ -1,6 +1,6 @@
 """The launcher's ports: registries, and the hooks that it calls for a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,24 +53,15 @@ class PendingRun:
     launches: tuple[LaunchSpec, ...]
 
 
-class StartGate(Protocol):
-    """Check called in PREFLIGHT. If the launcher dies there, its successor calls it again."""
+# Admits the run in PREFLIGHT, and returns notes for people; raises RunRefusedError. If the launcher
+# dies there, its successor calls it again.
+StartGate = Callable[[PendingRun], Awaitable[Sequence[str]]]
 
-    async def __call__(self, intent: PendingRun) -> Sequence[str]:
-        """Admit the run and return notes for people. Raises RunRefusedError."""
-        ...
-
-
-class RunObserver(Protocol):
-    """Observer of a run's committed events, in order.
-
-    Delivery is at least once: a successor repeats events that a dead launcher may not have
-    delivered. RunEvent.number identifies an event of a run. `progress` events are not
-    delivered."""
-
-    async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
-        """Handle one event. If it raises, the error is logged and the event counts as delivered."""
-        ...
+# Handles a run's committed events, in order. Delivery is at least once: a successor repeats events
+# that a dead launcher may not have delivered. RunEvent.number identifies an event of a run.
+# `progress` events are not delivered. If it raises, the error is logged and the event counts as
+# delivered.
+RunObserver = Callable[[StoredRun, RunEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +87,12 @@ class MeterVerdict:
     note: str = ""
 
 
-class CostMeter(Protocol):
-    """Cost meter, called every minute and whenever a replica starts or ends. Pure."""
+# Called every minute and whenever a replica starts or ends. Pure.
+CostMeter = Callable[[MeterTick], MeterVerdict]
 
-    def __call__(self, tick: MeterTick) -> MeterVerdict: ...
-
-
-class ModelPin(Protocol):
-    """Resolver of a spec's model revision, called once before a run begins."""
-
-    async def __call__(self, plan: RunPlan) -> str | None:
-        """Return the commit to pin for the run; None if the model has no commit."""
-        ...
+# Returns the commit of the model to pin for a run; None if the model has no commit. Called once
+# before the run begins.
+ModelPin = Callable[[RunPlan], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)

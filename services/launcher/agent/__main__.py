@@ -27,8 +27,8 @@ from services.launcher.agent.arguments import Arguments, parse_arguments
 from services.launcher.agent.decisions import WatchState
 from services.launcher.agent.log_uploader import LogUploader, SideLogs
 from services.launcher.agent.parent_death_reaper import cleaned_up_after_death
-from services.launcher.agent.ports import PreemptionNotices
-from services.launcher.agent.preemption import DEFAULT_LEFT_S, AnyNotices, FileNotices
+from services.launcher.agent.ports import PollNotice
+from services.launcher.agent.preemption import DEFAULT_LEFT_S, poll_file
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
@@ -148,17 +148,17 @@ def _clean_up(agent_spec: AgentSpec, secrets: SecretFiles) -> None:
     shutil.rmtree(secrets.folder, ignore_errors=True)
 
 
-async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> PreemptionNotices:
-    sources: list[PreemptionNotices] = []
+async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[PollNotice]:
+    polls: list[PollNotice] = []
     if agent_spec.arguments.notice_file is not None:
-        sources.append(FileNotices(agent_spec.arguments.notice_file))
+        polls.append(poll_file(agent_spec.arguments.notice_file))
     if _uses_spot(agent_spec.config.sky, agent_spec.arguments.key[0]):
         from services.launcher.agent.adapters.spot_notice import MetadataNotices
 
         metadata = MetadataNotices(agent_spec.arguments.metadata_url)
         stack.push_async_callback(metadata.close)
-        sources.append(metadata)
-    return AnyNotices(sources)
+        polls.append(metadata.poll_notice)
+    return polls
 
 
 def _make_prepare(agent_spec: AgentSpec, log_path: Path, policy: LifecyclePolicy) -> Prepare:

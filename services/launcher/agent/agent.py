@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from services.launcher.agent.log_uploader import LogUploader
 from services.launcher.agent.ports import (
     LauncherAwayError,
     LauncherLink,
-    PreemptionNotices,
+    PollNotice,
     ReplicaReplacedError,
 )
 from services.launcher.agent.run_folder import NotResumableError, StoreAwayError
@@ -49,7 +49,7 @@ class WatcherDependencies:
     launch: LaunchSpec
     processes: Backend
     launcher: LauncherLink
-    notices: PreemptionNotices
+    notices: Sequence[PollNotice]
     uploader: LogUploader
     prepare: Prepare
     hostname: str
@@ -186,10 +186,9 @@ class Watcher:
     async def _poll_notices(self) -> None:
         """Poll for a preemption notice; drain the replica as soon as there is one."""
         while True:
-            left_s = await self._parts.notices.poll_notice()
-            if left_s is not None:
-                self.lose_machine(left_s)
-                return
+            for poll_notice in self._parts.notices:
+                if (left_s := await poll_notice()) is not None:
+                    return self.lose_machine(left_s)
             await asyncio.sleep(_NOTICE_S)
 
     async def _keep_reporting(self) -> None:

@@ -1,5 +1,6 @@
 """Ports of the watcher: the launcher and preemption notices."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,9 +41,6 @@ class LauncherLink(Protocol):
         ...
 
 
-class PreemptionNotices(Protocol):
-    """Source of notices that the machine is about to be taken away."""
-
-    async def poll_notice(self) -> float | None:
-        """Return the seconds that are left; None without a notice. Polled every few seconds."""
-        ...
+# Return the seconds that are left before the machine is taken away; None without a notice. Polled
+# every few seconds.
+PollNotice = Callable[[], Awaitable[float | None]]

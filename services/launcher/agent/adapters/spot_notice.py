@@ -28,7 +28,7 @@ class MetadataNotices:
         self._wall = wall
 
     async def poll_notice(self) -> float | None:
-        """Poll AWS, then GCP. See `agent.ports.PreemptionNotices`."""
+        """Poll AWS, then GCP. See `agent.ports.PollNotice`."""
         try:
             left = await self._poll_aws()
             return left if left is not None else await self._poll_gcp()
