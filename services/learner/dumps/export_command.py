@@ -6,7 +6,6 @@ Prints {"done": N, "of": N} from time to time; the last line is {"rows": N, "pru
 import argparse
 import json
 import shutil
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,8 @@ from services.common.errors import ConfigError
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import PolicyConfig, parse_shared
-from services.learner.dumps.kept_episodes import EpisodeFilter, KeptEpisodes, Row
+from services.learner.dumps.kept_episodes import KeptEpisodes, Row
+from services.learner.journal.attempt_filter import AttemptFilter, explain_no_match
 from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import JOURNAL_FILE
 from services.learner.journal.store import open_read_only
@@ -33,7 +33,7 @@ class TrajectoryExportError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parse_arguments(argv)
-    wanted = EpisodeFilter(given.env, given.step, given.passed)
+    wanted = AttemptFilter(given.step, given.env, passed=given.passed or None)
     refusals = (TrajectoryExportError, JournalError, NoTokenizerError, ConfigError, OSError)
     try:
         result = _export(given.run_dir, given.out, given.format, wanted)
@@ -59,7 +59,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _export(run_dir: Path, out: Path, form: str, wanted: EpisodeFilter) -> dict[str, int]:
+def _export(run_dir: Path, out: Path, form: str, wanted: AttemptFilter) -> dict[str, int]:
     _check_out(out)
     policy = _policy_of(run_dir)
     decode = load_decoder(policy.model, policy.revision)
@@ -75,7 +75,7 @@ def _export(run_dir: Path, out: Path, form: str, wanted: EpisodeFilter) -> dict[
             episodes = KeptEpisodes(db, run_dir, decode)
             total = episodes.count(wanted)
             if not total:
-                raise TrajectoryExportError(_explain_no_match(db, run_dir, wanted))
+                raise TrajectoryExportError(explain_no_match(db, wanted, run_dir.name))
             rows = _report_progress(episodes.find_rows(wanted), total)
             count = _write(form, rows, temporary, run_dir.name)
         if not count:
@@ -128,21 +128,6 @@ def _policy_of(run_dir: Path) -> PolicyConfig:
             f"{path} cannot be read, so the run's tokenizer is unknown: {error}"
         ) from error
     return parse_shared(spec, where=str(path)).policy
-
-
-def _explain_no_match(db: sqlite3.Connection, run_dir: Path, wanted: EpisodeFilter) -> str:
-    (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
-    if not received:
-        return f"run {run_dir.name} has no attempts yet"
-    envs = db.execute("SELECT DISTINCT json_extract(spec, '$.task[1]') FROM groups ORDER BY 1")
-    known = [str(env) for (env,) in envs]
-    if wanted.env_key is not None and wanted.env_key not in known:
-        return f"no environment {wanted.env_key!r}; run {run_dir.name} has: {', '.join(known)}"
-    first, last = db.execute("SELECT min(step), max(step) FROM plans").fetchone()
-    if wanted.step is not None and not (first is not None and first <= wanted.step <= last):
-        steps = "none yet" if first is None else f"{first} to {last}"
-        return f"no attempts of step {wanted.step}; run {run_dir.name} has steps: {steps}"
-    return f"none of the {received} attempts of run {run_dir.name} matches"
 
 
 if __name__ == "__main__":

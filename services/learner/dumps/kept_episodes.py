@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,31 +19,9 @@ from services.learner.dumps.token_stats import (
     read_token_stats,
     stats_path,
 )
-from services.learner.types import PASS_REWARD
+from services.learner.journal.attempt_filter import AttemptFilter
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeFilter:
-    """Filter of attempts; None matches all."""
-
-    env_key: str | None = None
-    step: int | None = None
-    # Only passing rewards.
-    passed: bool = False
-
-    def to_sql(self) -> tuple[str, tuple[Any, ...]]:
-        """Return an SQL condition and its arguments."""
-        conditions: list[tuple[str, Any]] = []
-        if self.env_key is not None:
-            conditions.append(("json_extract(g.spec, '$.task[1]') = ?", self.env_key))
-        if self.step is not None:
-            conditions.append(("g.step = ?", self.step))
-        if self.passed:
-            conditions.append(("t.reward >= ?", PASS_REWARD))
-        text = " AND ".join(condition for condition, _ in conditions) or "1"
-        return text, tuple(value for _, value in conditions)
 
 
 class KeptEpisodes:
@@ -59,11 +36,11 @@ class KeptEpisodes:
         self._stats_of = lru_cache(1)(self._read_stats)
         self._rows_of = lru_cache(1)(_read_rows)
 
-    def count(self, wanted: EpisodeFilter) -> int:
+    def count(self, wanted: AttemptFilter) -> int:
         """Count the attempts, including those whose tokens were pruned."""
         return count_attempts(self._db, *wanted.to_sql())
 
-    def find_rows(self, wanted: EpisodeFilter) -> Iterator[Row | None]:
+    def find_rows(self, wanted: AttemptFilter) -> Iterator[Row | None]:
         """Yield the row of each attempt (see `episode_rows`); None if its tokens are no longer
         kept."""
         for attempt in find_attempts(self._db, *wanted.to_sql()):

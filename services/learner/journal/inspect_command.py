@@ -13,7 +13,7 @@ import sqlite3
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from services.common.domain.trajectory import Author, Media, Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
+from services.learner.journal.attempt_filter import AttemptFilter, explain_no_match
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import trajectory_of
-from services.learner.types import PASS_REWARD
 
 _FROM = "FROM trajectories t JOIN groups g USING (group_id)"
 _ORDER = "ORDER BY t.payload IS NULL, t.received DESC, t.attempt_index"
@@ -38,36 +38,10 @@ class NothingFoundError(Exception):
     """There is nothing to show; the message gives the reason and a suggestion."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFilter:
-    """Filter of attempts; None matches all. `passed` means a reward of at least 1, False
-    everything else, including tries without a reward."""
-
-    step: int | None = None
-    env_key: str | None = None
-    group_id: str | None = None
-    passed: bool | None = None
-
-    def to_sql(self) -> tuple[str, list[Any]]:
-        """Return an SQL condition and its arguments."""
-        conditions: list[tuple[str, Any]] = []
-        if self.step is not None:
-            conditions.append(("g.step = ?", self.step))
-        if self.env_key is not None:
-            conditions.append(("json_extract(g.spec, '$.task[1]') = ?", self.env_key))
-        if self.group_id is not None:
-            conditions.append(("g.group_id = ?", self.group_id))
-        if self.passed is not None:
-            sign = "=" if self.passed else "!="
-            conditions.append((f"(coalesce(t.reward, -1) >= ?) {sign} 1", PASS_REWARD))
-        text = " AND ".join(condition for condition, _ in conditions) or "1"
-        return text, [value for _, value in conditions]
-
-
 def query_attempts(journal: Path, wanted: AttemptFilter, limit: int) -> Iterator[dict[str, Any]]:
     """Yield the attempts as plain values, then {"matched": N}. Raises NothingFoundError."""
     with _open_journal(journal) as connection:
-        yield from _query_rows(connection, journal, wanted, limit)
+        yield from _query_rows(connection, journal.absolute().parent.name, wanted, limit)
 
 
 def query_inactive_tasks(journal: Path) -> list[dict[str, Any]]:
@@ -90,40 +64,18 @@ def _open_journal(journal: Path) -> Generator[sqlite3.Connection]:
 
 
 def _query_rows(
-    db: sqlite3.Connection, journal: Path, wanted: AttemptFilter, limit: int
+    db: sqlite3.Connection, run_id: str, wanted: AttemptFilter, limit: int
 ) -> Iterator[dict[str, Any]]:
     where, arguments = wanted.to_sql()
     (matched,) = db.execute(f"SELECT count(*) {_FROM} WHERE {where}", arguments).fetchone()
     if not matched:
-        raise NothingFoundError(_explain_no_match(db, journal, wanted))
+        raise NothingFoundError(explain_no_match(db, wanted, run_id))
     columns = "t.group_id, t.attempt_index, t.try, t.dropped, g.purpose, g.eval_id, g.state,"
     columns += " g.reason, g.step, g.spec, t.payload IS NULL"
     sql = f"SELECT {columns} {_FROM} WHERE {where} {_ORDER} LIMIT ?"
     for row in db.execute(sql, [*arguments, limit]).fetchall():
         yield _attempt_to_dict(db, row)
     yield {"matched": matched}
-
-
-def _explain_no_match(db: sqlite3.Connection, journal: Path, wanted: AttemptFilter) -> str:
-    (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
-    if not received:
-        return f"{journal} has no attempts yet"
-    steps = db.execute("SELECT min(step), max(step) FROM plans").fetchone()
-    if (
-        wanted.step is not None
-        and not db.execute("SELECT 1 FROM plans WHERE step = ?", (wanted.step,)).fetchone()
-    ):
-        known = "none yet" if steps[0] is None else f"{steps[0]} to {steps[1]}"
-        return f"no attempts of step {wanted.step}; the journal has steps: {known}"
-    known = [
-        key for (key,) in db.execute("SELECT DISTINCT json_extract(spec, '$.task[1]') FROM groups")
-    ]
-    if wanted.env_key is not None and wanted.env_key not in known:
-        return f"no environment {wanted.env_key!r}; the journal has: {', '.join(sorted(known))}"
-    group = db.execute("SELECT 1 FROM groups WHERE group_id = ?", (wanted.group_id,)).fetchone()
-    if wanted.group_id is not None and not group:
-        return f"no group {wanted.group_id!r}; groups have ids like g000012r0"
-    return f"none of the {received} attempts in {journal} matches"
 
 
 def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:

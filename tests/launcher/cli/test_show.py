@@ -182,10 +182,10 @@ async def test_text_that_a_checkpoint_pruned_is_shown_as_pruned(runs: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--step", "7"), "no attempts of step 7; the journal has steps: 1 to 1"),
-        (("--env", "bank"), "no environment 'bank'; the journal has: booking, shop"),
+        (("--step", "7"), f"no attempts of step 7; run {RUN} has steps: 1 to 1"),
+        (("--env", "bank"), f"no environment 'bank'; run {RUN} has: booking, shop"),
         (("--group", "g9"), "no group 'g9'; groups have ids like g000012r0"),
-        (("--env", "booking", "--passed"), "none of the 5 attempts in"),
+        (("--env", "booking", "--passed"), f"none of the 5 attempts of run {RUN} matches"),
         (("--policy", "/nowhere"), "policy.model '/nowhere' has no tokenizer.json"),
     ],
 )
@@ -203,7 +203,7 @@ async def test_an_unknown_run_and_one_without_attempts_differ(
     assert (code, f"there are no runs in {tmp_path}" in output) == (1, True), output
     await open_journal(tmp_path / RUN).close()
     code, output = await show(tmp_path)
-    assert (code, "journal.sqlite has no attempts yet" in output) == (1, True), output
+    assert (code, f"run {RUN} has no attempts yet" in output) == (1, True), output
     (tmp_path / RUN / "journal.sqlite").write_bytes(b"not a database at all" * 100)
     code, output = await show(tmp_path)
     assert (code, "cannot be read as a journal" in output) == (1, True), output
