@@ -11,6 +11,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
 from services.learner.dumps.episode_text import Decode, EpisodeText, read_episode
 from services.learner.dumps.token_stats import SequenceKey, SequenceStats
+from services.learner.journal.trajectory_codec import outcome_fields
 
 # The reference's only class of environments: episodes that the gateway plays.
 ENV_CLASS = "fleet_task"
@@ -44,7 +45,9 @@ def attempt_row(
     return {
         **_reference_fields(attempt, episode),
         **_identity(attempt),
-        **_outcome(attempt),
+        **outcome_fields(trajectory),
+        "dropped": attempt.why_not,
+        "facts": asdict(trajectory.facts),
         "messages": [message.to_json() for message in episode.messages],
         "sequences": [
             _sequence_row(sequence, stats.get((trajectory.key, index)))
@@ -88,24 +91,6 @@ def _identity(attempt: StoredAttempt) -> dict[str, Any]:
         "group_id": key.group_id,
         "attempt_index": key.attempt_index,
         "attempt_try": key.attempt_try,
-    }
-
-
-def _outcome(attempt: StoredAttempt) -> dict[str, Any]:
-    trajectory = attempt.trajectory
-    return {
-        "reward": trajectory.reward,
-        "partial_reward": trajectory.partial_reward,
-        "failure": trajectory.failure,
-        "no_grade": trajectory.no_grade,
-        "detail": trajectory.detail,
-        "dropped": attempt.why_not,
-        "checks_passed": trajectory.checks_passed,
-        "checks_failed": trajectory.checks_failed,
-        "suspicion": trajectory.suspicion,
-        "turns": [turn._asdict() for turn in trajectory.turns],
-        "counts": asdict(trajectory.counts),
-        "facts": asdict(trajectory.facts),
     }
 
 

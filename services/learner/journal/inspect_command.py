@@ -13,14 +13,13 @@ import sqlite3
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author, Media, Trajectory
+from services.common.domain.trajectory import Author, Media
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
@@ -28,6 +27,7 @@ from services.learner.journal.attempt_filter import AttemptFilter, explain_no_ma
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks
 from services.learner.journal.store import open_read_only
+from services.learner.journal.trajectory_codec import outcome_fields
 from services.learner.journal.trajectory_tables import trajectory_of
 
 _FROM = "FROM trajectories t JOIN groups g USING (group_id)"
@@ -95,25 +95,10 @@ def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, 
         "env_key": env_key,
         "task_prompt": json.loads(task_json)["prompt"],
         "tokens_kept": not pruned,
-        **_outcome_to_dict(trajectory),
-        "sequences": [list(_spans_to_dicts(sequence)) for sequence in trajectory.sequences],
-    }
-
-
-def _outcome_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    return {
         "worker_id": trajectory.facts.worker_id,
-        "reward": trajectory.reward,
-        "failure": trajectory.failure,
-        "no_grade": trajectory.no_grade,
-        "detail": trajectory.detail,
         "stop_reason": trajectory.stop_reason,
-        "partial_reward": trajectory.partial_reward,
-        "checks_passed": trajectory.checks_passed,
-        "checks_failed": trajectory.checks_failed,
-        "suspicion": trajectory.suspicion,
-        "turns": [turn._asdict() for turn in trajectory.turns],
-        "counts": asdict(trajectory.counts),
+        **outcome_fields(trajectory),
+        "sequences": [list(_spans_to_dicts(sequence)) for sequence in trajectory.sequences],
     }
 
 

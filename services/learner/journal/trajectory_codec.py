@@ -34,6 +34,22 @@ def record_digest(trajectory: Trajectory) -> bytes:
     return hashlib.sha256(trajectory.content_digest + json.dumps(outcome).encode()).digest()
 
 
+def outcome_fields(trajectory: Trajectory) -> dict[str, Any]:
+    """Return how the attempt went, as plain values for people and programs."""
+    return {
+        "reward": trajectory.reward,
+        "partial_reward": trajectory.partial_reward,
+        "failure": trajectory.failure,
+        "no_grade": trajectory.no_grade,
+        "detail": trajectory.detail,
+        "checks_passed": trajectory.checks_passed,
+        "checks_failed": trajectory.checks_failed,
+        "suspicion": trajectory.suspicion,
+        "turns": [turn._asdict() for turn in trajectory.turns],
+        "counts": asdict(trajectory.counts),
+    }
+
+
 def summary_json(trajectory: Trajectory) -> str:
     """Encode everything but the arrays as JSON."""
     return json.dumps(
