@@ -4,6 +4,7 @@ Decoding checks the form only; the learner checks consistency
 (`services/learner/api/decode.py`)."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +26,8 @@ from services.wire.trajectory_columns import decode_turns, span_fields, turn_fie
 CHUNK_BYTES = 512 * 1024
 
 _NO_GRADE = "NO_GRADE_REASON_"
+# The fields of both Counts and its message.
+_COUNTS = tuple(field.name for field in fields(Counts))
 
 # Fields of a message and of those within it, by name: a message built from these is built once, not
 # copied into the enclosing one.
@@ -200,32 +203,11 @@ def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
 
 def _count_fields(counts: Counts) -> _Fields:
     # An empty map costs as much as all numbers.
-    return {
-        "turns": counts.turns,
-        "tool_calls": counts.tool_calls,
-        "tool_errors": counts.tool_errors or None,
-        "parse_errors": counts.parse_errors,
-        "repeats": counts.repeats,
-        "open_s": counts.open_s,
-        "grade_s": counts.grade_s,
-        "tools": counts.tools,
-        "malformed_turns": counts.malformed_turns,
-        "parse_messages": counts.parse_messages or None,
-        "unknown_tools": counts.unknown_tools or None,
-    }
+    return {name: getattr(counts, name) or None for name in _COUNTS}
 
 
 def _decode_counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
-    return Counts(
-        turns=counts.turns,
-        tool_calls=counts.tool_calls,
-        tool_errors=dict(counts.tool_errors),
-        parse_errors=counts.parse_errors,
-        repeats=counts.repeats,
-        open_s=counts.open_s,
-        grade_s=counts.grade_s,
-        tools=counts.tools,
-        malformed_turns=counts.malformed_turns,
-        parse_messages=dict(counts.parse_messages),
-        unknown_tools=dict(counts.unknown_tools),
-    )
+    values: dict[str, Any] = {name: getattr(counts, name) for name in _COUNTS}
+    for name in ("tool_errors", "parse_messages", "unknown_tools"):
+        values[name] = dict(values[name])
+    return Counts(**values)

@@ -207,14 +207,15 @@ def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
     versions = [policy.version for policy in attempt.policies]
     staleness = step - 1 - min(versions, default=step - 1)
     return [
-        _train_sequence(attempt, attempt.reward, sequence, staleness)
+        make_train_sequence(attempt, attempt.reward, sequence, staleness)
         for sequence in attempt.sequences
     ]
 
 
-def _train_sequence(
+def make_train_sequence(
     attempt: Trajectory, reward: float, sequence: Sampled, staleness: int
 ) -> TrainSequence:
+    """Return one of an attempt's sequences as the ranks take it."""
     mask = sequence.policy_mask
     logprobs = np.zeros(len(mask), dtype=np.float32)
     logprobs[mask] = sequence.logprobs

@@ -1,15 +1,13 @@
 """Samples of a batch that are scored again, in the form that the ranks take."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, takewhile, zip_longest
-
-import numpy as np
 
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
-from services.learner.groups.batcher import AttemptRecord, ReadyGroup
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup, make_train_sequence
 from services.learner.journal.store import Journal
 from services.learner.types import TrainSequence
 
@@ -81,18 +79,12 @@ def _to_train_sequence(
     cache that both had filled, so no single version explains it."""
     kept = takewhile(lambda span: span.policy in (None, first), sequence.spans)
     end = sum(span.length for span in kept)
-    mask = sequence.policy_mask
-    logprobs = np.zeros(len(mask), np.float32)
-    logprobs[mask] = sequence.logprobs
-    temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]
-    return TrainSequence(
-        group_id=trajectory.key.group_id,
-        attempt_index=trajectory.key.attempt_index,
-        reward=trajectory.reward or 0.0,
-        token_ids=sequence.token_ids[:end].astype(np.int32),
-        policy_mask=mask[:end],
-        behaviour_logprobs=logprobs[:end],
-        temperature=temperatures[0] if temperatures else 1.0,
-        staleness=version - first.version,
-        experts=None if sequence.experts is None else sequence.experts[:end],
+    staleness = version - first.version
+    row = make_train_sequence(trajectory, trajectory.reward or 0.0, sequence, staleness)
+    return replace(
+        row,
+        token_ids=row.token_ids[:end],
+        policy_mask=row.policy_mask[:end],
+        behaviour_logprobs=row.behaviour_logprobs[:end],
+        experts=None if row.experts is None else row.experts[:end],
     )
