@@ -4,5 +4,5 @@
 
 Calls: `rpc.py` (servers, errors), `rpc_options.py` (sizes, keepalive), `rpc_retries.py`,
 `channel.py` and `peer_channels.py` (clients), `tls.py`, `auth.py`, `health.py`. Children and their
-secrets: `child_environment.py`, `redaction.py`. Tasks of asyncio: `concurrency.py`. `domain/` holds
-a trajectory's types."""
+secrets: `child_environment.py`, `claimed_pipes.py`, `redaction.py`. Tasks of asyncio:
+`concurrency.py`. `domain/` holds a trajectory's types."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import BinaryIO
 
+from services.common.claimed_pipes import claim_pipes
 from services.common.printable_text import print_visible
 from services.learner.ranks import protocol
-from services.learner.ranks.channel import claim_channel
 
 Inbox = queue.SimpleQueue[protocol.Message]
 Result = protocol.Message | Future[protocol.Message]
@@ -23,7 +23,7 @@ Result = protocol.Message | Future[protocol.Message]
 
 def main() -> None:
     """Serve commands until `close` arrives or stdin ends."""
-    commands, answers = claim_channel()
+    commands, answers = claim_pipes()
     # Heavy imports only now: nothing they print can reach the channel.
     from services.learner.rank.worker import CommandDispatcher
 

@@ -6,14 +6,14 @@ before the next one is read, so a process hosts many instances without a lock.""
 
 import base64
 import json
-import os
 import sqlite3
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from environments import api
+from services.common.claimed_pipes import claim_pipes
 from services.common.printable_text import print_visible
 
 # With the line feed, this is the most that the gateway reads of one answer.
@@ -114,18 +114,9 @@ def _encode_bytes(value: object) -> dict[str, str]:
     return {"base64": base64.b64encode(value).decode()}
 
 
-def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Take standard input and output away from apps, whose prints go to standard error."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.dup2(2, 1)
-    os.close(empty)
-    return requests, answers
-
-
 def main() -> None:
-    requests, answers = _own_pipes()
+    # Apps then print to standard error.
+    requests, answers = claim_pipes()
     host = InstanceHost()
     answers.write(encode({}))
     answers.flush()

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
+from services.common.claimed_pipes import claim_pipes
 from services.common.concurrency import wait_for_any
 from services.common.printable_text import print_visible
 from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
 from services.learner.ranks import protocol
-from services.learner.ranks.channel import claim_channel
 from services.learner.ranks.cluster_plan import ActorPlan, ClusterPlan
 
 _PLACE_S = 60.0
@@ -187,7 +187,7 @@ async def _answer_message(driver: RayDriver, message: protocol.Message, answers:
 
 def main() -> None:
     """Serve the learner, and end without Ray's exit handlers."""
-    commands, answers = claim_channel()
+    commands, answers = claim_pipes()
     # Ray makes workers import from the driver's folder, too.
     os.chdir("/")
     asyncio.run(serve_commands(commands, answers))
