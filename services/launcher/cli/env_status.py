@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToDict
-from rich.table import Table
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
@@ -21,7 +20,7 @@ from services.common.printable_text import print_json
 from services.common.tls import Tls, read_tls
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_stored_run
-from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.cli.terminal import CommandError, Terminal, make_table
 from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_identity
 from services.launcher.state import GATEWAY
 
@@ -116,11 +115,11 @@ def _status_to_dict(gateway: GatewayTarget, answer: pb.GetStatusResponse) -> dic
 
 def _print_status(gateway: GatewayTarget, answer: pb.GetStatusResponse, console: Terminal) -> None:
     console.print(f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold")
-    environments = _make_table(_ENVIRONMENTS)
+    environments = make_table(_ENVIRONMENTS)
     for one in answer.environments:
         environments.add_row(*_format_cells(one))
     console.print(environments if answer.environments else "no episode has been opened yet")
-    limiters = _make_table(_LIMITERS)
+    limiters = make_table(_LIMITERS)
     for one in answer.limiters:
         numbers = (str(one.in_flight), str(one.waiting), str(one.limit))
         limiters.add_row(one.name, one.of or "all", *numbers)
@@ -157,10 +156,3 @@ def _format_cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
 
 def _format_counts(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(numbers.items()) if n)
-
-
-def _make_table(headings: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading)
-    return table

@@ -16,7 +16,7 @@ from services.launcher.cli.run_view import (
     duration_text,
     format_outcome,
 )
-from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.terminal import Terminal, make_table
 
 _RATES = ("training pass@1", "held-out pass@1")
 _WIDEST = 10_000
@@ -28,7 +28,7 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
     figures = [format_metrics(run.metrics) for run in runs]
     rates = [name for name in _RATES if any(name in found for found in figures)]
     headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "STEP")
-    table = _make_table([*headings, *(name.upper() for name in rates)])
+    table = make_table([*headings, *(name.upper() for name in rates)], no_wrap=True)
     for run, found in zip(runs, figures, strict=True):
         started = run.create_time.ToDatetime(tzinfo=UTC)
         ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
@@ -68,7 +68,7 @@ def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, al
 def _make_replica_table(run: pb.Run) -> Table:
     shown = any(each.metrics_address for each in run.replicas)
     headings = ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID")
-    table = _make_table([*headings, *(["METRICS"] if shown else [])])
+    table = make_table([*headings, *(["METRICS"] if shown else [])], no_wrap=True)
     for each in run.replicas:
         label, pid = f"{each.service}-{each.replica}", str(each.pid) if each.pid else "-"
         cells = (label, each.state, each.phase, each.address, str(each.restarts), pid)
@@ -94,10 +94,3 @@ def _format_ending(run: pb.Run) -> str:
         cleanup = pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower()
         words.append(f"cleanup {cleanup}: {run.cleanup_detail}".removesuffix(": "))
     return ", ".join(words)
-
-
-def _make_table(headings: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from services.common.printable_text import make_visible
@@ -33,3 +34,11 @@ class Terminal(Console):
                 yield segment
             else:
                 yield Segment(make_visible(segment.text), segment.style)
+
+
+def make_table(headings: Iterable[str], *, no_wrap: bool = False) -> Table:
+    """Return a table of these columns, without lines."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=no_wrap)
+    return table
