@@ -1,10 +1,11 @@
 """Processes that are forked from one that has imported what they need, which is most of what their
 start takes: torch and transformers for a training rank.
 
-`python_command` of a forge is the command of a stand-in: it hands its input, output and environment
-to a fork, ends as the fork ends, and takes the fork with it when it is killed. Tests of what
-becomes of processes that are stopped or orphaned start real ones."""
+`python_command` of a forge is the command of a stand-in: it hands its descriptors and environment
+to a fork, passes SIGINT and SIGTERM on, ends as the fork ends, and takes the fork with it when it
+is killed. Tests of what becomes of processes that are stopped or orphaned start real ones."""
 
+import fcntl
 import gc
 import importlib
 import json
@@ -18,14 +19,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from services.common.python_command import python_command
 from tests.support.repository import ROOT
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")
+_MOST_DESCRIPTORS = 16
 
 
 class ProcessForge:
@@ -67,7 +70,7 @@ def main() -> None:
     importlib.import_module(sys.argv[2])
 
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(fileno=int(sys.argv[1])) as server:
         while server in select.select([server, 0], [], [])[0]:
             connection, _ = server.accept()
@@ -77,13 +80,22 @@ def main() -> None:
             connection.close()
 
 
+def _reap(_number: int, _frame: FrameType | None) -> None:
+    """Wait for the keepers that have ended: the time that they took counts as this process's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _keep_fork(connection: socket.socket) -> None:
-    """Fork the requested process and report its end; end it when the client has gone."""
+    """Fork the requested process, pass on the signals that the client sends, and report its end;
+    end it when the client has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-    requests = b""
-    while len(requests) < int.from_bytes(size, "big"):
-        requests += connection.recv(2**16)
+    size, descriptors, _, _ = socket.recv_fds(connection, 4, _MOST_DESCRIPTORS)
+    left, requests = int.from_bytes(size, "big"), b""
+    while len(requests) < left:
+        # What follows are signals.
+        requests += connection.recv(left - len(requests))
     fork = os.fork()
     if fork == 0:
         connection.close()
@@ -91,20 +103,21 @@ def _keep_fork(connection: socket.socket) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     ended = os.pidfd_open(fork)
-    if ended not in select.select([connection, ended], [], [])[0]:
-        os.kill(fork, signal.SIGKILL)
-        # No client is left to be notified.
-        os._exit(0)
+    while ended not in select.select([connection, ended], [], [])[0]:
+        if not (signals := connection.recv(16)):
+            os.kill(fork, signal.SIGKILL)
+            break
+        for number in signals:
+            os.kill(fork, number)
     _, status = os.waitpid(fork, 0)
-    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    with suppress(BrokenPipeError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
 def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
     """Run a module as Python's `-m` does, and end."""
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    _number_descriptors(requests["descriptors"], descriptors)
     os.environ.clear()
     os.environ.update(requests["environment"])
     os.chdir(requests["folder"])
@@ -114,8 +127,23 @@ def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
     os._exit(code)
 
 
+def _number_descriptors(numbers: list[int], descriptors: list[int]) -> None:
+    """Give the received descriptors the numbers that they have in the client."""
+    # Out of the way of all these numbers first.
+    free = 1 + max(*numbers, *descriptors)
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, free) for each in descriptors]
+    for number, descriptor in zip(numbers, moved, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in set(descriptors) - set(numbers):
+        os.close(descriptor)
+
+
 def _run_module(name: str) -> int:
     """Return the exit code that Python would end with."""
+    # It may be loaded, but not as the main module.
+    main = f"{name}.__main__"
+    sys.modules.pop(main if main in sys.modules else name, None)
     try:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
