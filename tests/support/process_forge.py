@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from services.common.python_command import python_command
@@ -38,8 +39,16 @@ class ProcessForge:
         self.address = address
 
     def python_command(self, *words: str) -> tuple[str, ...]:
-        """Return a command that runs Python with these words, `-m` and a module first."""
+        """Return a command that runs Python with these words: `-m` and a module, or `-c` and a
+        script, first."""
         return (sys.executable, "-I", "-S", str(_STAND_IN), str(self.address), *words)
+
+    def make_interpreter(self) -> Path:
+        """Return a program that is such a Python; it lasts as long as the forge."""
+        program = self.address.with_name("python")
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(self.python_command())} "$@"\n')
+        program.chmod(0o700)
+        return program
 
 
 @contextmanager
@@ -116,13 +125,12 @@ def _keep_fork(connection: socket.socket) -> None:
 
 
 def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a module as Python's `-m` does, and end."""
+    """Run Python with the words of the request, and end."""
     _number_descriptors(requests["descriptors"], descriptors)
     os.environ.clear()
     os.environ.update(requests["environment"])
     os.chdir(requests["folder"])
-    sys.argv = requests["words"][1:]
-    code = _run_module(sys.argv[0])
+    code = _run_words(requests["words"])
     sys.stdout.flush()
     os._exit(code)
 
@@ -139,13 +147,16 @@ def _number_descriptors(numbers: list[int], descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _run_module(name: str) -> int:
-    """Return the exit code that Python would end with."""
-    # It may be loaded, but not as the main module.
-    main = f"{name}.__main__"
-    sys.modules.pop(main if main in sys.modules else name, None)
+def _run_words(words: list[str]) -> int:
+    """Run a module or a script, `-m` or `-c`, perhaps after `-P`; return the exit code that Python
+    would end with."""
+    how, what, *arguments = words[1:] if words[0] == "-P" else words
+    sys.argv = [what if how == "-m" else "-c", *arguments]
     try:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        if how == "-m":
+            _run_module(what)
+        else:
+            exec(compile(what, "<string>", "exec"), vars(_make_main()))
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     # Like at the top of any Python program.
@@ -153,6 +164,19 @@ def _run_module(name: str) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _run_module(name: str) -> None:
+    # It may be loaded, but not as the main module.
+    main = f"{name}.__main__"
+    sys.modules.pop(main if main in sys.modules else name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _make_main() -> ModuleType:
+    """Return an empty main module."""
+    sys.modules["__main__"] = made = ModuleType("__main__")
+    return made
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.config import load_spec
+from services.launcher.doctor.adapters import gateway_probe
 from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.doctor.findings import ProbeResult, Status
+from services.launcher.doctor.findings import Finding, ProbeResult, Status
 from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.test_network_check import children
@@ -78,6 +79,17 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     assert not children()
 
 
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the length of prompts to its own tests."""
+
+    async def count_nothing(*_: object) -> dict[str, Finding]:
+        return {}
+
+    monkeypatch.setattr(gateway_probe, "check_prompts", count_nothing)
+
+
+@pytest.mark.usefixtures("uncounted")
 async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +101,7 @@ async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     check(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
 
 
+@pytest.mark.usefixtures("uncounted")
 async def test_a_verifier_that_raises_on_an_untouched_task_is_reported_and_refuses_no_run(
     policy: Path, tmp_path: Path
 ) -> None:
