@@ -19,7 +19,7 @@ from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
 from services.common.config import apply_override, canonical_json, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.control import spec_check
-from services.launcher.doctor import run_context
+from services.launcher.doctor import run_context, start_gate
 from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import RunContext, make_run_context
@@ -74,8 +74,8 @@ def _forge() -> ProcessForge:
 
 @contextmanager
 def forged_services() -> Generator[None]:
-    """Have services check a spec, and print their sections of it, in forks of a process that has
-    imported them."""
+    """Have services check a spec and print their sections of it, and the doctor before a start do
+    what needs no torch, in forks of a process that has imported what they need."""
 
     def forged(
         modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
@@ -86,15 +86,24 @@ def forged_services() -> Generator[None]:
     with (
         patch.object(run_context, "check_command", forged),
         patch.object(spec_check, "check_command", forged),
+        patch.object(
+            start_gate, "make_run_context", lambda *given: _forged(make_run_context(*given))
+        ),
     ):
         yield
+
+
+def _forged(about: RunContext) -> RunContext:
+    """Return the context with a forge's interpreter for this machine's."""
+    here = about.python == Path(sys.executable)
+    return replace(about, python=_forge().make_interpreter()) if here else about
 
 
 async def probed(name: str, about: RunContext) -> ProbeResult:
     """Return the result of one probe. What it does with tokenizers and gateways, it does in forks
     of a process that has imported them."""
-    if name in _FORGED and about.python == Path(sys.executable):
-        about = replace(about, python=_forge().make_interpreter())
+    if name in _FORGED:
+        about = _forged(about)
     chosen = [probe for probe in PROBES if probe.name == name]
     return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 

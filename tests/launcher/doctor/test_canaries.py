@@ -12,9 +12,8 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.config import load_spec
-from services.launcher.doctor.adapters import gateway_probe
 from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.doctor.findings import Finding, ProbeResult, Status
+from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.test_network_check import children
@@ -77,16 +76,6 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     check(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
     check(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
     assert not children()
-
-
-@pytest.fixture
-def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the length of prompts to its own tests."""
-
-    async def count_nothing(*_: object) -> dict[str, Finding]:
-        return {}
-
-    monkeypatch.setattr(gateway_probe, "check_prompts", count_nothing)
 
 
 @pytest.mark.usefixtures("uncounted")

@@ -83,6 +83,7 @@ async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_
     check(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
 
 
+@pytest.mark.usefixtures("uncounted")
 async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to_start_more(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
