@@ -114,7 +114,7 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
         monkeypatch.setattr(
             ring, "listen_on", lambda host: Elsewhere(fileno=listen_on(host).detach())
         )
-        # One that starts no sooner than the node's: rank 0 fails as well, and is waited for briefly.
+        # Rank 0 fails as well: it must not start sooner than the node's.
         slow = Path(sys.executable)
         result = await probed("ring", replace(about, nodes=(at,), python=slow))
     wrong = f"rank 1 on {at}: cannot reach rank 0 at 127.0.0.1 port {port} (Connection refused)"
