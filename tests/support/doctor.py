@@ -1,15 +1,13 @@
 """A healthy run, faults to plant in it, and doubles of the services that it calls."""
 
-import atexit
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,8 @@ from services.launcher.doctor.run_probes import run_probes
 from services.launcher.run_plan import check_command, parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.environment_processes import environment_command
+from tests.support.process_forge import ProcessForge, session_forge
 from tests.support.repository import ROOT
 
 TOKEN = "a-token-for-tests-that-is-long-enough"
@@ -64,12 +63,9 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
     return make_run_context(plan, folder / "runs", {**plain, **nothing, **environ})
 
 
-@cache
 def _forge() -> ProcessForge:
-    """Return the forge of services and tokenizers, which lasts as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(running_forge("tests.support.forged_probes"))
+    """Return the forge of services and tokenizers."""
+    return session_forge("tests.support.forged_probes")
 
 
 @contextmanager
@@ -193,7 +189,7 @@ def double(handle: Handle) -> Generator[str]:
 def emulator(key: str, *options: str) -> Generator[str]:
     """The URL of Fleet's emulator, which insists on `key`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "environments.fleet_emulator", "--port", "0", *options],
+        environment_command("-m", "environments.fleet_emulator", "--port", "0", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,

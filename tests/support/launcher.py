@@ -1,15 +1,13 @@
 """A launcher with fake services, in this process or in one of its own."""
 
 import asyncio
-import atexit
 import json
 import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -34,7 +32,7 @@ from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks
 from services.launcher.store.ledger import Ledger
 from tests.support.fake_entry import FORGE_VARIABLE
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.process_forge import ProcessForge, session_forge
 from tests.support.repository import ROOT
 
 if TYPE_CHECKING:
@@ -142,12 +140,9 @@ def forged_command(*words: str) -> tuple[str, ...]:
     return _forge().python_command(*words)
 
 
-@cache
 def _forge() -> ProcessForge:
-    """Return the forge of launchers and fake services, which lasts as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(running_forge("tests.support.forged_launcher"))
+    """Return the forge of launchers and fake services."""
+    return session_forge("tests.support.forged_launcher")
 
 
 @asynccontextmanager

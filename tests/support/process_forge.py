@@ -5,6 +5,7 @@ start takes: torch and transformers for a training rank.
 to a fork, passes SIGINT and SIGTERM on, ends as the fork ends, and takes the fork with it when it
 is killed. Tests of what becomes of processes that are stopped or orphaned start real ones."""
 
+import atexit
 import fcntl
 import gc
 import importlib
@@ -20,7 +21,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -72,6 +74,14 @@ def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
                 server.close()
                 yield ProcessForge(address)
                 process.kill()
+
+
+@cache
+def session_forge(module: str) -> ProcessForge:
+    """Return the forge that has imported this module, which lasts as long as this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(running_forge(module))
 
 
 def main() -> None:
@@ -130,6 +140,8 @@ def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(requests["environment"])
     os.chdir(requests["folder"])
+    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [each for each in searched if each not in sys.path]
     code = _run_words(requests["words"])
     sys.stdout.flush()
     os._exit(code)
