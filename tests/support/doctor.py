@@ -92,7 +92,7 @@ def forged_services() -> Generator[None]:
 def _forged(about: RunContext) -> RunContext:
     """Return the context with a forge's interpreter for this machine's."""
     here = about.python == Path(sys.executable)
-    return replace(about, python=_forge().make_interpreter()) if here else about
+    return replace(about, python=_forge().interpreter) if here else about
 
 
 async def probed(name: str, about: RunContext) -> ProbeResult:

@@ -45,12 +45,10 @@ class ProcessForge:
         script, first."""
         return (sys.executable, "-I", "-S", str(_STAND_IN), str(self.address), *words)
 
-    def make_interpreter(self) -> Path:
+    @property
+    def interpreter(self) -> Path:
         """Return a program that is such a Python; it lasts as long as the forge."""
-        program = self.address.with_name("python")
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(self.python_command())} "$@"\n')
-        program.chmod(0o700)
-        return program
+        return self.address.with_name("python")
 
 
 @contextmanager
@@ -67,12 +65,17 @@ def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(address))
             server.listen(16)
+            forge = ProcessForge(address)
+            forge.interpreter.write_text(
+                f'#!/bin/sh\nexec {shlex.join(forge.python_command())} "$@"\n'
+            )
+            forge.interpreter.chmod(0o700)
             command = python_command("-m", __name__, str(server.fileno()), module)
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[server.fileno()], env=environment
             ) as process:
                 server.close()
-                yield ProcessForge(address)
+                yield forge
                 process.kill()
 
 
@@ -82,6 +85,13 @@ def session_forge(module: str) -> ProcessForge:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(running_forge(module))
+
+
+def fork_children() -> None:
+    """Make what the forks start with their own interpreter forks as well; call it from the module
+    that a forge imports."""
+    with socket.socket(fileno=os.dup(int(sys.argv[1]))) as server:
+        sys.executable = str(ProcessForge(Path(server.getsockname())).interpreter)
 
 
 def main() -> None:

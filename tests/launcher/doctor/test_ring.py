@@ -44,7 +44,7 @@ Ring = Callable[[bytes, Any], Awaitable[bytes]]
 def python() -> Generator[Path]:
     """An interpreter that has torch imported when it starts."""
     with running_forge("torch.distributed") as forge:
-        yield forge.make_interpreter()
+        yield forge.interpreter
 
 
 @pytest.fixture
