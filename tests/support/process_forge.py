@@ -32,6 +32,13 @@ from tests.support.repository import ROOT
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _MOST_DESCRIPTORS = 16
+# Only modules and scripts in the command line come from a fork.
+_INTERPRETER = """#!/bin/sh
+case "$1 $2" in
+"-m "* | "-c "* | "-P -m" | "-P -c") exec {} "$@" ;;
+esac
+exec {} "$@"
+"""
 
 
 class ProcessForge:
@@ -47,7 +54,8 @@ class ProcessForge:
 
     @property
     def interpreter(self) -> Path:
-        """Return a program that is such a Python; it lasts as long as the forge."""
+        """Return a program that is such a Python for modules and scripts in its arguments, and a
+        plain one for anything else; it lasts as long as the forge."""
         return self.address.with_name("python")
 
 
@@ -67,7 +75,7 @@ def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
             server.listen(16)
             forge = ProcessForge(address)
             forge.interpreter.write_text(
-                f'#!/bin/sh\nexec {shlex.join(forge.python_command())} "$@"\n'
+                _INTERPRETER.format(shlex.join(forge.python_command()), shlex.quote(sys.executable))
             )
             forge.interpreter.chmod(0o700)
             command = python_command("-m", __name__, str(server.fileno()), module)
