@@ -13,6 +13,7 @@ from services.launcher.backends.sky.machine_candidates import check_candidates, 
 from services.launcher.cli.prepare import parse_prepare_tables
 from services.launcher.control import spec_check
 from services.launcher.run_plan import BadSpecError, RunPlan
+from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -100,14 +101,15 @@ def test_what_rents_gpus_has_an_end(path: Path) -> None:
 
 async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
     path = ROOT / "deploy/runs/vl-8b.toml"
-    with pytest.raises(BadSpecError) as caught:
+    with forged_services(), pytest.raises(BadSpecError) as caught:
         await spec_check.check_spec(plan_of(path))
     message = str(caught.value)
     assert "rollout: error" in message
     assert "the engine is not given pictures yet" in message
     assert "set images = false" in message
     # The rest of the spec is right: vision support will have to lift these two errors.
-    await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
+    with forged_services():
+        await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 
 
 def test_specs_that_do_not_train_yet_warn_in_their_first_lines() -> None:

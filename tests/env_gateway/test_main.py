@@ -14,6 +14,7 @@ import pytest
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
+from tests.support.environment_processes import environment_command
 from tests.support.gateway_process import gateway_process, open_episode, write_spec
 
 SECTION = """
@@ -29,7 +30,7 @@ instances = true
 @pytest.fixture(scope="module")
 def environments() -> Iterator[str]:
     """The URL of an environment server that outlives gateways."""
-    command = [sys.executable, "-m", "environments.serve", "--die-with-parent"]
+    command = environment_command("-m", "environments.serve")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]

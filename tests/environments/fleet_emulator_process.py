@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Generator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 
 from environments.reference_policies import plan_calls
+from tests.support.environment_processes import environment_command
 
 with warnings.catch_warnings():
     # The SDK declares its models in pydantic's old way.
@@ -48,7 +48,7 @@ __all__ = [
 def emulating(*options: str, **variables: str) -> Generator[str]:
     """The emulator's address; its standard error must stay empty."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "environments.fleet_emulator", "--die-with-parent", *options],
+        environment_command("-m", "environments.fleet_emulator", *options),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,6 +19,7 @@ from mcp.types import TextContent
 from environments.api import open_instance
 from environments.reference_policies import plan_calls
 from environments.task_generator import draw_scenario
+from tests.support.environment_processes import environment_command
 
 CALL = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
@@ -26,7 +27,7 @@ CALL = {"accept": "application/json, text/event-stream", "content-type": "applic
 @contextmanager
 def serving(*options: str, **variables: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "environments.serve", *options],
+        environment_command("-m", "environments.serve", *options),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

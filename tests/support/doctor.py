@@ -5,26 +5,33 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
 from services.common.config import apply_override, canonical_json, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.control import spec_check
+from services.launcher.doctor import run_context, start_gate
 from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import RunContext, make_run_context
 from services.launcher.doctor.run_probes import run_probes
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_plan import check_command, parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
+from tests.support.environment_processes import environment_command
+from tests.support.process_forge import ProcessForge, session_forge
 from tests.support.repository import ROOT
 
 TOKEN = "a-token-for-tests-that-is-long-enough"
+# Probes that need no torch.
+_FORGED = ("episodes", "tokenizer", "dialect")
 Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
 
 
@@ -56,8 +63,43 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
     return make_run_context(plan, folder / "runs", {**plain, **nothing, **environ})
 
 
+def _forge() -> ProcessForge:
+    """Return the forge of services and tokenizers."""
+    return session_forge("tests.support.forged_probes")
+
+
+@contextmanager
+def forged_services() -> Generator[None]:
+    """Have services check a spec and print their sections of it, and the doctor before a start do
+    what needs no torch, in forks of a process that has imported what they need."""
+
+    def forged(
+        modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        command = check_command(modules, service, overrides)
+        return _forge().python_command(*command[command.index("-m") :])
+
+    with (
+        patch.object(run_context, "check_command", forged),
+        patch.object(spec_check, "check_command", forged),
+        patch.object(
+            start_gate, "make_run_context", lambda *given: _forged(make_run_context(*given))
+        ),
+    ):
+        yield
+
+
+def _forged(about: RunContext) -> RunContext:
+    """Return the context with a forge's interpreter for this machine's."""
+    here = about.python == Path(sys.executable)
+    return replace(about, python=_forge().interpreter) if here else about
+
+
 async def probed(name: str, about: RunContext) -> ProbeResult:
-    """Return the result of one probe."""
+    """Return the result of one probe. What it does with tokenizers and gateways, it does in forks
+    of a process that has imported them."""
+    if name in _FORGED:
+        about = _forged(about)
     chosen = [probe for probe in PROBES if probe.name == name]
     return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
@@ -147,7 +189,7 @@ def double(handle: Handle) -> Generator[str]:
 def emulator(key: str, *options: str) -> Generator[str]:
     """The URL of Fleet's emulator, which insists on `key`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "environments.fleet_emulator", "--port", "0", *options],
+        environment_command("-m", "environments.fleet_emulator", "--port", "0", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,

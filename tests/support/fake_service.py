@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from services.common.config import ConfigModel
 from services.common.errors import ConfigError
 from services.common.run_membership import RaisedAlarm, RegistryContract, ReplicaStatus
@@ -35,8 +36,6 @@ class FakeConfig(ConfigModel):
 
 
 def registry() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
     return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 

@@ -1,15 +1,13 @@
 """A launcher with fake services, in this process or in one of its own."""
 
 import asyncio
-import atexit
 import json
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -30,13 +28,11 @@ from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import Backend
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import spec_check
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks
-from services.launcher.run_plan import check_command
 from services.launcher.store.ledger import Ledger
 from tests.support.fake_entry import FORGE_VARIABLE
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.process_forge import ProcessForge, session_forge
 from tests.support.repository import ROOT
 
 if TYPE_CHECKING:
@@ -128,26 +124,25 @@ async def serving(
     hooks: LauncherHooks = NO_HOOKS,
 ) -> AsyncGenerator[ServedLauncher]:
     """A launcher over real sockets; its runs are stopped in the end."""
-    with patch.object(spec_check, "check_command", _forked_check):
+    with patch.dict(os.environ, forged_fakes()):
         async with _served(folder, backend, stream_age_s, hooks) as served:
             yield served
 
 
-def _forked_check(
-    modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return the command of a check; fakes have their imports loaded."""
-    command = check_command(modules, service, overrides)
-    fake = modules.get(service, "").startswith("tests.support.fake_")
-    return _fakes().python_command(*command[command.index("-m") :]) if fake else command
+def forged_fakes() -> dict[str, str]:
+    """Return the environment in which fake services are forks of a forge."""
+    return {FORGE_VARIABLE: str(_forge().address)}
 
 
-@cache
-def _fakes() -> ProcessForge:
-    """Return the forge of fake services, which lasts as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(running_forge("tests.support.fake_service"))
+def forged_command(*words: str) -> tuple[str, ...]:
+    """Return a command that runs Python with these words, `-m` and a module of the launcher first,
+    in a process that has imported the launcher."""
+    return _forge().python_command(*words)
+
+
+def _forge() -> ProcessForge:
+    """Return the forge of launchers and fake services."""
+    return session_forge("tests.support.forged_launcher")
 
 
 @asynccontextmanager
@@ -183,15 +178,16 @@ async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
-    """The `flotilla` command with its output in a pipe; its launcher has fakes checked by a
-    forge."""
+async def start_cli(*arguments: str, forged: bool = False) -> asyncio.subprocess.Process:
+    """The `flotilla` command with its output in a pipe; the fakes of its launcher are forks of a
+    forge, and it is one itself if it is `forged`."""
+    words = ("-m", "services.launcher.cli.app", *arguments)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
+        *(forged_command(*words) if forged else (sys.executable, *words)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=ROOT,
-        env={**os.environ, FORGE_VARIABLE: str(_fakes().address)},
+        env={**os.environ, **forged_fakes()},
         start_new_session=True,
     )
 

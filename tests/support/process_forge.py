@@ -1,16 +1,19 @@
 """Processes that are forked from one that has imported what they need, which is most of what their
 start takes: torch and transformers for a training rank.
 
-`python_command` of a forge is the command of a stand-in: it hands its input, output and environment
-to a fork, ends as the fork ends, and takes the fork with it when it is killed. Tests of what
-becomes of processes that are stopped or orphaned start real ones."""
+`python_command` of a forge is the command of a stand-in: it hands its descriptors and environment
+to a fork, passes SIGINT and SIGTERM on, ends as the fork ends, and takes the fork with it when it
+is killed. Tests of what becomes of processes that are stopped or orphaned start real ones."""
 
+import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,14 +21,24 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 from services.common.python_command import python_command
 from tests.support.repository import ROOT
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")
+_MOST_DESCRIPTORS = 16
+# Only modules and scripts in the command line come from a fork.
+_INTERPRETER = """#!/bin/sh
+case "$1 $2" in
+"-m "* | "-c "* | "-P -m" | "-P -c") exec {} "$@" ;;
+esac
+exec {} "$@"
+"""
 
 
 class ProcessForge:
@@ -35,8 +48,15 @@ class ProcessForge:
         self.address = address
 
     def python_command(self, *words: str) -> tuple[str, ...]:
-        """Return a command that runs Python with these words, `-m` and a module first."""
+        """Return a command that runs Python with these words: `-m` and a module, or `-c` and a
+        script, first."""
         return (sys.executable, "-I", "-S", str(_STAND_IN), str(self.address), *words)
+
+    @property
+    def interpreter(self) -> Path:
+        """Return a program that is such a Python for modules and scripts in its arguments, and a
+        plain one for anything else; it lasts as long as the forge."""
+        return self.address.with_name("python")
 
 
 @contextmanager
@@ -53,13 +73,33 @@ def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(address))
             server.listen(16)
+            forge = ProcessForge(address)
+            forge.interpreter.write_text(
+                _INTERPRETER.format(shlex.join(forge.python_command()), shlex.quote(sys.executable))
+            )
+            forge.interpreter.chmod(0o700)
             command = python_command("-m", __name__, str(server.fileno()), module)
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[server.fileno()], env=environment
             ) as process:
                 server.close()
-                yield ProcessForge(address)
+                yield forge
                 process.kill()
+
+
+@cache
+def session_forge(module: str) -> ProcessForge:
+    """Return the forge that has imported this module, which lasts as long as this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(running_forge(module))
+
+
+def fork_children() -> None:
+    """Make what the forks start with their own interpreter forks as well; call it from the module
+    that a forge imports."""
+    with socket.socket(fileno=os.dup(int(sys.argv[1]))) as server:
+        sys.executable = str(ProcessForge(Path(server.getsockname())).interpreter)
 
 
 def main() -> None:
@@ -67,7 +107,7 @@ def main() -> None:
     importlib.import_module(sys.argv[2])
 
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(fileno=int(sys.argv[1])) as server:
         while server in select.select([server, 0], [], [])[0]:
             connection, _ = server.accept()
@@ -77,13 +117,22 @@ def main() -> None:
             connection.close()
 
 
+def _reap(_number: int, _frame: FrameType | None) -> None:
+    """Wait for the keepers that have ended: the time that they took counts as this process's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _keep_fork(connection: socket.socket) -> None:
-    """Fork the requested process and report its end; end it when the client has gone."""
+    """Fork the requested process, pass on the signals that the client sends, and report its end;
+    end it when the client has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-    requests = b""
-    while len(requests) < int.from_bytes(size, "big"):
-        requests += connection.recv(2**16)
+    size, descriptors, _, _ = socket.recv_fds(connection, 4, _MOST_DESCRIPTORS)
+    left, requests = int.from_bytes(size, "big"), b""
+    while len(requests) < left:
+        # What follows are signals.
+        requests += connection.recv(left - len(requests))
     fork = os.fork()
     if fork == 0:
         connection.close()
@@ -91,33 +140,53 @@ def _keep_fork(connection: socket.socket) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     ended = os.pidfd_open(fork)
-    if ended not in select.select([connection, ended], [], [])[0]:
-        os.kill(fork, signal.SIGKILL)
-        # No client is left to be notified.
-        os._exit(0)
+    while ended not in select.select([connection, ended], [], [])[0]:
+        if not (signals := connection.recv(16)):
+            os.kill(fork, signal.SIGKILL)
+            break
+        for number in signals:
+            os.kill(fork, number)
     _, status = os.waitpid(fork, 0)
-    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    with suppress(BrokenPipeError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
 def _become(requests: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a module as Python's `-m` does, and end."""
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    """Run Python with the words of the request, and end."""
+    _number_descriptors(requests["descriptors"], descriptors)
     os.environ.clear()
     os.environ.update(requests["environment"])
     os.chdir(requests["folder"])
-    sys.argv = requests["words"][1:]
-    code = _run_module(sys.argv[0])
+    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [each for each in searched if each not in sys.path]
+    code = _run_words(requests["words"])
     sys.stdout.flush()
     os._exit(code)
 
 
-def _run_module(name: str) -> int:
-    """Return the exit code that Python would end with."""
+def _number_descriptors(numbers: list[int], descriptors: list[int]) -> None:
+    """Give the received descriptors the numbers that they have in the client."""
+    # Out of the way of all these numbers first.
+    free = 1 + max(*numbers, *descriptors)
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, free) for each in descriptors]
+    for number, descriptor in zip(numbers, moved, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in set(descriptors) - set(numbers):
+        os.close(descriptor)
+
+
+def _run_words(words: list[str]) -> int:
+    """Run a module or a script, `-m` or `-c`, perhaps after `-P`; return the exit code that Python
+    would end with."""
+    how, what, *arguments = words[1:] if words[0] == "-P" else words
+    sys.argv = [what if how == "-m" else "-c", *arguments]
     try:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        if how == "-m":
+            _run_module(what)
+        else:
+            exec(compile(what, "<string>", "exec"), vars(_make_main()))
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     # Like at the top of any Python program.
@@ -125,6 +194,19 @@ def _run_module(name: str) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _run_module(name: str) -> None:
+    # It may be loaded, but not as the main module.
+    main = f"{name}.__main__"
+    sys.modules.pop(main if main in sys.modules else name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _make_main() -> ModuleType:
+    """Return an empty main module."""
+    sys.modules["__main__"] = made = ModuleType("__main__")
+    return made
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +24,7 @@ from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.learner.config.sampling import SelectConfig
 from services.learner.config.tracking import TrackingConfig
-from tests.support.launcher import left_running, spec
+from tests.support.launcher import forged_command, forged_fakes, left_running, spec
 from tests.support.repository import ROOT
 
 REQUEST = "gha-1-1"
@@ -59,7 +59,7 @@ def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
     wish = spec(learner={"steps": steps, "step_s": 0.1})
     wish["launcher"]["modules"]["learner"] = "tests.deploy.workflows.task_reading_learner"
     (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
-    real = f'exec {sys.executable} -m services.launcher.cli.app "$@"'
+    real = f'exec {shlex.join(forged_command("-m", "services.launcher.cli.app"))} "$@"'
     program = folder / ".venv-sky/bin/flotilla"
     program.write_text(f"#!/bin/sh\n{flotilla or real}\n")
     program.chmod(0o755)
@@ -99,8 +99,9 @@ async def launcher(runs: Path) -> AsyncGenerator[str]:
     """A separate launcher; yields the secret that a repository keeps of it."""
     await asyncio.to_thread(runs.mkdir)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+        *forged_command("-m", "services.launcher", "--runs", str(runs)),
         cwd=ROOT,
+        env={**os.environ, **forged_fakes()},
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:

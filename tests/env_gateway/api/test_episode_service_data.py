@@ -213,8 +213,9 @@ def test_a_transcript_beyond_the_limit_is_refused_with_the_setting(wire: Wire) -
         wire.grade(header, chunk, chunk, chunk)
 
 
-def test_a_result_of_100_megabytes_is_fetched_in_chunks(wire: Wire) -> None:
-    size = 100 * 2**20
+@pytest.mark.parametrize("megabytes", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_result_of_megabytes_is_fetched_in_chunks(wire: Wire, megabytes: int) -> None:
+    size = megabytes * 2**20
 
     async def answer(name: str, arguments: Any) -> CallResult:
         return CallResult((Text("x" * size),))

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
@@ -14,8 +13,8 @@ from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.bench import Bench, opened_bench
 from tests.env_gateway.backends.harness import Can
+from tests.support.environment_processes import environment_command, server_pid
 
-_COMMAND = (sys.executable, "-m", "environments.fleet_emulator", "--die-with-parent")
 _KEY_VARIABLE = "FLOTILLA_TEST_FLEET_KEY"
 _KEY = "a key"
 
@@ -28,7 +27,7 @@ class Emulator:
 
     def start(self, *options: str) -> None:
         self._process = subprocess.Popen(
-            [*_COMMAND, *options],
+            environment_command("-m", "environments.fleet_emulator", *options),
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
             env={**os.environ, **({"FLOTILLA_ENV_TOKEN": _KEY} if self._guarded else {})},
@@ -44,7 +43,7 @@ class Emulator:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return server_pid(self.url)
 
     def config(self, **settings: Any) -> dict[str, Any]:
         """`[env_gateway.backends.fleet]`."""

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,8 +11,7 @@ import aiohttp
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
-
-_COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0", "--die-with-parent")
+from tests.support.environment_processes import environment_command, server_pid
 
 
 class McpHarness(BookingTasks):
@@ -21,7 +19,8 @@ class McpHarness(BookingTasks):
     can = frozenset(Can) - {Can.SHOW_END}
 
     def start(self) -> None:
-        self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        command = environment_command("-m", "environments.serve", "--port", "0")
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
         assert self._process.stdout is not None
         self._url = json.loads(self._process.stdout.readline())["url"]
 
@@ -43,7 +42,7 @@ class McpHarness(BookingTasks):
             assert answer.status == 200, await answer.text()
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
-        return stopped([self._process.pid])
+        return stopped([server_pid(self._url)])
 
 
 harness = McpHarness

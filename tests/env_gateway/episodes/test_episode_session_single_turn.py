@@ -17,6 +17,7 @@ from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
+from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 from tests.support.grading_gateway import embedded_gateway, grading_gateway
 
@@ -36,18 +37,22 @@ def question(rule: str) -> dict[str, Any]:
     return task
 
 
-DOORS: dict[str, dict[str, Any]] = {
-    "embedded": {},
-    "mcp": {"command": ("python", "-m", "environments.serve"), "instances": True},
-    "fleet": {"command": ("python", "-m", "environments.fleet_emulator")},
+# The server of each backend, with further settings.
+DOORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embedded": ("", {}),
+    "mcp": ("environments.serve", {"instances": True}),
+    "fleet": ("environments.fleet_emulator", {}),
 }
 
 
 @asynccontextmanager
 async def gateway_over(name: Any) -> AsyncGenerator[Gateway]:
     """Serve a gateway with the servers that it starts itself."""
+    module, door = DOORS[name]
+    if module:
+        door = {**door, "command": environment_command("-m", module)}
     settings = EnvGatewayConfig.model_validate(
-        {"backend": name, "backends": {name: DOORS[name]}, "open_timeout_s": 30.0}
+        {"backend": name, "backends": {name: door}, "open_timeout_s": 30.0}
     )
     backend = build_backend(name, settings.backends, max_calls=8)
     try:

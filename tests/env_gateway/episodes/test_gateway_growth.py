@@ -83,7 +83,7 @@ async def grown(harness: BackendHarness, first: int, episodes: int) -> tuple[dic
 
 
 async def test_nothing_is_kept_of_episodes_that_are_over(harness: BackendHarness) -> None:
-    objects, _ = await grown(harness, 32, 32)
+    objects, _ = await grown(harness, 12, 12)
     assert objects == {}
 
 

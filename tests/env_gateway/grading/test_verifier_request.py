@@ -1,6 +1,5 @@
 """A verifier that reads the final state through tools, for a server without a database."""
 
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +13,10 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verifier_files import load_verifiers
+from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.grading_gateway import grading_gateway
-from tests.support.repository import ROOT
 
-SERVER = ROOT / "tests/support/mcp_stdio_server.py"
-CONFIG = McpConfig(transport="stdio", command=(sys.executable, str(SERVER)))
 NOTED = """
 def milk_was_noted(env):
     notes = env.call_tool("list_notes")
@@ -31,14 +28,16 @@ def milk_was_noted(env):
 @asynccontextmanager
 async def gateway() -> AsyncGenerator[Gateway]:
     """The verifiers here are the test's own, and run even without a sandbox."""
+    command = environment_command("-m", "tests.support.mcp_stdio_server")
+    config = McpConfig(transport="stdio", command=command)
     settings = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",
-            "backends": {"mcp": CONFIG.model_dump(exclude_unset=True)},
+            "backends": {"mcp": config.model_dump(exclude_unset=True)},
             "verifiers": {"unsafe_local_verifiers": True, "attempts": 1},
         }
     )
-    async with grading_gateway({"mcp": McpStdioBackend(CONFIG)}, settings) as running:
+    async with grading_gateway({"mcp": McpStdioBackend(config)}, settings) as running:
         yield running
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from environments.reference_policies import plan_calls, solve_task
 from environments.task_generator import SPLITS
 from environments.tasks import make_task
 from tests.environments.test_serve import serving
+from tests.support.environment_processes import environment_command
 
 PYTHON = Path(launch.__file__).parents[2] / ".venv-openenv" / "bin" / "python"
 TASK = make_task("booking", "train", 1)
@@ -196,7 +196,7 @@ def test_without_the_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_options_that_cannot_be_served_are_refused(options: list[str], error: str) -> None:
-    command = [sys.executable, "-m", "environments.serve", *options]
+    command = environment_command("-m", "environments.serve", *options)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 2
     assert error in ended.stderr

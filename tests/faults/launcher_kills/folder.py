@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
+import signal
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +23,7 @@ from services.launcher.security.certificates import RunIdentity
 from services.launcher.store.ledger import Ledger
 from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
-from tests.support.launcher import spec
+from tests.support.launcher import forged_command, spec
 from tests.support.repository import ROOT
 
 SERVICES = ("env_gateway", "learner", "rollout")
@@ -33,7 +33,7 @@ WAIT_S = 40.0
 
 @dataclass
 class Runs:
-    """One runs folder. At most one launcher process serves it, by `command`."""
+    """One runs folder. At most one launcher process serves it, by `command`: a fork of a forge."""
 
     runs: Path
     command: tuple[str, ...]
@@ -47,7 +47,7 @@ class Runs:
     async def launch(self) -> None:
         """Start a launcher and wait until it serves."""
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *self.command),
+            *forged_command("-m", *self.command),
             cwd=ROOT,
             env={**os.environ, **self.environment},
         )
@@ -55,8 +55,9 @@ class Runs:
 
     async def kill(self) -> None:
         """Kill it as the kernel would, short of memory."""
-        assert self.process is not None
-        self.process.kill()
+        address = launcher_address.read_address(self.runs)
+        assert self.process is not None and address is not None
+        os.kill(address.pid, signal.SIGKILL)
         await self.process.wait()
 
     async def start(self, wish: dict[str, Any]) -> None:

@@ -12,8 +12,6 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from tests.support.watched_machine import WatchedMachine, machine
 
-TAILS = 100
-
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_every_line_arrives_once_over_cuts_and_kills(tmp_path: Path, seed: int) -> None:
@@ -109,7 +107,10 @@ async def test_a_further_machine_brings_the_logs_of_its_own_ranks_and_no_others(
         assert {path.name for path in there.glob("*.log")} == set(own)
 
 
-async def test_a_hundred_followers_of_a_log_see_all_of_it_and_cost_little(tmp_path: Path) -> None:
+@pytest.mark.parametrize("followers", [25, pytest.param(100, marks=pytest.mark.slow)])
+async def test_many_followers_of_a_log_see_all_of_it_and_cost_little(
+    tmp_path: Path, followers: int
+) -> None:
     async with machine(tmp_path) as here:
         process = await here.watch("count", str(tmp_path / "truth"))
         await here.begins()
@@ -117,9 +118,9 @@ async def test_a_hundred_followers_of_a_log_see_all_of_it_and_cost_little(tmp_pa
             run_id=here.run_id, service="rollout", follow=True, lines=1_000_000
         )
         spent = time.process_time()
-        heads = await asyncio.gather(*(_head(here, request) for _ in range(TAILS)))
-        # Generous: the launcher, its hundred clients and this test are one process here.
-        assert time.process_time() - spent < 8.0
+        heads = await asyncio.gather(*(_head(here, request) for _ in range(followers)))
+        # Generous: the launcher, its many clients and this test are one process here.
+        assert time.process_time() - spent < 0.16 * followers
         assert all(head == heads[0] for head in heads)
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 40)

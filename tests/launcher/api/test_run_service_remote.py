@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
+import signal
 import stat
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,17 +26,19 @@ from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_launcher_client import cli
 from tests.support.every_rpc import of_service, refusals
 from tests.support.free_ports import free_port
+from tests.support.launcher import forged_command, forged_fakes
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import RUN, beyond_loopback, member, outsiders, run
 
 
 @asynccontextmanager
 async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A launcher whose fakes are forks of a forge, as it is itself."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher", "--runs", str(runs), *arguments),
+        *forged_command("-m", "services.launcher", "--runs", str(runs), *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env=dict(os.environ),
+        env={**os.environ, **forged_fakes()},
     )
     try:
         yield process
@@ -70,9 +72,9 @@ async def test_launcher_json_lets_only_its_reader_in(tmp_path: Path) -> None:
 async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_path: Path) -> None:
     served = ("--listen", f"0.0.0.0:{free_port()}", "--advertise", beyond_loopback())
     async with launcher(tmp_path, *served) as killed:
-        await address_of(tmp_path, killed)
+        address = await address_of(tmp_path, killed)
         copy = (tmp_path / "launcher.json").read_text()
-        killed.kill()
+        os.kill(address.pid, signal.SIGKILL)
         await killed.wait()
     async with launcher(tmp_path, *served) as second:
         await address_of(tmp_path, second)

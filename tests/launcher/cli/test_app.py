@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ def write_spec(folder: Path, **sections: Any) -> Path:
     return path
 
 
-async def run_cli(*arguments: str) -> tuple[int, str]:
-    process = await start_cli(*arguments)
+async def run_cli(*arguments: str, forged: bool = True) -> tuple[int, str]:
+    process = await start_cli(*arguments, forged=forged)
     output, _ = await asyncio.wait_for(process.communicate(), 60.0)
     assert process.returncode is not None
     return process.returncode, output.decode()
@@ -46,7 +45,8 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
     prepare = [{"creates": str(made), "command": ["python", "-c", f"open({str(made)!r}, 'w')"]}]
     path = write_spec(tmp_path, prepare=prepare, learner={"steps": 4, "step_s": 0.3})
     runs = tmp_path / "runs"
-    code, output = await run_cli("train", str(path), "--runs", str(runs), "--learner.steps=3")
+    command = ("train", str(path), "--runs", str(runs), "--learner.steps=3")
+    code, output = await run_cli(*command, forged=False)
     assert code == 0, output
     assert made.exists()
     assert f"Making {made}" in output
@@ -57,9 +57,9 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
     assert "\x1b" not in output, "no colours in a pipe"
     await nothing_left(runs)
     assert not (runs / "launcher.json").exists()
-    code, output = await run_cli("status", "--runs", str(runs))
+    code, output = await run_cli("status", "--runs", str(runs), forged=False)
     assert (code, "completed" in output) == (0, True)
-    code, output = await run_cli("logs", "newest", "rollout", "--runs", str(runs))
+    code, output = await run_cli("logs", "newest", "rollout", "--runs", str(runs), forged=False)
     assert (code, "hello from rollout-0" in output) == (0, True)
 
 
@@ -110,7 +110,8 @@ async def read_until(stream: asyncio.StreamReader, sign: str) -> str:
 
 
 async def test_a_second_ctrl_c_stops_at_once_what_does_not_drain(tmp_path: Path) -> None:
-    path = write_spec(tmp_path, learner={"steps": 10_000}, rollout={"deaf": True, "litter": True})
+    wish = {"learner": {"steps": 10_000}, "rollout": {"deaf": True, "litter": True}}
+    path = write_spec(tmp_path, launcher={"drain_s": 300.0}, **wish)
     runs = tmp_path / "runs"
     process = await start_cli("train", str(path), "--runs", str(runs))
     assert process.stdout is not None
@@ -119,9 +120,7 @@ async def test_a_second_ctrl_c_stops_at_once_what_does_not_drain(tmp_path: Path)
     await asyncio.wait_for(read_until(process.stdout, "Stopping"), 10.0)
     await asyncio.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    await asyncio.wait_for(process.communicate(), 20.0)
-    assert time.monotonic() - began < 8.0
+    await asyncio.wait_for(process.communicate(), 60.0)
     assert process.returncode == 130
     await nothing_left(runs)
 

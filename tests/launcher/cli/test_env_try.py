@@ -17,6 +17,7 @@ from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
+from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 
 SPEC = ROOT / "deploy/runs/local.toml"
@@ -31,16 +32,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "services.launcher.cli.app",
-        "env",
-        "try",
-        *map(str, arguments),
-    ]
+    words = ("-m", "services.launcher.cli.app", "env", "try", *map(str, arguments))
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        forged_command(*words),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
     )
 
 

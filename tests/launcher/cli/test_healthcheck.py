@@ -52,8 +52,8 @@ async def test_a_launcher_on_loopback_is_healthy_until_it_hangs_or_is_gone(tmp_p
     async with launcher(runs) as process:
         address = await address_of(runs, process)
         assert await request(runs) == (0, f"{address.address}: serving")
-        process.send_signal(signal.SIGSTOP)
+        os.kill(address.pid, signal.SIGSTOP)
         code, message = await request(runs)
-        process.send_signal(signal.SIGCONT)
+        os.kill(address.pid, signal.SIGCONT)
         assert (code, message.partition(": ")[0]) == (1, address.address)
     assert await request(runs) == (1, "no launcher is running for runs")

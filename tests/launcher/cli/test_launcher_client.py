@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.progress_view import PlainView
 from services.launcher.cli.terminal import Terminal
 from tests.launcher.cli.test_app import write_spec
-from tests.support.launcher import TOKEN
+from tests.support.launcher import TOKEN, forged_command
 from tests.support.repository import ROOT
 
 
@@ -96,8 +95,9 @@ async def elsewhere(double: Hanging) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """The `flotilla` command of a user who has this launcher.json."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
+        *forged_command("-m", "services.launcher.cli.app", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=ROOT,

@@ -145,6 +145,7 @@ def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_pa
     assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
 
 
+@pytest.mark.slow
 def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     offline: tuple[str, ...], tmp_path: Path
 ) -> None:

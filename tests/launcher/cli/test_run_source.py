@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -45,11 +47,11 @@ class Laptop:
 
     @asynccontextmanager
     async def submitted(self, spec: Path) -> AsyncGenerator[str]:
-        """Submit a run for the length of the block; yield its id once it is running."""
+        """Submit a run for the length of the block; yield its id once it has made a step."""
         command = ("submit", str(spec), "--request-id", "mine")
         async with cli(self.secret, *command) as process:
             assert process.stdout is not None
-            printed = await asyncio.wait_for(read_until(process.stdout, "run running"), 60)
+            printed = await asyncio.wait_for(read_until(process.stdout, "step "), 60)
             yield printed.split()[1]
             await asyncio.wait_for(process.communicate(), 60)
 
@@ -101,12 +103,12 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
     # To follow a run, a launcher is required as long as the run takes.
     async with AsyncExitStack() as launchers:
         first = await launchers.enter_async_context(launcher(tmp_path, *served))
-        await address_of(tmp_path, first)
+        address = await address_of(tmp_path, first)
         laptop = Laptop(tmp_path / "here", (tmp_path / "launcher.json").read_text())
         async with laptop.submitted(path), cli(laptop.secret, "logs", "newest", "-f") as following:
             assert following.stdout is not None
             seen = await asyncio.wait_for(read_until(following.stdout, "from rollout-0"), 60)
-            first.kill()
+            os.kill(address.pid, signal.SIGKILL)
             await first.wait()
             second = await launchers.enter_async_context(launcher(tmp_path, *served))
             await address_of(tmp_path, second)

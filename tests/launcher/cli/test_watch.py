@@ -45,7 +45,7 @@ async def output_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def run_cli(*arguments: str) -> tuple[int | None, str]:
-    process = await start_cli(*arguments)
+    process = await start_cli(*arguments, forged=True)
     output = await output_of(process)
     return process.returncode, output
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, run_cli, write_spec
-from tests.support.launcher import left_running, serving, spec, start_cli
+from tests.support.launcher import forged_fakes, left_running, serving, spec, start_cli
 from tests.support.repository import ROOT
 
 
@@ -172,7 +173,9 @@ async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
     runs.mkdir()
     path = write_spec(tmp_path, prepare=[table(made, making(made, 4.0))], learner={"steps": 1})
     first = await _launcher(runs)
-    submit = await start_cli("submit", str(path), "--request-id", "a", "--runs", str(runs))
+    submit = await start_cli(
+        "submit", str(path), "--request-id", "a", "--runs", str(runs), forged=True
+    )
     while not list(runs.glob("fake-*")):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     (run_dir,) = runs.glob("fake-*")
@@ -196,6 +199,7 @@ async def _launcher(runs: Path) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
             cwd=ROOT,
+            env={**os.environ, **forged_fakes()},
             stdout=file,
             stderr=file,
         )

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunS
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.fake_backend import FakeBackend
-from tests.support.launcher import OneRegistry, start_cli
+from tests.support.launcher import OneRegistry, forged_command, start_cli
 from tests.support.repository import ROOT
 
 
@@ -153,7 +152,7 @@ def launcher(runs: Path) -> Generator[None]:
     runs.mkdir()
     with (runs / "launcher.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.launcher", "--runs", str(runs)],
+            forged_command("-m", "services.launcher", "--runs", str(runs)),
             cwd=ROOT,
             stdout=log,
             stderr=log,
@@ -166,7 +165,7 @@ def launcher(runs: Path) -> Generator[None]:
 
 
 async def _reap(runs: Path, *options: str) -> tuple[int | None, str]:
-    process = await start_cli("reap", "--runs", str(runs), *options)
+    process = await start_cli("reap", "--runs", str(runs), *options, forged=True)
     output, _ = await process.communicate()
     return process.returncode, output.decode()
 

@@ -30,7 +30,7 @@ def write_run(run_dir: Path, **sections: Any) -> Path:
 
 
 async def run_cli(*arguments: str) -> tuple[int, str]:
-    process = await start_cli(*arguments)
+    process = await start_cli(*arguments, forged=True)
     output, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode()

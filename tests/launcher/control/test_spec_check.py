@@ -13,6 +13,7 @@ from services.common.config import canonical_json, load_spec
 from services.launcher.control.spec_check import check_spec
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import SERVICES
+from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 
 # Packages that SkyPilot's environment lacks.
@@ -85,9 +86,10 @@ async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_
         spec["launcher"] = {"backend": "sky", "sky": sky}
         return parse_spec(canonical_json(spec))
 
-    await check_spec(plan_of(rollout=1, learner=1))
-    with pytest.raises(BadSpecError) as refused:
-        await check_spec(plan_of(rollout=2, learner=2))
+    with forged_services():
+        await check_spec(plan_of(rollout=1, learner=1))
+        with pytest.raises(BadSpecError) as refused:
+            await check_spec(plan_of(rollout=2, learner=2))
     for service, said in (
         ("rollout", "rollout.engine.nodes: 2, but .* make 3 workers"),
         ("learner", "set learner.rank.shard_within_node = true"),

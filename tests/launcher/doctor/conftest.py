@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from environments.tasks import make_task
+from services.launcher.doctor.adapters import gateway_probe
+from services.launcher.doctor.findings import Finding
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,13 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = [make_task(env_key, "train", 0) for env_key in ("booking", "tracker")]
     path.write_text(json.dumps(made))
     return path
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the length of prompts to its own tests."""
+
+    async def count_nothing(*_: object) -> dict[str, Finding]:
+        return {}
+
+    monkeypatch.setattr(gateway_probe, "check_prompts", count_nothing)

@@ -78,6 +78,7 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     assert not children()
 
 
+@pytest.mark.usefixtures("uncounted")
 async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     check(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
 
 
+@pytest.mark.usefixtures("uncounted")
 async def test_a_verifier_that_raises_on_an_untouched_task_is_reported_and_refuses_no_run(
     policy: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run, RunMode
-from tests.support.doctor import check, probed, spec, subject
+from tests.support.doctor import check, forged_services, probed, spec, subject
 
 RENTED = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "lambda"}]')
 SLURM = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "slurm/box"}]')
@@ -110,6 +110,7 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
     intent = PendingRun(run, tmp_path / "runs" / "well-1", plan.text, plan.config, ())
-    with pytest.raises(RunRefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
-        await doctor_gate(intent)
-    await doctor_gate(replace(intent, run=replace(run, mode=RunMode.EVAL_ONLY)))
+    with forged_services():
+        with pytest.raises(RunRefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
+            await doctor_gate(intent)
+        await doctor_gate(replace(intent, run=replace(run, mode=RunMode.EVAL_ONLY)))

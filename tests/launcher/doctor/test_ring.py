@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from services.launcher.doctor.ring_rank import (
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.certificates import mint_identity
 from tests.support.doctor import TOKEN, check, echo_of, probed, spec, subject
+from tests.support.process_forge import running_forge
 from tests.support.repository import ROOT
 
 # Another machine's address: this one has all of 127.0.0.0/8.
@@ -38,9 +40,16 @@ GIVEN = {TOKEN_VARIABLE: TOKEN}
 Ring = Callable[[bytes, Any], Awaitable[bytes]]
 
 
+@pytest.fixture(scope="module")
+def python() -> Generator[Path]:
+    """An interpreter that has torch imported when it starts."""
+    with running_forge("torch.distributed") as forge:
+        yield forge.interpreter
+
+
 @pytest.fixture
-def about(policy: Path, tasks: Path, tmp_path: Path) -> RunContext:
-    return subject(spec(policy, tasks), tmp_path, **GIVEN)
+def about(policy: Path, tasks: Path, tmp_path: Path, python: Path) -> RunContext:
+    return replace(subject(spec(policy, tasks), tmp_path, **GIVEN), python=python)
 
 
 @asynccontextmanager
@@ -105,7 +114,9 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
         monkeypatch.setattr(
             ring, "listen_on", lambda host: Elsewhere(fileno=listen_on(host).detach())
         )
-        result = await probed("ring", replace(about, nodes=(at,)))
+        # Rank 0 fails as well: it must not start sooner than the node's.
+        slow = Path(sys.executable)
+        result = await probed("ring", replace(about, nodes=(at,), python=slow))
     wrong = f"rank 1 on {at}: cannot reach rank 0 at 127.0.0.1 port {port} (Connection refused)"
     check(result, Status.FAIL, wrong, "let all TCP ports through", "GLOO_SOCKET_IFNAME", "lo")
     check(result, Status.FAIL, "through a tunnel no ring is made")
@@ -142,10 +153,10 @@ def meet(seat: RankAssignment, port: int) -> None:
 
 
 async def test_an_interface_that_gloo_does_not_find_is_named(
-    policy: Path, tasks: Path, tmp_path: Path
+    about: RunContext,
 ) -> None:
-    about = subject(spec(policy, tasks), tmp_path, GLOO_SOCKET_IFNAME="nowhere0")
-    result = await probed("ring", about)
+    environ = {**about.environ, "GLOO_SOCKET_IFNAME": "nowhere0"}
+    result = await probed("ring", replace(about, environ=environ))
     check(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
 
 

@@ -16,7 +16,7 @@ from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
-from tests.support.doctor import check, probed, spec, subject
+from tests.support.doctor import check, forged_services, probed, spec, subject
 from tests.support.repository import ROOT
 
 ELSEWHERE = ("launcher.backend=sky", "launcher.sky.python=nowhere/bin/python")
@@ -83,6 +83,7 @@ async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_
     check(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
 
 
+@pytest.mark.usefixtures("uncounted")
 async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to_start_more(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
@@ -104,9 +105,9 @@ async def test_a_start_lists_what_was_left_out_and_continues(
     content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    reported = await doctor_gate(
-        PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
-    )
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    with forged_services():
+        reported = await doctor_gate(intent)
     found = [line.removeprefix("the doctor warns: ").partition(": ") for line in reported]
     warned = {probe: detail for probe, _, detail in found}
     assert warned.keys() == {"versions", "ring"}

@@ -16,7 +16,7 @@ from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
-from tests.support.doctor import spec
+from tests.support.doctor import forged_services, spec
 from tests.support.launcher import serving
 
 
@@ -24,8 +24,12 @@ async def test_the_doctor_looks_at_what_was_just_made(policy: Path, tmp_path: Pa
     tasks = tmp_path / "tasks.json"
     program = f"open({str(tasks)!r}, 'w').write('[]')"
     table = {"creates": str(tasks), "command": ["python", "-c", program]}
-    async with serving(tmp_path, hooks=LauncherHooks(gate=doctor_gate)) as served:
-        run = await served.ended(await served.start({**spec(policy, tasks), "prepare": [table]}))
+    hooks = LauncherHooks(gate=doctor_gate)
+    with forged_services():
+        async with serving(tmp_path, hooks=hooks) as served:
+            run = await served.ended(
+                await served.start({**spec(policy, tasks), "prepare": [table]})
+            )
     assert json.loads(tasks.read_text()) == []
     assert run.state == pb.RUN_STATE_FAILED
     assert f"dataset: learner.tasks: {tasks} holds no task" in run.error

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,8 +13,9 @@ from typing import Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
+from services.launcher.security.launcher_address import read_address
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
-from tests.support.launcher import spec
+from tests.support.launcher import forged_command, forged_fakes, spec
 from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
 
@@ -24,13 +24,13 @@ ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
-    """A launcher in a process of its own, and a client of it."""
+    """A launcher whose fakes are forks of a forge, as it is itself, and a client of it."""
     stderr = runs / "stderr"
     with stderr.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            *forged_command("-m", "services.launcher", "--runs", str(runs)),
             cwd=ROOT,
-            env={**os.environ, "SLACK_BOT_TOKEN": TOKEN},
+            env={**os.environ, **forged_fakes(), "SLACK_BOT_TOKEN": TOKEN},
             stderr=output,
         )
     try:
@@ -76,7 +76,9 @@ async def kill_and_go_on(folder: Path) -> None:
         async with launcher(folder) as (process, runs):
             run_id = (await runs.StartRun(request, timeout=60.0)).run_id
             await until(runs, run_id, (pb.RUN_STATE_RUNNING,))
-            process.send_signal(signal.SIGKILL)
+            address = read_address(folder)
+            assert address is not None
+            os.kill(address.pid, signal.SIGKILL)
             await process.wait()
         async with launcher(folder) as (_, runs):
             assert (await runs.StartRun(request, timeout=60.0)).run_id == run_id

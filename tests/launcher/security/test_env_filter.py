@@ -26,7 +26,7 @@ from services.launcher.security import secret_names
 from services.launcher.security.env_filter import LAUNCHERS_OWN
 from tests.support.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double
-from tests.support.launcher import ENDED, left_running, spec
+from tests.support.launcher import ENDED, forged_fakes, left_running, spec
 from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
 
@@ -87,16 +87,16 @@ def repeat(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tu
 
 
 @asynccontextmanager
-async def launcher(folder: Path) -> AsyncGenerator[Here]:
+async def launcher(folder: Path, **environment: str) -> AsyncGenerator[Here]:
     canaries, runs = Canaries(), folder / "runs"
     runs.mkdir()
     (folder / "tmp").mkdir()
     with double(repeat) as repeater, (folder / "stderr").open("wb") as output:
-        environ = {**os.environ, **canaries.environ(repeater), "TMPDIR": str(folder / "tmp")}
+        environ = {**os.environ, **environment, **canaries.environ(repeater)}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
             cwd=ROOT,
-            env=environ,
+            env={**environ, "TMPDIR": str(folder / "tmp")},
             stdout=output,
             stderr=output,
         )
@@ -175,7 +175,7 @@ def _until_logged(path: Path, words: str, times: int) -> None:
 
 
 async def test_a_run_that_is_refused_or_fails_names_no_secret(tmp_path: Path) -> None:
-    async with launcher(tmp_path) as here:
+    async with launcher(tmp_path, **forged_fakes()) as here:
         refused = await here.start(here.wish())
         run = await here.until(refused, lambda run: run.state in ENDED)
         assert "Slack refuses the token in SLACK_BOT_TOKEN" in run.error

@@ -74,7 +74,7 @@ async def test_a_wrong_key_does_not_hold_up_a_drain(
         monkeypatch.setattr(backend.connection.api, "headers", {"authorization": "Bearer wrong"})
         started = time.monotonic()
         await bench.gateway.drain(0.0)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 15.0
         monkeypatch.undo()
         # What is left in the journal is for the next start; here, for the next test.
         (left,) = (await emulator.count())["instances"]["live"]

@@ -21,6 +21,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
+from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, until
 from tests.support.grading_gateway import grading_gateway
 
@@ -31,7 +32,7 @@ CONFIG = McpConfig(command=COMMAND, instances=True)
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The URL of a server that the tests of this file share."""
-    command = [*COMMAND, "--die-with-parent"]
+    command = environment_command("-m", "environments.serve", "--port", "0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]

@@ -14,6 +14,7 @@ from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstan
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import BackendError, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
+from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import task_json, until
 from tests.support.repository import ROOT
 
@@ -29,7 +30,9 @@ def request(episode_id: str, data_key: str = "monday") -> ProvisionRequest:
 
 @pytest.fixture
 async def backend() -> AsyncGenerator[McpStdioBackend]:
-    running = McpStdioBackend(CONFIG)
+    """A backend whose servers are forks of a process that has imported the SDK."""
+    command = environment_command("-m", "tests.support.mcp_stdio_server")
+    running = McpStdioBackend(CONFIG.model_copy(update={"command": command}))
     yield running
     await running.close()
 
@@ -118,12 +121,14 @@ async def test_a_server_that_dies_loses_the_instance_and_hangs_no_caller(
     assert caught.value.lost and caught.value.delivered is False
 
 
-async def test_closing_ends_the_process_and_may_be_repeated(backend: McpStdioBackend) -> None:
+async def test_closing_ends_the_process_and_may_be_repeated() -> None:
+    backend = McpStdioBackend(CONFIG)
     instance = await started(backend)
     pid = int(await text(instance, "process_id"))
     await instance.close(timeout_s=5.0)
     await instance.close(timeout_s=5.0)
     assert not alive(pid)
+    await backend.close()
 
 
 async def test_closing_the_backend_ends_every_process() -> None:
@@ -167,7 +172,7 @@ async def test_a_list_of_tools_without_an_end_ends_in_time() -> None:
     try:
         async with asyncio.timeout(10.0):
             with pytest.raises(BackendError) as caught:
-                await instance.list_tools(timeout_s=2.0)
+                await instance.list_tools(timeout_s=0.5)
         assert caught.value.kind == "timeout"
     finally:
         await backend.close()

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from services.common.config import load_spec
 from services.launcher.cli import app, plan, train
+from services.launcher.doctor.findings import Finding
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_plan import RunPlan
 from services.learner.config.sampling import SelectConfig
 from tests.support.repository import ROOT
@@ -52,8 +54,13 @@ def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path
     async def content(_: RunPlan) -> None:
         """Skip the services' checks, which take seconds."""
 
+    async def read_nothing(_: RunContext) -> tuple[dict[str, Any], list[Finding]]:
+        """Return no section; the services would take seconds to list theirs."""
+        return {}, []
+
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(plan.spec_check, "check_spec", content)
+    monkeypatch.setattr(plan.plan_memory, "read_sections", read_nothing)
     words = ("plan", "deploy/runs/openenv-fleet-grpo.toml", "--one-machine", "--out", str(out))
     result = CliRunner().invoke(app.app, [*words, *overrides])
     assert result.exit_code == 0, result.output

@@ -1,0 +1,13 @@
+"""Imports of the launcher, of the `flotilla` command and of fake services, for a forge."""
+
+import pkgutil
+from importlib import import_module
+
+from services.launcher import cli
+from tests.support.process_forge import fork_children
+
+_COMMANDS = [found.name for found in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}.")]
+
+for _name in (*_COMMANDS, "services.launcher.__main__", "tests.support.fake_service"):
+    import_module(_name)
+fork_children()
