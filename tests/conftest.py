@@ -13,7 +13,11 @@ import structlog
 
 from services.common.loaded_objects import freeze_loaded_objects
 
-pytest_plugins = ["tests.support.shared_folders", "tests.support.models"]
+pytest_plugins = [
+    "tests.support.shared_folders",
+    "tests.support.models",
+    "tests.support.rank_forge",
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

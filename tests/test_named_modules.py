@@ -7,10 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NAME = re.compile(r"(services|environments|tools|benchmarks)(\.[a-z_]\w*)+(:\w+)?")
+# To parse a file takes far longer than to look for the beginning of such a string.
+BEGINNING = re.compile(r"[\"'](services|environments|tools|benchmarks)\.")
 
 
 def _strings(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    if not BEGINNING.search(source):
+        return set()
+    tree = ast.parse(source)
     return {
         node.value
         for node in ast.walk(tree)

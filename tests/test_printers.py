@@ -3,6 +3,7 @@
 others as text."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,10 @@ PRINTERS = {
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
 # Allowed uses of a stream; all others, and a stream that is handed on, may write.
 REQUESTED = {"isatty", "flush", "fileno", "encoding"}
+# Without one of these words a source prints nothing, and need not be parsed, which takes long.
+_WORDS = {each.rpartition(".")[2] for each in PRINTERS | STREAMS}
+_CALLED = {"write", "fdopen", "open", "exit", "quit", "SystemExit"}
+_MENTION = re.compile(rf"\b({'|'.join(sorted(_WORDS | _CALLED))})\b")
 
 
 def names_of(tree: ast.Module) -> dict[str, str]:
@@ -72,6 +77,8 @@ def parents_of(tree: ast.Module) -> dict[ast.AST, ast.AST]:
 
 def printers_in(source: str) -> Iterator[tuple[int, str]]:
     """Lines that print by other means than the two, or could, and by which."""
+    if not _MENTION.search(source):
+        return
     tree = ast.parse(source)
     names, parents = names_of(tree), parents_of(tree)
     for node in ast.walk(tree):

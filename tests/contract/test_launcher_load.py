@@ -18,9 +18,9 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import TOKEN, ServedLauncher, serving
 
 CALLERS = 100
-BURSTS, LINES = 30, 10
+BURSTS, LINES = 15, 10
 # So short that every follower reconnects several times.
-STREAM_AGE_S = 0.5
+STREAM_AGE_S = 0.25
 
 
 async def follow(stub: Any, run_id: str) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from prometheus_client import REGISTRY
 
 from services.common import rpc
@@ -190,24 +189,29 @@ async def test_weights_that_are_not_trusted_are_fetched_whole(tmp_path: Path) ->
         assert not fetcher.kept.path.exists()
 
 
-@pytest.mark.parametrize("damaged", ["difference", "kept", "shortened", "gone"])
-async def test_what_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path, damaged: str) -> None:
+def damage_kept(fetcher: Fetcher, how: str) -> None:
+    """Damage the kept weights, or have the feed damage the next difference."""
+    if how == "difference":
+        fetcher.feed.damage = 1
+    elif how == "gone":
+        fetcher.kept.path.unlink()
+    else:
+        held = bytearray(fetcher.kept.path.read_bytes())
+        held[2**20 + 5] ^= 1
+        fetcher.kept.path.write_bytes(held if how == "kept" else held[: 2**20])
+
+
+async def test_whatever_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path) -> None:
     async with serving(tmp_path) as (run, fetcher):
-        before = fetches("failed")
         await fetcher.fetch(await run.publish())
-        if damaged == "difference":
-            fetcher.feed.damage = 1
-        elif damaged == "gone":
-            fetcher.kept.path.unlink()
-        else:
-            held = bytearray(fetcher.kept.path.read_bytes())
-            held[2**20 + 5] ^= 1
-            fetcher.kept.path.write_bytes(held if damaged == "kept" else held[: 2**20])
-        staged, share = await fetcher.fetch(await run.publish())
-        assert staged == run.data
-        assert share > 1.0
-        assert fetches("failed") == before + 1
-        # From here on everything works as before.
-        staged, share = await fetcher.fetch(await run.publish())
-        assert staged == run.data
-        assert share < 0.03
+        for damaged in ("difference", "kept", "shortened", "gone"):
+            before = fetches("failed")
+            damage_kept(fetcher, damaged)
+            staged, share = await fetcher.fetch(await run.publish())
+            assert staged == run.data, damaged
+            assert share > 1.0, damaged
+            assert fetches("failed") == before + 1, damaged
+            # From here on everything works as before.
+            staged, share = await fetcher.fetch(await run.publish())
+            assert staged == run.data, damaged
+            assert share < 0.03, damaged

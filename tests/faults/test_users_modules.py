@@ -117,7 +117,8 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
 
 
 def _names_the_interpreter(path: Path) -> bool:
-    return any(
+    source = path.read_text()
+    return "executable" in source and any(
         isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(source))
     )

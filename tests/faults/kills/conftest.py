@@ -1,7 +1,7 @@
 """One fork server for all tests, the very small model that they share, and what runs of ranks need
 besides."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.faults.kills.fork_server import ForkServer, fork_server
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.process_forge import ProcessForge
 from tests.support.shared_folders import SharedFolders
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def server() -> AsyncGenerator[ForkServer]:
-    async with fork_server() as found:
+async def server(rank_forge: ProcessForge) -> AsyncGenerator[ForkServer]:
+    async with fork_server(rank_forge) as found:
         yield found
 
 
@@ -33,21 +33,15 @@ async def model(
     return shared_folders.folder("tied-model")
 
 
-@pytest.fixture(scope="package")
-def forge() -> Generator[ProcessForge]:
-    with running_forge("services.learner.rank.worker", 1) as found:
-        yield found
-
-
 @pytest.fixture
 def setting(
     server: ForkServer,
     model: Path,
     tmp_path: Path,
-    forge: ProcessForge,
+    rank_forge: ProcessForge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> "ShardedSetting":
     # It imports torch, which other tests of this package do without.
     from tests.faults.kills.sharded_setting import ShardedSetting
 
-    return ShardedSetting(server, model, tmp_path, forge, monkeypatch)
+    return ShardedSetting(server, model, tmp_path, rank_forge, monkeypatch)

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.process_forge import ProcessForge
+
 START_S = 120.0
 LIFE_S = 60.0
 
@@ -51,10 +53,12 @@ def tail(log: Path) -> str:
 
 
 @asynccontextmanager
-async def fork_server() -> AsyncGenerator[ForkServer]:
-    """One, for as long as the context lasts."""
+async def fork_server(forge: ProcessForge | None = None) -> AsyncGenerator[ForkServer]:
+    """One, for as long as the context lasts, forked from a forge that has loaded torch if there is
+    one."""
+    words = ("-m", "tests.faults.kills.zygote")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.faults.kills.zygote"),
+        *((sys.executable, *words) if forge is None else forge.python_command(*words)),
         stdin=PIPE,
         stdout=PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

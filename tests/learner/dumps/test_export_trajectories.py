@@ -1,4 +1,6 @@
-"""`flotilla export-trajectories`: its rows, and its messages about rows that it cannot write."""
+"""`flotilla export-trajectories`: its rows, and its messages about rows that it cannot write.
+
+Most tests call the learner's program in this process; the command starts it."""
 
 import json
 import shutil
@@ -14,6 +16,7 @@ import pytest
 import pytest_asyncio
 from datasets import load_dataset
 
+from services.learner.dumps import export_command
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
@@ -24,6 +27,16 @@ def export(tmp_path: Path, *arguments: str, run: str = "run") -> subprocess.Comp
     command = [sys.executable, "-m", "services.launcher.cli.app", "export-trajectories", run]
     command += ["--runs", str(tmp_path), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def export_here(run: Path, out: Path, *arguments: str) -> int:
+    """Run the program that the command starts in this process; return its exit code."""
+    return export_command.main([str(run), f"--out={out}", *arguments])
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    """Return the program's result."""
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -67,8 +80,7 @@ def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
 
 def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = export(tmp_path, "--out", str(out), "--format", "datasets")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert export_here(run, out, "--format", "datasets") == 0
     found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
     assert {name: len(rows) for name, rows in found.items()} == {"train": 6, "test": 8}
     row = found["train"][0]
@@ -76,25 +88,29 @@ def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_p
     assert row["reward"] in (0.0, 1.0) and row["passed"] == (row["reward"] == 1.0)
 
 
-def test_filters_choose_attempts(run: Path, tmp_path: Path) -> None:
+def test_filters_choose_attempts(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [(passed,)] = query(run, "SELECT count(*) FROM trajectories WHERE reward >= 1")
-    done = export(tmp_path, "--out", str(tmp_path / "passed"), "--passed")
-    assert f"Wrote {passed} episodes" in done.stdout
+    assert export_here(run, tmp_path / "passed", "--passed") == 0
+    assert last_line(capsys) == {"rows": passed, "pruned": 0}
     done = export(tmp_path, "--out", str(tmp_path / "one"), "--env", "env0", "--step", "1")
     assert "Wrote 2 episodes" in done.stdout
 
 
-def test_pruned_attempts_come_from_their_dumps_or_are_counted(run: Path, tmp_path: Path) -> None:
+def test_pruned_attempts_come_from_their_dumps_or_are_counted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     query(run, "UPDATE trajectories SET payload = NULL")
-    done = export(tmp_path, "--out", str(tmp_path / "all"))
-    assert "Wrote 14 episodes of run" in done.stdout, done.stderr
+    assert export_here(run, tmp_path / "all") == 0
+    assert last_line(capsys) == {"rows": 14, "pruned": 0}
     (run / "rollouts/step_1.jsonl").unlink()
     done = export(tmp_path, "--out", str(tmp_path / "evals"))
     assert "Wrote 8 episodes of run" in done.stdout
     assert "6 more are omitted: their tokens were pruned" in done.stdout
-    done = export(tmp_path, "--out", str(tmp_path / "none"), "--step", "1")
-    assert done.returncode == 2
-    assert "the tokens of all 6 matching attempts were pruned" in done.stderr
+    assert export_here(run, tmp_path / "none", "--step", "1") == 2
+    message = "the tokens of all 6 matching attempts were pruned"
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -103,19 +119,29 @@ def test_pruned_attempts_come_from_their_dumps_or_are_counted(run: Path, tmp_pat
     [
         (("--env", "bank"), "no environment 'bank'; run run has: env0, env1, env2"),
         (("--step", "7"), "no attempts of step 7; run run has steps: 1 to 1"),
-        (("--format", "csv"), "csv"),
     ],
 )
 def test_what_is_not_there_is_named(
-    run: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
-    done = export(tmp_path, "--out", str(tmp_path / "out"), *arguments)
+    assert export_here(run, tmp_path / "out", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
+    done = export(tmp_path, "--out", str(tmp_path / "out"), "--format", "csv")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "csv" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
+    """Check the command's exit code too, which is the program's."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("kept")

@@ -1,15 +1,18 @@
 """Dumps of whole runs: the content of the files, and no cost to the run."""
 
 import asyncio
+import shutil
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
 
 from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
@@ -31,13 +34,25 @@ from tests.support.learner import FakeWorker, learner, make_config, make_runtime
 from tests.support.remote_checkpoints import BUCKET, s3_server, s3_store
 
 
-async def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(
-    tmp_path: Path,
-) -> None:
-    dumps, ranks = await dumped_run(tmp_path, setup_of(tmp_path))
-    run = tmp_path / "run"
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run that lost no dump; `folder` holds all of it, and a test that changes it copies it."""
+
+    folder: Path
+    ranks: TellingRanks
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    folder = tmp_path_factory.mktemp("finished")
+    dumps, ranks = await dumped_run(folder, setup_of(folder))
     assert dumps.lost == 0
     assert not list(ranks.shm.iterdir())
+    return FinishedRun(folder, ranks)
+
+
+def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(finished: FinishedRun) -> None:
+    run, ranks = finished.folder / "run", finished.ranks
     for step in range(1, STEPS + 1):
         stats, tokens = read_token_stats(stats_path(run, step)), ranks.made_tokens[step]
         assert (stats.step, stats.base_version) == (step, step - 1)
@@ -58,12 +73,9 @@ async def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(
         assert aggregated["eval/all/pass_at_1"] >= 0
 
 
-async def test_rows_have_the_reference_fields_and_the_journal_tokens(
-    tmp_path: Path,
-) -> None:
-    await dumped_run(tmp_path, setup_of(tmp_path), steps=1)
-    with open_read_only(tmp_path / "run" / "journal.sqlite") as db:
-        for row in read_rows(tmp_path / "run/rollouts/step_1.jsonl"):
+def test_rows_have_the_reference_fields_and_the_journal_tokens(finished: FinishedRun) -> None:
+    with open_read_only(finished.folder / "run" / "journal.sqlite") as db:
+        for row in read_rows(finished.folder / "run/rollouts/step_1.jsonl"):
             kept = trajectory_of(db, key_of_row(row))
             [sequence], [dumped] = kept.sequences, row["sequences"]
             assert dumped["token_ids"] == sequence.token_ids.tolist()
@@ -197,8 +209,9 @@ async def test_a_resumed_run_writes_the_same_dumps_again(tmp_path: Path) -> None
 
 
 @asynccontextmanager
-async def dumps_of_finished_run(tmp_path: Path) -> AsyncGenerator[RunDumps]:
-    await dumped_run(tmp_path, setup_of(tmp_path), steps=1)
+async def dumps_of_finished_run(finished: FinishedRun, tmp_path: Path) -> AsyncGenerator[RunDumps]:
+    """Yield dumps of a copy of the run, which lacks those of step 1."""
+    shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/rollouts/step_1.jsonl").unlink()
     async with run_dumps(tmp_path, setup_of(tmp_path)) as dumps:
         yield dumps
@@ -218,9 +231,9 @@ def writing_process() -> psutil.Process:
 
 
 async def test_a_process_that_is_killed_loses_its_job_and_another_takes_its_place(
-    tmp_path: Path,
+    finished: FinishedRun, tmp_path: Path
 ) -> None:
-    async with dumps_of_finished_run(tmp_path) as dumps:
+    async with dumps_of_finished_run(finished, tmp_path) as dumps:
         dumps.offer_eval("before-1-0", "before", 0, {"eval/all/pass_at_1": 0.5})
         await dumps.finish()
         assert dumps.lost == 0
@@ -241,8 +254,10 @@ async def test_a_process_that_is_killed_loses_its_job_and_another_takes_its_plac
     assert aggregated == {"eval/all/pass_at_1": 0.75}
 
 
-async def test_a_process_that_stands_still_holds_up_nothing(tmp_path: Path) -> None:
-    async with dumps_of_finished_run(tmp_path) as dumps:
+async def test_a_process_that_stands_still_holds_up_nothing(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    async with dumps_of_finished_run(finished, tmp_path) as dumps:
         dumps.offer_eval("before-1-0", "before", 0, {})
         await dumps.finish()
         process = writing_process()
@@ -259,8 +274,10 @@ async def test_a_process_that_stands_still_holds_up_nothing(tmp_path: Path) -> N
     assert not any(path.exists() for path in files)
 
 
-async def test_numbers_that_had_no_room_are_lost_and_the_episodes_are_not(tmp_path: Path) -> None:
-    async with dumps_of_finished_run(tmp_path) as dumps:
+async def test_numbers_that_had_no_room_are_lost_and_the_episodes_are_not(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    async with dumps_of_finished_run(finished, tmp_path) as dumps:
         stats_path(tmp_path / "run", 1).unlink()
         dumps.offer_step(1, result_with(None))
         await dumps.finish()

@@ -272,9 +272,15 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
     yield run_apart(make())
 
 
-def test_hostile_episodes_are_harmless(browser: Browser, hostile_run: MadeRun) -> None:
-    key = AttemptKey("g000000r0", 0, 0)
-    with serving(hostile_run.folder.parent) as served, watched_page(browser) as watched:
+@pytest.fixture(scope="module")
+def hostile_pages(hostile_run: MadeRun) -> Generator[ServedPages]:
+    with serving(hostile_run.folder.parent) as pages:
+        yield pages
+
+
+def test_hostile_episodes_are_harmless(browser: Browser, hostile_pages: ServedPages) -> None:
+    key, served = AttemptKey("g000000r0", 0, 0), hostile_pages
+    with watched_page(browser) as watched:
         page = watched.page
         page.goto(served.url)
         for path in (
@@ -302,10 +308,10 @@ def test_hostile_episodes_are_harmless(browser: Browser, hostile_run: MadeRun) -
 
 
 def test_a_long_answer_is_cut_and_can_be_fetched_as_text(
-    browser: Browser, hostile_run: MadeRun, tmp_path: Path
+    browser: Browser, hostile_pages: ServedPages, tmp_path: Path
 ) -> None:
-    key = AttemptKey("g000000r0", 1, 0)
-    with serving(hostile_run.folder.parent) as served, watched_page(browser) as watched:
+    key, served = AttemptKey("g000000r0", 1, 0), hostile_pages
+    with watched_page(browser) as watched:
         page = watched.page
         page.goto(served.url)
         page.goto(attempt_url(served.base, key))

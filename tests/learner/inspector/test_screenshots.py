@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-import os
-import subprocess
 import zipfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from playwright.sync_api import Browser, Locator
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Media
-from services.common.python_command import python_command
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
 from services.learner.inspector.bundle import BundleMaker
@@ -30,8 +27,7 @@ from tests.learner.inspector.made_runs import (
     run_apart,
 )
 from tests.learner.inspector.served_pages import serving, watched_page
-from tests.learner.inspector.transcript_logs import read_log
-from tests.support.repository import ROOT
+from tests.learner.inspector.transcript_logs import read_log, write_here
 
 KEY = AttemptKey("g000000r0", 0, 0)
 PAGE = f"/runs/{RUN}/attempts/{KEY.group_id}/0/0"
@@ -136,10 +132,7 @@ def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
 ) -> None:
     """Check the log. The served viewer shows no image of a log, since none is to be trusted."""
     log = tmp_path / "step1.eval"
-    arguments = ("--run", str(shown.runs / RUN), "--step", "1", "--to", str(log))
-    command = python_command("-m", "services.learner.inspector.transcript_command", *arguments)
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
-    subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
+    assert write_here(shown.runs / RUN, log, "--step", "1") == 0
     samples = read_log(log, resolve_attachments=True).samples or []
     [sample] = [each for each in samples if each.metadata["attempt"] == 0]
     answers = [each for each in sample.messages if each.role == "tool"]

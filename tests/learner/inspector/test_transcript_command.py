@@ -1,4 +1,5 @@
-"""Transcripts as Inspect AI itself reads them back."""
+"""Transcripts as Inspect AI itself reads them back: of the program's own process, and of calls of
+it in this one."""
 
 import json
 import resource
@@ -28,7 +29,7 @@ from tests.learner.inspector.made_runs import (
     open_run,
     run_apart,
 )
-from tests.learner.inspector.transcript_logs import read_log
+from tests.learner.inspector.transcript_logs import read_log, write_here
 from tests.support.repository import ROOT
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e ![x](https://example.com/x.png)"
@@ -41,15 +42,6 @@ def write_transcript(run: Path, to: Path, *what: str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 
 
-def read_transcript(run: Path, to: Path, *what: str) -> EvalLog:
-    done = write_transcript(run, to, *what)
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(done.stdout)
-    log = read_log(to)
-    assert (listed["task"], listed["eval_id"]) == (log.eval.task, log.eval.eval_id)
-    return log
-
-
 def sample_of(log: EvalLog, key: AttemptKey) -> EvalSample:
     place = sample_place(key)
     (found,) = [each for each in log.samples or [] if (each.id, each.epoch) == place]
@@ -59,7 +51,12 @@ def sample_of(log: EvalLog, key: AttemptKey) -> EvalSample:
 @pytest.fixture(scope="module")
 def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generator[EvalLog]:
     path = tmp_path_factory.mktemp("transcripts") / "step.eval"
-    yield read_transcript(made_run.folder, path, "--step", "3")
+    done = write_transcript(made_run.folder, path, "--step", "3")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    found = read_log(path)
+    assert (listed["task"], listed["eval_id"]) == (found.eval.task, found.eval.eval_id)
+    yield found
 
 
 def test_every_attempt_of_a_step_is_a_sample(log: EvalLog, made_run: MadeRun) -> None:
@@ -118,17 +115,19 @@ def test_what_was_dropped_and_what_failed_show_why(log: EvalLog) -> None:
 
 
 def test_an_evaluation_is_included_too(made_run: MadeRun, tmp_path: Path) -> None:
-    found = read_transcript(made_run.folder, tmp_path / "e.eval", "--eval", "after-1-3")
+    path = tmp_path / "e.eval"
+    assert write_here(made_run.folder, path, "--eval", "after-1-3") == 0
+    found = read_log(path)
     rewards = [(each.scores or {})["reward"].as_float() for each in found.samples or []]
     assert sorted(rewards) == [0.0, 1.0]
 
 
 def test_a_step_that_is_not_there_is_refused_with_its_name(
-    made_run: MadeRun, tmp_path: Path
+    made_run: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = write_transcript(made_run.folder, tmp_path / "x.eval", "--step", "99")
-    assert done.returncode == 1
-    assert done.stderr == "error: Step 99 has no plan in the journal: it has not begun.\n"
+    assert write_here(made_run.folder, tmp_path / "x.eval", "--step", "99") == 1
+    message = "error: Step 99 has no plan in the journal: it has not begun.\n"
+    assert capsys.readouterr().err == message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,8 +144,8 @@ def test_hostile_and_endless_texts_are_text_and_cut(tmp_path: Path) -> None:
         return run
 
     run = run_apart(make())
-    found = read_transcript(run.folder, tmp_path / "x.eval", "--step", "1")
-    sample = sample_of(found, AttemptKey("g000000r0", 0, 0))
+    assert write_here(run.folder, tmp_path / "x.eval", "--step", "1") == 0
+    sample = sample_of(read_log(tmp_path / "x.eval"), AttemptKey("g000000r0", 0, 0))
     answer = next(m.text for m in sample.messages if m.role == "tool")
     assert answer.startswith("<script>alert(1)</script>\u241b[31m\ufffd")
     assert answer.endswith("more characters are left out here]")

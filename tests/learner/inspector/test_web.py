@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.common.python_command import python_command
+from services.learner.inspector.__main__ import main
 from tests.learner.inspector.made_runs import RUN, MadeRun
 from tests.learner.inspector.served_pages import ServedPages, serving
 from tests.support.repository import ROOT
@@ -96,21 +97,14 @@ def test_what_is_not_there_is_not_found(
     assert send(connection, path, Cookie=cookie_of(served, connection)).status == 404
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(runs: Path, number: signal.Signals) -> None:
+def test_an_interrupt_ends_it_cleanly(runs: Path) -> None:
     with serving(runs, "--run", RUN) as served:
         assert urlsplit(served.url).path == f"/runs/{RUN}"
-        served.process.send_signal(number)
+        served.process.send_signal(signal.SIGINT)
         assert served.process.wait(20) == 0
 
 
-def test_it_ends_with_its_standard_input(runs: Path) -> None:
-    with serving(runs) as served:
-        assert served.process.poll() is None
-    assert served.process.returncode == 0
-
-
-def test_a_token_file_and_a_socket_file_let_another_process_serve_it(
+def test_a_token_file_and_a_socket_file_let_another_process_serve_it_until_it_terminates_it(
     made_run: MadeRun, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("from-a-file\n")
@@ -124,9 +118,13 @@ def test_a_token_file_and_a_socket_file_let_another_process_serve_it(
             head = f"GET /runs/{RUN} HTTP/1.0\r\nAuthorization: Bearer from-a-file\r\n\r\n"
             client.sendall(head.encode())
             assert client.recv(12) == b"HTTP/1.1 200"
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
 
 
-def test_an_open_page_holds_its_group_and_the_end_releases_it(made_run: MadeRun) -> None:
+def test_an_open_page_holds_its_group_and_the_end_of_standard_input_releases_it(
+    made_run: MadeRun,
+) -> None:
     with serving(made_run.folder.parent) as served:
         connection = HTTPConnection(urlsplit(served.url).netloc, timeout=30)
         cookie = cookie_of(served, connection)
@@ -135,6 +133,8 @@ def test_an_open_page_holds_its_group_and_the_end_releases_it(made_run: MadeRun)
         connection.close()
         (hold,) = (made_run.folder / "holds").glob(f"inspector-{served.process.pid}.json")
         assert json.loads(hold.read_text())["groups"] == ["g000001r0"]
+        assert served.process.poll() is None
+    assert served.process.returncode == 0
     assert not hold.exists()
 
 
@@ -144,20 +144,34 @@ def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 
 
+def test_a_run_that_is_not_there_is_named(runs: Path) -> None:
+    answer = run_program("--runs", str(runs), "--run", "none")
+    assert answer.returncode == 1
+    assert "There is no run 'none'" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("--run", "none"), "There is no run 'none'"),
         (("--listen", "0.0.0.0:80"), "'0.0.0.0:80' is not a loopback address"),
         (("--bundle", "x.zip"), "--bundle needs --run"),
         (("--step", "1"), "--step requires --bundle"),
-        (("--token-file", "nowhere"), "No such file"),
     ],
 )
-def test_a_wrong_call_names_the_problem(runs: Path, arguments: tuple[str, ...], hint: str) -> None:
-    answer = run_program("--runs", str(runs), *arguments)
-    assert answer.returncode != 0
-    assert hint in answer.stderr
+def test_wrong_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], hint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_token_file_that_is_not_there_is_an_error(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--runs", str(runs), "--token-file", "nowhere"]) == 1
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_a_bundle_holds_the_steps_that_were_chosen(runs: Path, tmp_path: Path) -> None:

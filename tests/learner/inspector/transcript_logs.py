@@ -1,9 +1,22 @@
-"""Transcripts of Inspect AI, read as its own viewer reads them."""
+"""Transcripts of Inspect AI: written in this process, and read as its own viewer reads them."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from inspect_ai.log import EvalLog, read_eval_log
+
+from services.learner.inspector import transcript_command
+
+
+def write_here(run: Path, to: Path, *what: str) -> int:
+    """Run the program that writes a transcript in a thread of its own; return its exit code."""
+    arguments = ["--run", str(run), *what, "--to", str(to)]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        # A process cannot take its low priority back.
+        patch.setattr(os, "nice", lambda _: 0)
+        return pool.submit(transcript_command.main, arguments).result()
 
 
 def read_log(path: Path, *, resolve_attachments: bool = False) -> EvalLog:

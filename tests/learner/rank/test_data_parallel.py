@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.python_command import python_command
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch
+from tests.support.process_forge import ProcessForge
 from tests.support.tiny_ranks import (
     changed,
     make_batch,
@@ -61,10 +61,10 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run(rank_forge: ProcessForge) -> Iterator[Run]:
     """`ranks`, called in a process that has no threads of gRPC: these may crash a forked child."""
     with subprocess.Popen(
-        python_command("-m", __name__),
+        rank_forge.python_command("-m", __name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},

@@ -1,18 +1,9 @@
 """Ranks that cost no load of torch each, for tests of what ranks compute."""
 
-from collections.abc import Generator
-
 import pytest
 
 from services.learner.ranks import rank_process
-from tests.support.process_forge import ProcessForge, running_forge
-from tests.support.rank_configs import LEARNER
-
-
-@pytest.fixture(scope="module")
-def rank_forge() -> Generator[ProcessForge]:
-    with running_forge("services.learner.rank.worker", LEARNER.rank.threads) as forge:
-        yield forge
+from tests.support.process_forge import ProcessForge
 
 
 @pytest.fixture

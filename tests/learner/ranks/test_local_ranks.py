@@ -205,7 +205,7 @@ log.setup("learner", "orphan")  # logs go to stderr, so that stdout has the pids
 
 async def main():
     folder = Path(sys.argv[2])
-    policy, config = policy_config(Path(sys.argv[1])), several(2)
+    policy, config = policy_config(Path(sys.argv[1])), several(int(sys.argv[3]))
     ranks = LocalRanks("orphan", policy, config, folder / "log", folder)
     await ranks.start_ranks(None)
     print(*rank_pids(), flush=True)
@@ -215,12 +215,16 @@ asyncio.run(main())
 """
 
 
-def test_ranks_whose_parent_was_killed_end_and_clean_up(model_folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ORPHAN, str(model_folder), str(tmp_path)]
+# Of one rank in the quick tests: each takes seconds to load torch.
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_whose_parent_was_killed_end_and_clean_up(
+    model_folder: Path, tmp_path: Path, count: int
+) -> None:
+    command = [sys.executable, "-c", ORPHAN, str(model_folder), str(tmp_path), str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == count
         assert len(list(tmp_path.glob("*slot*"))) == 3
         parent.kill()
     deadline = time.monotonic() + 5

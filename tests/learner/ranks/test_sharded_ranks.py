@@ -47,7 +47,7 @@ from tests.support.tiny_ranks import (
     write_sparse_model,
 )
 
-STEPS = 5
+STEPS = 3
 # Gemma 4 has them as buffers; they begin as 1.
 LAYER_SCALARS = {f"model.layers.{index}.layer_scalar": 0.5 + index for index in range(2)}
 TOLERANCE = 1e-5

@@ -1,11 +1,16 @@
-"""Real vLLM on a tiny random model: its logprobs are those of the weights."""
+"""Real vLLM on a tiny random model: its logprobs are those of the weights, however these come.
+
+One engine serves the quick tests of this module, in their order; the last one ends it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -19,6 +24,11 @@ from tests.rollout.adapters.real_attempts import (
     check_attempt_that_time_cuts,
     check_thinking_budget,
 )
+from tests.rollout.adapters.test_vllm_transfer import (
+    Served,
+    check_received,
+    check_torn_transfer,
+)
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, tiny_config, tiny_served
 from tests.support.tiny_model import (
     load_model,
@@ -29,6 +39,7 @@ from tests.support.tiny_model import (
 )
 
 pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.engine,
     pytest.mark.timeout(280),
     # What vLLM and torch warn about at import is theirs to mend.
@@ -130,18 +141,6 @@ async def check_without_update(
     assert again.token_ids.tolist() == sampled.token_ids.tolist()
 
 
-async def check_that_an_update_with_a_hole_ends_it(
-    engine: VllmEngine, model: PreTrainedModel, folder: Path
-) -> None:
-    """Modules without new weights would keep the old ones."""
-    path = folder / "hole.safetensors"
-    torn = publish(model, path, 100, without="model.layers.1.mlp.gate.weight")
-    with pytest.raises(EngineDead, match=r"no weights have come for model\.layers\.1\.mlp\.gate"):
-        await engine.load_weights(torn, path)
-    with pytest.raises(EngineDead):
-        await engine.generate(PROMPT, Sampling(1.0, seed=5), 8)
-
-
 async def check_burn_in(
     engine: VllmEngine, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,48 +170,82 @@ async def check_burn_in(
     assert (peak.device, peak.device_total) == (0, 0)
 
 
-async def test_logprobs_follow_the_weights_through_updates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
+@dataclass(frozen=True, slots=True)
+class TinyEngine:
+    """A live engine, and the model that it began with."""
+
+    engine: VllmEngine
+    model: PreTrainedModel
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tiny(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[TinyEngine]:
+    folder = tmp_path_factory.mktemp("engine") / "model"
     model = make_sparse_model(folder)
     engine = await VllmEngine.start_engine(tiny_config(), tiny_served(folder))
     try:
-        first = publish(model, tmp_path / "v1.safetensors", 1)
-        await engine.load_weights(first, Path(first.location))
-        await check_without_update(engine, model, first.policy)
-        await check_burn_in(engine, model, monkeypatch)
-        await check_thinking_budget(engine, model, TOLERANCE)
-        await check_attempt_that_time_cuts(engine, model, TOLERANCE)
-
-        other = perturbed(model, 1)
-        second = publish(other, tmp_path / "v2.safetensors", 2)
-        running = [
-            asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 900))
-            for seed in range(10, 22)
-        ]
-        await asyncio.sleep(0.3)
-        await engine.load_weights(second, Path(second.location))
-
-        canary = await engine.compute_logprobs(second.canary_token_ids)
-        expected = reference_logprobs(other, second.canary_token_ids)
-        assert np.abs(canary - expected).max() < TOLERANCE
-        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
-        whole = np.concatenate([PROMPT, fresh.token_ids])
-        assert difference(reference_logprobs(other, whole), fresh) < TOLERANCE, "stale cache"
-
-        finished = await asyncio.gather(*running)
-        across = [each for each in finished if len(each.spans) == 2]
-        assert across, "no request was in flight while the weights changed"
-        for completion in across:
-            check_switch(completion, first.policy, second.policy, model)
-
-        await check_what_time_cuts(engine, [other, model], tmp_path, version=2)
-        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
-        assert [span.policy for span in fresh.spans] == [engine.policy]
-        await check_that_an_update_with_a_hole_ends_it(engine, model, tmp_path)
+        yield TinyEngine(engine, model)
     finally:
         await engine.close()
+
+
+async def test_logprobs_follow_the_weights_through_updates(
+    tiny: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, model = tiny.engine, tiny.model
+    first = publish(model, tmp_path / "v1.safetensors", 1)
+    await engine.load_weights(first, Path(first.location))
+    await check_without_update(engine, model, first.policy)
+    await check_burn_in(engine, model, monkeypatch)
+    await check_thinking_budget(engine, model, TOLERANCE)
+    await check_attempt_that_time_cuts(engine, model, TOLERANCE)
+
+    other = perturbed(model, 1)
+    second = publish(other, tmp_path / "v2.safetensors", 2)
+    running = [
+        asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 900))
+        for seed in range(10, 22)
+    ]
+    await asyncio.sleep(0.3)
+    await engine.load_weights(second, Path(second.location))
+
+    canary = await engine.compute_logprobs(second.canary_token_ids)
+    expected = reference_logprobs(other, second.canary_token_ids)
+    assert np.abs(canary - expected).max() < TOLERANCE
+    fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+    whole = np.concatenate([PROMPT, fresh.token_ids])
+    assert difference(reference_logprobs(other, whole), fresh) < TOLERANCE, "stale cache"
+
+    finished = await asyncio.gather(*running)
+    across = [each for each in finished if len(each.spans) == 2]
+    assert across, "no request was in flight while the weights changed"
+    for completion in across:
+        check_switch(completion, first.policy, second.policy, model)
+
+    await check_what_time_cuts(engine, [other, model], tmp_path, version=2)
+    fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+    assert [span.policy for span in fresh.spans] == [engine.policy]
+
+
+async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
+    tiny: TinyEngine, tmp_path: Path
+) -> None:
+    served = Served(tiny.engine, tiny.model, tmp_path, version=50)
+    await check_received(served, tmp_path, 2, ("gloo", "ipc"))
+    # Not before the first piece is there: an engine that has not read the sender's answer has not
+    # begun.
+    await check_torn_transfer(served, tmp_path, "kill-3")
+    await check_received(served, tmp_path, 1, ("ipc",))
+
+
+async def test_an_update_with_a_hole_ends_the_engine(tiny: TinyEngine, tmp_path: Path) -> None:
+    """Modules without new weights would keep the old ones."""
+    path = tmp_path / "hole.safetensors"
+    torn = publish(tiny.model, path, 100, without="model.layers.1.mlp.gate.weight")
+    with pytest.raises(EngineDead, match=r"no weights have come for model\.layers\.1\.mlp\.gate"):
+        await tiny.engine.load_weights(torn, path)
+    with pytest.raises(EngineDead):
+        await tiny.engine.generate(PROMPT, Sampling(1.0, seed=5), 8)
 
 
 @pytest.mark.slow

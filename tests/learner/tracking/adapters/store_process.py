@@ -3,16 +3,17 @@
 python -m tests.learner.tracking.adapters.store_process BACKEND FOLDER FIRST LAST RESUMED END
 
 END is `kill` (without a close), `read` (prints what the store's own reader finds), `break` (the
-store fails for the second step alone), or `lose` (a server is down, and every point is lost)."""
+same after two more steps, for the first of which the store fails), or `lose` (a server is down, and
+every point is lost)."""
 
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
@@ -41,12 +42,20 @@ def build(backend: str, folder: Path) -> Tracker:
     return kind(config, "my-run", folder, redact_spec(SPEC))
 
 
-def log_step(tracker: Tracker, step: int) -> None:
+def point_of(step: int) -> tuple[int, dict[str, float], dict[str, Histogram]]:
     spread = Histogram((0.0, 1.0, 2.0), (3, step))
-    tracker.log_metrics(step, {"policy/loss": step / 2, "odd/a,b": 1.0}, {"reward/spread": spread})
-    if step == 2:
-        # As an evaluation of version 2, which ends when step 2 was logged.
-        tracker.log_metrics(step, {"eval/all/pass_at_1": 0.5}, {})
+    return step, {"policy/loss": step / 2, "odd/a,b": 1.0}, {"reward/spread": spread}
+
+
+def log_until_killed(tracker: Tracker, run: TrackedRun, steps: Sequence[int]) -> NoReturn:
+    tracker.open_run(run)
+    for step in steps:
+        tracker.log_metrics(*point_of(step))
+        if step == 2:
+            # As an evaluation of version 2, which ends when step 2 was logged.
+            tracker.log_metrics(step, {"eval/all/pass_at_1": 0.5}, {})
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("it was not killed")
 
 
 def read_trackio(_: Path) -> dict[str, Any]:
@@ -121,17 +130,23 @@ def break_store(backend: str, folder: Path) -> Callable[[], None]:
     return mend
 
 
-def log_through_a_failure(backend: str, folder: Path, run: TrackedRun) -> int:
+def log_and_close(
+    backend: str, folder: Path, run: TrackedRun, steps: Sequence[int], *, fails: bool
+) -> int:
+    """Log steps, and two more if the store fails: for the first of them alone. Return how many
+    points were lost."""
     counted = Counted(build(backend, folder))
     tracker = BackgroundTracker(counted, backend)
     tracker.open_run(run)
-    tracker.log_metrics(1, {"policy/loss": 0.5}, {})
-    wait_until(lambda: counted.written == 1)
-    mend = break_store(backend, folder)
-    tracker.log_metrics(2, {"policy/loss": 1.0}, {})
-    wait_until(lambda: tracker.dropped == 1)
-    mend()
-    tracker.log_metrics(3, {"policy/loss": 1.5}, {})
+    for step in steps:
+        tracker.log_metrics(*point_of(step))
+    if fails:
+        wait_until(lambda: counted.written == len(steps))
+        mend = break_store(backend, folder)
+        tracker.log_metrics(*point_of(steps[-1] + 1))
+        wait_until(lambda: tracker.dropped == 1)
+        mend()
+        tracker.log_metrics(*point_of(steps[-1] + 2))
     tracker.close()
     return tracker.dropped
 
@@ -156,20 +171,12 @@ def wait_until(reached: Callable[[], bool]) -> None:
 def main(backend: str, folder: Path, first: int, last: int, *, resumed: bool, end: str) -> None:
     sys.addaudithook(hear)
     run = TrackedRun("0123abcd", resumed=resumed, logged_step=first - 1)
-    lost = 0
     if end == "lose":
         print(json.dumps({"lost": lose_all(backend, folder, run), "connected": connected}))
         return
-    if end == "break":
-        lost = log_through_a_failure(backend, folder, run)
-    else:
-        tracker = build(backend, folder)
-        tracker.open_run(run)
-        for step in range(first, last + 1):
-            log_step(tracker, step)
-        if end == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        tracker.close()
+    if end == "kill":
+        log_until_killed(build(backend, folder), run, range(first, last + 1))
+    lost = log_and_close(backend, folder, run, range(first, last + 1), fails=end == "break")
     found = {"trackio": read_trackio, "mlflow": read_mlflow}[backend](folder)
     print(json.dumps({**found, "connected": connected, "lost": lost}, default=str))
 

@@ -85,9 +85,13 @@ def runs(folder: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of three steps without a key."""
+    """The folder of a run without a key that was killed after step 2 and resumed to step 11.
+
+    The dump of step 10 is there; the next one due, of step 20, is not."""
     folder = tmp_path_factory.mktemp("offline")
-    done = log(folder, 1, 3)
+    dump_steps(folder, 10)
+    assert log(folder, 1, 2, end="kill").returncode < 0
+    done = log(folder, 3, 11, resumed=True)
     assert done.returncode == 0, done.stderr
     assert "no API key was found" in done.stdout + done.stderr
     return folder
@@ -95,31 +99,25 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_without_a_key_the_run_is_kept_offline_with_its_points(offline: Path) -> None:
     points = history(offline)
-    assert [(p["step"], p["policy/loss"]) for p in points if "policy/loss" in p] == [
-        (1, 0.5),
-        (2, 1.0),
-        (3, 1.5),
-    ]
+    losses = [(p["step"], p["policy/loss"]) for p in points if "policy/loss" in p]
+    assert losses == [(step, step / 2) for step in range(1, 12)]
     assert [p["step"] for p in points if "eval/all/pass_at_1" in p] == [2]
     assert points[0]["reward/distribution/bins"] == [0, 1, 2]
     assert points[0]["reward/distribution/values"] == [3, 1]
 
 
 def test_a_run_has_its_name_its_project_and_its_spec_without_secrets(offline: Path) -> None:
-    (run,) = runs(offline)
+    run, _ = runs(offline)
     assert (run.run_id, run.display_name, run.project) == ("0123abcd", "my-run", "fleet-task-grpo")
     assert (run.run_group, list(run.tags)) == ("tests", ["a"])
     config = {item.key: item.value_json for item in run.config.update}
     assert json.loads(config["learner"]) == {"steps": 4, "alarms": {"webhook": "***"}}
 
 
-def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(tmp_path: Path) -> None:
-    """The dump of step 10 is there; the next one due, of step 20, is not."""
-    dump_steps(tmp_path, 10)
-    assert log(tmp_path, 9, 11).returncode == 0
-    tables = [point for point in history(tmp_path) if "episodes/path" in point]
+def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(offline: Path) -> None:
+    tables = [point for point in history(offline) if "episodes/path" in point]
     assert [point["step"] for point in tables] == [10]
-    [path] = (tmp_path / "wandb").glob(f"offline-run-*/files/{tables[0]['episodes/path']}")
+    [path] = (offline / "wandb").glob(f"offline-run-*/files/{tables[0]['episodes/path']}")
     table = json.loads(path.read_text())
     assert len(table["data"]) == tables[0]["episodes/nrows"] == 8
     first = dict(zip(table["columns"], table["data"][0], strict=True))
@@ -135,12 +133,10 @@ def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(tmp_path: Path) ->
     }
 
 
-def test_a_killed_run_resumes_under_its_id_with_each_step_once(tmp_path: Path) -> None:
-    assert log(tmp_path, 1, 2, end="kill").returncode < 0
-    assert log(tmp_path, 3, 4, resumed=True).returncode == 0
-    assert [run.run_id for run in runs(tmp_path)] == ["0123abcd", "0123abcd"]
-    steps = [point["step"] for point in history(tmp_path) if "policy/loss" in point]
-    assert steps == [1, 2, 3, 4]
+def test_a_killed_run_resumes_under_its_id_with_each_step_once(offline: Path) -> None:
+    assert [run.run_id for run in runs(offline)] == ["0123abcd", "0123abcd"]
+    steps = [point["step"] for point in history(offline) if "policy/loss" in point]
+    assert steps == list(range(1, 12))
 
 
 def test_a_key_without_a_network_goes_offline_and_warns(tmp_path: Path) -> None:
