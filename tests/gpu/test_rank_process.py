@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 from torch.distributed.fsdp import FSDPModule
 
-from services.common.fingerprint import checksum64
 from services.learner.config.learner import LearnerConfig
 from services.learner.rank import rank_setup
 from services.learner.rank.data_parallel import Replicas
@@ -23,8 +21,8 @@ from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import ShardLayout, gather_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
-from tests.support.checkpoints import save_ranks
-from tests.support.rank_configs import ALONE, LEARNER, policy_config
+from tests.support.checkpoints import save_ranks, weights_of
+from tests.support.rank_configs import ALONE, EVERYTHING, LEARNER, policy_config
 from tests.support.tiny_ranks import make_batch, make_prompted_batch
 
 pytestmark = [
@@ -33,15 +31,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-EVERYTHING = {
-    "advantage": "gae",
-    "proximal": "trainer",
-    "entropy_coefficient": 0.01,
-    "epochs": 2,
-    "mini_batches": 2,
-    "kl": {"coefficient": 0.05},
-    "critic": {"lr": 1e-3},
-}
 # Adam's first steps are as large as the rate wherever a gradient is next to nothing, and so is the
 # difference of its roundings: not with this eps.
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4}
@@ -85,11 +74,7 @@ async def train_and_resume(model: Path, folder: Path, config: LearnerConfig) -> 
     async with started(f"{name}-2", model, folder, config, files.directory) as ranks:
         results.append(await ranks.train_step(make_batch(step=2)))
         publication = await ranks.publish_weights(2)
-        raw = np.fromfile(publication.path, np.uint8)
-        weights = load_file(publication.path)
-    for entry in publication.manifest:
-        part = raw[entry.offset_bytes : entry.offset_bytes + weights[entry.name].nbytes]
-        assert checksum64(part) == entry.checksum, entry.name
+        weights = weights_of(publication)
     return TrainedSteps(results, publication, weights)
 
 

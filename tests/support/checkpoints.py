@@ -1,10 +1,13 @@
-"""Checkpoints without a service, written by ranks and read as whole tensors."""
+"""Checkpoints and publications of ranks without a service, read as whole tensors."""
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file
 from torch import Tensor
 
+from services.common.fingerprint import checksum64
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.ports import Ranks
@@ -18,7 +21,7 @@ from services.learner.rank.rank_setup import RankModels
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import ShardFolder
 from services.learner.rank.trainer import Trainer
-from services.learner.types import CheckpointFiles
+from services.learner.types import CheckpointFiles, Publication
 
 
 def write_checkpoint(
@@ -59,3 +62,14 @@ def saved_state(directory: Path) -> dict[str, Tensor]:
     """Return the whole tensors of model and optimizer, for any number of ranks."""
     groups = {group: load_group(directory, group) for group in (MODEL, OPTIMIZER)}
     return {f"{g}/{name}": value for g, found in groups.items() for name, value in found.items()}
+
+
+def weights_of(publication: Publication) -> dict[str, np.ndarray]:
+    """Return the weights, once their checksums are those of the bytes in the file: ranks sum their
+    own parts, and the file has what was gathered."""
+    raw = np.fromfile(publication.path, np.uint8)
+    weights = load_file(publication.path)
+    for entry in publication.manifest:
+        part = raw[entry.offset_bytes : entry.offset_bytes + weights[entry.name].nbytes]
+        assert checksum64(part) == entry.checksum, entry.name
+    return weights

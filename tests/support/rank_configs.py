@@ -17,6 +17,17 @@ LEARNER = LearnerConfig.model_validate(
     }
 )
 
+# An algorithm that uses every model and every pass of a rank.
+EVERYTHING: dict[str, object] = {
+    "advantage": "gae",
+    "proximal": "trainer",
+    "entropy_coefficient": 0.01,
+    "epochs": 2,
+    "mini_batches": 2,
+    "kl": {"coefficient": 0.05},
+    "critic": {"lr": 1e-3},
+}
+
 # The place of a single rank.
 ALONE = {"index": 0, "count": 1, "rendezvous": "file:///nowhere", "slot": 0, "slots": 1}
 

@@ -15,20 +15,12 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.burn_in import BurnIn
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks
-from tests.support.rank_configs import ALONE, policy_config
+from tests.support.rank_configs import ALONE, EVERYTHING, policy_config
 from tests.support.tiny_ranks import make_batch, parameters, same_bits
 
 ALGORITHMS: dict[str, dict[str, object]] = {
     "plain": {},
-    "everything": {
-        "advantage": "gae",
-        "proximal": "trainer",
-        "entropy_coefficient": 0.01,
-        "epochs": 2,
-        "mini_batches": 2,
-        "kl": {"coefficient": 0.05},
-        "critic": {"lr": 1e-3},
-    },
+    "everything": EVERYTHING,
     "coupled": {"loss": "gspo"},
 }
 

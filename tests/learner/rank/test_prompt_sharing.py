@@ -30,7 +30,7 @@ from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
-from tests.support.rank_configs import policy_config
+from tests.support.rank_configs import EVERYTHING, policy_config
 from tests.support.tiny_ranks import (
     VOCAB,
     make_prompted_batch,
@@ -76,15 +76,7 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
 }
 ALGORITHMS: Mapping[str, dict[str, object]] = {
     "plain": {},
-    "everything": {
-        "advantage": "gae",
-        "proximal": "trainer",
-        "entropy_coefficient": 0.01,
-        "epochs": 2,
-        "mini_batches": 2,
-        "kl": {"coefficient": 0.05},
-        "critic": {"lr": 1e-3},
-    },
+    "everything": EVERYTHING,
 }
 
 

@@ -21,7 +21,6 @@ from safetensors.numpy import load_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from services.common.fingerprint import checksum64
 from services.common.process_memory import peak_memory_bytes
 from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig
@@ -36,9 +35,9 @@ from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
-from tests.support.checkpoints import save_ranks
+from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.process_commands import rank_pids
-from tests.support.rank_configs import LEARNER, policy_config
+from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config
 from tests.support.tiny_ranks import (
     SMALL_SIZES,
     make_batch,
@@ -61,15 +60,7 @@ FORKED.set_forkserver_preload([__name__])
 ALGORITHMS: dict[str, dict[str, object]] = {
     "plain": {},
     "values": {"advantage": "gae"},
-    "everything": {
-        "advantage": "gae",
-        "proximal": "trainer",
-        "entropy_coefficient": 0.01,
-        "epochs": 2,
-        "mini_batches": 2,
-        "kl": {"coefficient": 0.05},
-        "critic": {"lr": 1e-3},
-    },
+    "everything": EVERYTHING,
 }
 
 
@@ -118,17 +109,6 @@ def batch_of(step: int) -> TrainBatch:
     # Three groups, each with a prompt that is computed once, make packs that ranks have not as many
     # of; one without makes less than there are ranks at most: some have nothing to compute.
     return make_prompted_batch(step=step) if step % 2 else make_batch(step=step, groups=1)
-
-
-def weights_of(publication: Publication) -> dict[str, np.ndarray]:
-    """Return the weights, once their checksums are those of the bytes in the file: ranks sum their
-    own parts, and the file has what was gathered."""
-    raw = np.fromfile(publication.path, np.uint8)
-    weights = load_file(publication.path)
-    for entry in publication.manifest:
-        part = raw[entry.offset_bytes : entry.offset_bytes + weights[entry.name].nbytes]
-        assert checksum64(part) == entry.checksum, entry.name
-    return weights
 
 
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
