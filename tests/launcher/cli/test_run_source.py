@@ -47,11 +47,11 @@ class Laptop:
 
     @asynccontextmanager
     async def submitted(self, spec: Path) -> AsyncGenerator[str]:
-        """Submit a run for the length of the block; yield its id once it has made a step."""
+        """Submit a run for the length of the block; yield its id after its first step."""
         command = ("submit", str(spec), "--request-id", "mine")
         async with cli(self.secret, *command) as process:
             assert process.stdout is not None
-            printed = await asyncio.wait_for(read_until(process.stdout, "step "), 60)
+            printed = await asyncio.wait_for(read_until(process.stdout, "training pass@1"), 60)
             yield printed.split()[1]
             await asyncio.wait_for(process.communicate(), 60)
 
