@@ -77,7 +77,7 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 3 --dist loadfile \
-	  --no-loadscope-reorder
+	  --no-loadscope-reorder --hypothesis-profile quick
 
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
 	$(BIN)/python -m pytest -m "not sky"

@@ -12,12 +12,14 @@ import pytest
 import structlog
 
 from services.common.loaded_objects import freeze_loaded_objects
+from tests.support.examples import register_quick_profile
 
 pytest_plugins = [
     "tests.support.shared_folders",
     "tests.support.models",
     "tests.support.rank_forge",
 ]
+register_quick_profile()
 
 
 @pytest.fixture(autouse=True, scope="module")

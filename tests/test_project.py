@@ -4,7 +4,7 @@ import ast
 import importlib
 import pkgutil
 import tomllib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from services.common.config import ConfigModel, canonical_json, load_spec
 from services.launcher import run_plan as plans
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 from tools.requirements import read_pins
 
@@ -104,26 +104,10 @@ def test_every_config_key_has_a_reader(service: str) -> None:
 SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl-8b")
 
 
-@pytest.fixture(scope="module")
-def forge() -> Generator[ProcessForge]:
-    """Fork from a process that has imported the configurations of all services."""
-    with running_forge("tests.support.doctor") as found:
-        yield found
-
-
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-async def test_every_run_spec_is_valid_for_every_service(
-    path: Path, forge: ProcessForge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forked(
-        modules: Mapping[str, str], service: str, overrides: Sequence[str]
-    ) -> tuple[str, ...]:
-        command = plans.check_command(modules, service, overrides)
-        return forge.python_command(*command[command.index("-m") :])
-
-    monkeypatch.setattr(spec_check, "check_command", forked)
-    plan = plans.parse_spec(canonical_json(load_spec(path)))
-    await spec_check.check_spec(plan)
+async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
+    with forged_services():
+        await spec_check.check_spec(plans.parse_spec(canonical_json(load_spec(path))))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

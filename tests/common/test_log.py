@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.common import log
 from services.common.redaction import add_secret
+from tests.support.examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,9 @@ def test_secrets_do_not_appear_on_a_terminal_either(capsys: pytest.CaptureFixtur
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=examples(50),
+    deadline=None,
 )
 @given(
     st.dictionaries(

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
@@ -84,19 +85,29 @@ async def test_a_good_call_has_its_effect_and_its_repeat_the_same_answer(
         assert await shown if inspect.isawaitable(shown) else shown, again
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lasting_world(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[World]:
+    """One world for all calls that are refused: each leaves it as it was."""
+    async with world(tmp_path_factory.mktemp("world")) as found:
+        yield found
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("name", "kind"), WRONG, ids=lambda word: word.replace(" ", "-"))
-async def test_what_is_wrong_with_a_call_is_named(tmp_path: Path, name: str, kind: str) -> None:
+async def test_what_is_wrong_with_a_call_is_named(
+    lasting_world: World, name: str, kind: str
+) -> None:
     make, expected = CASES[name].refused[kind]
-    async with world(tmp_path) as found:
-        before = await found.served.get(found.run_id)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await answers(found, name, make(found))
-        error = service_error(caught.value)
-        assert error is not None
-        assert (error.code, error.reason, error.domain) == (*expected, "launcher.flotilla")
-        assert error.message
-        # Nothing came of it.
-        assert (await found.served.get(found.run_id)).replicas == before.replicas
+    served, run_id = lasting_world.served, lasting_world.run_id
+    before = await served.get(run_id)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await answers(lasting_world, name, make(lasting_world))
+    error = service_error(caught.value)
+    assert error is not None
+    assert (error.code, error.reason, error.domain) == (*expected, "launcher.flotilla")
+    assert error.message
+    # Nothing came of it.
+    assert (await served.get(run_id)).replicas == before.replicas
 
 
 @pytest.mark.parametrize("token", [None, "a-token-of-another-run"])

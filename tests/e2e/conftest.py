@@ -6,6 +6,7 @@ import pytest
 
 from environments.api import ENV_KEYS
 from tests.e2e.wide_model import make_folder
+from tests.support.repository import ROOT
 from tests.support.shared_folders import SharedFolders
 from tools.tiny_policy.build import Recipe, build
 from tools.tiny_policy.demonstrator import Habits
@@ -21,9 +22,11 @@ QUICK = Recipe(
 
 
 @pytest.fixture(scope="session")
-def quick_policy(shared_folders: SharedFolders) -> Path:
-    """A policy folder, the same bits each time."""
-    return shared_folders.filled_by(lambda path: build(path, QUICK), "quick-policy")
+def quick_policy() -> Path:
+    """A policy folder, the same bits each time; kept until what it is made from changes."""
+    folder = ROOT / "build/quick-policy"
+    build(folder, QUICK)
+    return folder
 
 
 @pytest.fixture(scope="session")

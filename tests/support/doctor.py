@@ -26,7 +26,7 @@ from services.launcher.run_plan import check_command, parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.environment_processes import environment_command
-from tests.support.process_forge import ProcessForge, session_forge
+from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
 
 TOKEN = "a-token-for-tests-that-is-long-enough"
@@ -65,7 +65,7 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
 
 def _forge() -> ProcessForge:
     """Return the forge of services and tokenizers."""
-    return session_forge("tests.support.forged_probes")
+    return shared_forge("tests.support.forged_probes")
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tests.support.process_forge import session_forge
+from tests.support.process_forge import shared_forge
 
 
 def environment_command(*words: str) -> tuple[str, ...]:
     """Return a command that runs Python with these words, `-m` and a module of environments or of
     the gateway first, in a process that has imported them."""
-    return session_forge("tests.support.forged_environments").python_command(*words)
+    return shared_forge("tests.support.forged_environments").python_command(*words)
 
 
 def server_pid(url: str) -> int:

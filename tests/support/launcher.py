@@ -32,7 +32,7 @@ from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks
 from services.launcher.store.ledger import Ledger
 from tests.support.fake_entry import FORGE_VARIABLE
-from tests.support.process_forge import ProcessForge, session_forge
+from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def forged_command(*words: str) -> tuple[str, ...]:
 
 def _forge() -> ProcessForge:
     """Return the forge of launchers and fake services."""
-    return session_forge("tests.support.forged_launcher")
+    return shared_forge("tests.support.forged_launcher")
 
 
 @asynccontextmanager

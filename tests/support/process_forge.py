@@ -8,20 +8,21 @@ is killed. Tests of what becomes of processes that are stopped or orphaned start
 import atexit
 import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -32,6 +33,7 @@ from tests.support.repository import ROOT
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _MOST_DESCRIPTORS = 16
+_LEASES = "leases"
 # Only modules and scripts in the command line come from a fork.
 _INTERPRETER = """#!/bin/sh
 case "$1 $2" in
@@ -59,40 +61,56 @@ class ProcessForge:
         return self.address.with_name("python")
 
 
-@contextmanager
-def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
-    """Yield a forge that has imported this module, and whose forks compute with so many threads."""
+def shared_forge(module: str, threads: int = 1) -> ProcessForge:
+    """Return the forge that has imported this module, and whose forks compute with so many threads.
+
+    The first worker of pytest-xdist that needs it starts it; it ends with the last that uses it."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    # The path of a socket is short.
+    name = hashlib.sha256(f"{session} {module}".encode()).hexdigest()[:16]
+    return _leased_forge(Path(tempfile.gettempdir(), f"forge-{name}"), module, threads)
+
+
+@cache
+def _leased_forge(folder: Path, module: str, threads: int) -> ProcessForge:
+    """Hold a lease on a forge for as long as this process lasts."""
+    forge, lease = lease_forge(folder, module, threads)
+    atexit.register(lease.close)
+    return forge
+
+
+def lease_forge(folder: Path, module: str, threads: int) -> tuple[ProcessForge, socket.socket]:
+    """Return the forge of this folder, started if there is none, and a lease on it: it ends once
+    the last lease is closed, and removes its folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    forge, lease = ProcessForge(folder / "socket"), socket.socket(socket.AF_UNIX)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not forge.address.exists():
+            _start_forge(forge, module, threads)
+        lease.connect(str(folder / _LEASES))
+    return forge, lease
+
+
+def _start_forge(forge: ProcessForge, module: str, threads: int) -> None:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
     }
-    # The path of a socket is short.
-    with tempfile.TemporaryDirectory(prefix="forge-") as folder:
-        address = Path(folder, "socket")
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(address))
-            server.listen(16)
-            forge = ProcessForge(address)
-            forge.interpreter.write_text(
-                _INTERPRETER.format(shlex.join(forge.python_command()), shlex.quote(sys.executable))
-            )
-            forge.interpreter.chmod(0o700)
-            command = python_command("-m", __name__, str(server.fileno()), module)
-            with subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=[server.fileno()], env=environment
-            ) as process:
-                server.close()
-                yield forge
-                process.kill()
-
-
-@cache
-def session_forge(module: str) -> ProcessForge:
-    """Return the forge that has imported this module, which lasts as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(running_forge(module))
+    forge.interpreter.write_text(
+        _INTERPRETER.format(shlex.join(forge.python_command()), shlex.quote(sys.executable))
+    )
+    forge.interpreter.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as leases:
+        for each, path in ((leases, forge.address.with_name(_LEASES)), (server, forge.address)):
+            each.bind(str(path))
+            each.listen(16)
+        numbers = (server.fileno(), leases.fileno())
+        command = python_command("-m", __name__, *map(str, numbers), module)
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, pass_fds=numbers, env=environment, check=True
+        )
 
 
 def fork_children() -> None:
@@ -103,18 +121,37 @@ def fork_children() -> None:
 
 
 def main() -> None:
-    """Fork for each connection until stdin ends: with it the tests have ended."""
-    importlib.import_module(sys.argv[2])
+    """Fork for each connection until all leases are closed: then the tests have ended."""
+    if os.fork():
+        # The worker that has started it may end first.
+        return
+    importlib.import_module(sys.argv[3])
 
     gc.freeze()
     signal.signal(signal.SIGCHLD, _reap)
-    with socket.socket(fileno=int(sys.argv[1])) as server:
-        while server in select.select([server, 0], [], [])[0]:
-            connection, _ = server.accept()
-            if os.fork() == 0:
-                server.close()
-                _keep_fork(connection)
-            connection.close()
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as server,
+        socket.socket(fileno=int(sys.argv[2])) as leases,
+    ):
+        held = [leases.accept()[0]]
+        while held:
+            for ready in select.select([server, leases, *held], [], [])[0]:
+                if ready is server:
+                    _fork_keeper(server)
+                elif ready is leases:
+                    held.append(leases.accept()[0])
+                else:
+                    held.remove(ready)
+                    ready.close()
+        shutil.rmtree(Path(server.getsockname()).parent)
+
+
+def _fork_keeper(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    if os.fork() == 0:
+        server.close()
+        _keep_fork(connection)
+    connection.close()
 
 
 def _reap(_number: int, _frame: FrameType | None) -> None:

@@ -3,13 +3,14 @@
 import os
 import signal
 import subprocess
-from collections.abc import Generator
+import tempfile
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.process_forge import ProcessForge, running_forge
+from tests.support.process_forge import ProcessForge, lease_forge, shared_forge
 
 WAITING = """
 import os, signal, sys, time
@@ -20,9 +21,24 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def forge() -> Generator[ProcessForge]:
-    with running_forge("json") as running:
-        yield running
+def forge() -> ProcessForge:
+    return shared_forge("json")
+
+
+def test_a_forge_lasts_until_the_last_lease_on_it_is_closed() -> None:
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="forge-") as parent:
+        folder = Path(parent, "f")
+        forge, first = lease_forge(folder, "json", 1)
+        _, second = lease_forge(folder, "json", 1)
+        command = forge.python_command("-c", "import sys; print('json' in sys.modules)")
+        first.close()
+        for _ in range(2):
+            assert subprocess.run(command, capture_output=True).stdout == b"True\n"
+        second.close()
+        while folder.exists():
+            time.sleep(0.01)
+        assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 1
 
 
 def test_a_fork_has_the_arguments_the_environment_and_the_descriptors_of_its_stand_in(

@@ -49,6 +49,7 @@ from services.rollout.episodes.attempt_record import (
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.types import Completion, EpisodeInfo, Lease, PolicySpan, PromptFacts
 from services.wire.trajectory import CHUNK_BYTES, encode_submission
+from tests.support.examples import examples
 
 T = TypeVar("T")
 EXPERTS = ExpertShape(layers=3, experts=300, chosen=2)
@@ -204,7 +205,7 @@ def plain(trajectory: Trajectory) -> dict[str, Any]:
 
 
 # The comparison names the field that is lost; shrinking what surrounds it takes minutes.
-@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(60), deadline=None, phases=[Phase.generate])
 @given(trajectories())
 def test_a_trajectory_comes_back_with_every_field(trajectory: Trajectory) -> None:
     assert plain(received(sent(trajectory))) == plain(trajectory)

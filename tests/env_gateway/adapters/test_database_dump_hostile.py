@@ -32,6 +32,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import QueryError, Rows
 from services.env_gateway.tasks.task_format import Task
+from tests.support.examples import examples
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
 from tests.support.http_server import serving_app
@@ -306,7 +307,7 @@ _ANYTHING = st.recursive(
 _ROW = st.lists(_ANYTHING | st.sampled_from(["", *ITEMS, "items"]), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_ROW | st.just(list(ITEMS)), max_size=3), st.lists(_ROW, max_size=4))
 def test_whatever_else_a_server_shows_is_no_copy_and_no_fault(
     schema: list[list[Any]], rows: list[list[Any]]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from tests.env_gateway.api.raw_wire import AUTHORIZED, METHODS, SERVICE, Refused, Wire
+from tests.support.examples import examples
 from tests.support.threaded_gateway import TOKEN
 
 # Without Drain, whose every message ends the gateway.
@@ -28,7 +29,7 @@ OURS = {
 
 # The gateway and its open episode are the same for all examples, which is the point.
 WIRE = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

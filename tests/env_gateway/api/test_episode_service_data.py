@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.env_gateway.ports import CallResult, Text
 from tests.env_gateway.api.raw_wire import Refused, Wire
+from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 from tests.support.threaded_gateway import wait_until
 
 # The gateway and its open episode are the same for all examples, which is the point.
 WIRE = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -15,6 +15,7 @@ from services.env_gateway.episodes.episode_book import ANSWERS_KEPT, CallSeqErro
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Text
+from tests.support.examples import examples
 from tests.support.fake_gateway import opened, running, until
 
 LOOK, ADD = TOOLS
@@ -55,7 +56,7 @@ async def call(
 Turn = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(Turn, st.randoms(use_true_random=False))
 def test_every_order_of_arrival_within_a_run_of_reads_is_executed_once(
     reads: list[bool], rng: Any

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.env_gateway.limits.admission import Admission, OverLimitError, QueueFullError, Ticket
+from tests.support.examples import examples
 
 WAIT_S = 5.0
 
@@ -141,7 +142,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAdmission.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_a_batch_is_admitted_when_it_is_complete_and_its_places_are_free() -> None:
@@ -217,7 +218,7 @@ def test_small_batches_do_not_starve_a_large_one(size: int, of_run: str) -> None
     envs=st.lists(st.sampled_from("ab"), min_size=30, max_size=30),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_every_waiting_batch_gets_in_however_others_come_and_go(
     sizes: list[int], envs: list[str], seed: int
 ) -> None:

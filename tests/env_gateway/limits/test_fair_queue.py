@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.env_gateway.limits.fair_queue import FairQueue
+from tests.support.examples import examples
 
 RUNS = "abcd"
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.25}
@@ -78,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @given(
@@ -86,7 +87,7 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=
     places=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_run_waits_for_more_than_its_weight_allows(
     weights: list[float], places: int, seed: int
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.tasks.task_format import TaskError, parse_task
+from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 
 JSON = st.recursive(
@@ -21,7 +22,7 @@ FIELDS = st.sampled_from(
 
 
 @given(st.text() | st.dictionaries(FIELDS, JSON).map(json.dumps))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_text_is_a_task_or_a_precise_error(text: str) -> None:
     try:
         task = parse_task(text)

@@ -28,9 +28,12 @@ from tests.env_gateway.verify.fleet_engines import (
     specs,
     states,
 )
+from tests.support.examples import examples
 
 RELAXED = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

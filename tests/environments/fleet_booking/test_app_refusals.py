@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from environments.api import Instance, ToolError, open_instance
 from environments.fleet_booking.app import FLEET_BOOKING
+from tests.support.examples import examples
 
 DATES = {"check_in_date": "2026-05-04", "check_out_date": "2026-05-07"}
 SUMMER = "Summer Getaways"
@@ -90,7 +91,7 @@ def test_a_wrong_call_is_refused_and_changes_nothing(
     assert site.snapshot("current") == site.snapshot("seed")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_no_arguments_break_a_tool(data: st.DataObject) -> None:
     site = open_instance("fleet_booking", "kinesis")

@@ -23,6 +23,7 @@ from environments.gsm8k.hub import HubError, choose_files
 from environments.gsm8k.verifiers.flexible import last_number
 from environments.gsm8k.verifiers.strict import marked_number
 from environments.tasks import load_tasks
+from tests.support.examples import examples
 from tests.support.http_answers import Answer, serve_answers
 from tests.support.repository import ROOT
 
@@ -65,7 +66,7 @@ def test_the_rules_read_the_number_to_the_letter(
 
 
 @given(st.text(), st.integers())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_marked_number_is_found_behind_any_text_without_marks(before: str, number: int) -> None:
     assert marked_number(f"{before.replace('#', '')}\n#### {number}") == str(number)
 

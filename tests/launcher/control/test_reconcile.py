@@ -25,6 +25,7 @@ from services.launcher.state import (
     Unit,
 )
 from tests.launcher.control.played_runs import POLICY, all_started, new_run, running_run
+from tests.support.examples import examples
 
 
 def test_a_new_run_starts_every_replica_at_once() -> None:
@@ -82,7 +83,7 @@ def test_what_is_unreachable_is_not_late() -> None:
 FACTS = st.sampled_from(["tick", "crash", "done", "beat", "scale", "stop", "stop-now"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(FACTS, st.integers(0, 6), st.floats(0, 30)), max_size=60))
 def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
     happenings: list[tuple[str, int, float]],

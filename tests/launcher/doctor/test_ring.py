@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from services.launcher.doctor.ring_rank import (
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.certificates import mint_identity
 from tests.support.doctor import TOKEN, check, echo_of, probed, spec, subject
-from tests.support.process_forge import running_forge
+from tests.support.process_forge import ProcessForge
 from tests.support.repository import ROOT
 
 # Another machine's address: this one has all of 127.0.0.0/8.
@@ -40,16 +40,9 @@ GIVEN = {TOKEN_VARIABLE: TOKEN}
 Ring = Callable[[bytes, Any], Awaitable[bytes]]
 
 
-@pytest.fixture(scope="module")
-def python() -> Generator[Path]:
-    """An interpreter that has torch imported when it starts."""
-    with running_forge("torch.distributed") as forge:
-        yield forge.interpreter
-
-
 @pytest.fixture
-def about(policy: Path, tasks: Path, tmp_path: Path, python: Path) -> RunContext:
-    return replace(subject(spec(policy, tasks), tmp_path, **GIVEN), python=python)
+def about(policy: Path, tasks: Path, tmp_path: Path, rank_forge: ProcessForge) -> RunContext:
+    return replace(subject(spec(policy, tasks), tmp_path, **GIVEN), python=rank_forge.interpreter)
 
 
 @asynccontextmanager

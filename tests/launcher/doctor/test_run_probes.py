@@ -40,10 +40,11 @@ async def doctor_here(*arguments: str | Path) -> tuple[int, str]:
         return await run_cli_here("doctor", *map(str, arguments))
 
 
-def test_the_demo_as_it_is_shipped_is_well() -> None:
-    done = doctor("deploy/runs/local.toml", "--json", "--skip", "ring")
-    results = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout
+async def test_the_demo_as_it_is_shipped_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code, output = await doctor_here("deploy/runs/local.toml", "--json", "--skip", "ring")
+    results = json.loads(output)
+    assert code == 0, output
     assert [result["probe"] for result in results] == NAMES
     assert all(set(result) == {"probe", "status", "detail"} for result in results)
     by_name = {result["probe"]: result["status"] for result in results}
@@ -76,13 +77,13 @@ async def test_a_fault_ends_with_code_1_and_is_in_the_table(tmp_path: Path) -> N
     assert "This run would fail: model, memory, disk, tokenizer, dataset." in output
 
 
-async def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
+def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text(canonical_json(spec(tmp_path, tmp_path / "t.json", "learner.steps=-1")))
     skip = [word for name in NAMES[1:] for word in ("--skip", name)]
-    code, output = await doctor_here(path, "--json", *skip)
-    first = json.loads(output)[0]
-    assert (code, first["probe"], first["status"]) == (1, "spec", "fail")
+    done = doctor(path, "--json", *skip)
+    first = json.loads(done.stdout)[0]
+    assert (done.returncode, first["probe"], first["status"]) == (1, "spec", "fail")
     assert "steps" in first["detail"] and "correct the spec" in first["detail"]
 
 

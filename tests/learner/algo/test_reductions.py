@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.learner.algo.reductions import REDUCTIONS
 from tests.learner.algo.support import config, loss_and_slope, sample
+from tests.support.examples import examples
 
 NORM = 50
 
@@ -76,7 +77,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
 @pytest.mark.parametrize("reduction", sorted(REDUCTIONS))
 @pytest.mark.parametrize("objective", OBJECTIVES)
 # No deadline for an example: others may keep the cores busy.
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(cut=batches(), seed=st.integers(0, 1000))
 def test_micro_batches_packs_and_ranks_never_change_loss_or_gradient(
     reduction: str, objective: str, cut: tuple[list[int], Sequence[Sequence[int]]], seed: int

@@ -184,6 +184,8 @@ def test_axe_finds_nothing_serious(browser: Browser, served: ServedPages, scheme
     if not AXE.exists():
         pytest.skip("no axe-core: npm ci --ignore-scripts --prefix .ci/axe")
     found: dict[str, list[str]] = {}
+    # The scheme of colours changes nothing but these.
+    rules = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
     with watched_page(browser, scheme=scheme) as watched:
         page = watched.page
         page.goto(served.url)
@@ -192,14 +194,16 @@ def test_axe_finds_nothing_serious(browser: Browser, served: ServedPages, scheme
             if name == "tokens":
                 page.wait_for_selector("#token-view[data-ready]")
                 page.keyboard.press("2")
-            found[name] = serious_violations(page)
+            found[name] = serious_violations(page, **rules)
     assert found == {name: [] for name in PAGES}
 
 
-def serious_violations(page: Page) -> list[str]:
+def serious_violations(page: Page, **options: Any) -> list[str]:
     # By the debugger, which no content security policy of the page keeps out.
-    page.evaluate(AXE.read_text())
-    result: dict[str, Any] = page.evaluate("axe.run({resultTypes: ['violations']})")
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE.read_text())
+    given = json.dumps({"resultTypes": ["violations"], **options})
+    result: dict[str, Any] = page.evaluate(f"axe.run({given})")
     return [
         f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}"
         for each in result["violations"]
@@ -207,18 +211,20 @@ def serious_violations(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("colour", range(1, 7))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_of_tokens_keeps_its_contrast_in_every_colour(
-    browser: Browser, served: ServedPages, scheme: str, colour: int
+    browser: Browser, served: ServedPages, scheme: str
 ) -> None:
     if not AXE.exists():
         pytest.skip("no axe-core: npm ci --ignore-scripts --prefix .ci/axe")
+    found: dict[str, list[str]] = {}
     with watched_page(browser, scheme=scheme) as watched:
         watched.page.goto(served.url)
         open_tokens(watched.page, attempt_url(served.base, WORST, "tokens"))
-        watched.page.keyboard.press(str(colour))
-        assert serious_violations(watched.page) == []
+        for colour in "123456":
+            watched.page.keyboard.press(colour)
+            found[colour] = serious_violations(watched.page, runOnly=["color-contrast"])
+    assert found == dict.fromkeys("123456", [])
 
 
 HOSTILE = (

@@ -21,6 +21,7 @@ from services.learner.rank.segment_places import (
     place_segments,
 )
 from tests.learner.rank.test_prompt_sharing import check_equal, train
+from tests.support.examples import examples
 from tests.support.flash_double import BACKWARD, FORWARD, flash_on_cpu
 
 CPU = torch.device("cpu")
@@ -104,7 +105,7 @@ def test_so_are_those_with_a_window(pack: str, window: int) -> None:
     assert calls == 1 or window == 50
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.data())
 def test_so_are_segments_of_any_lengths(data: st.DataObject) -> None:
     lengths, parents = list[int](), list[int | None]()

@@ -20,6 +20,7 @@ from services.learner.sampling.curriculum_changes import (
 from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.sampling.tasks import Task
 from tests.support.curriculum import Run, config, made_up, tasks_of
+from tests.support.examples import examples
 
 LEARNING = {"difficulty": {"enabled": True, "probe_share": 0.2}}
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -39,7 +40,7 @@ def play(run: Run, steps: int, kills: set[int] | None = None, *, broken: str = "
         run.learn(batch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 99), sizes=SIZES, window=st.integers(4, 9), data=st.data())
 def test_a_run_that_was_killed_anywhere_draws_what_it_would_have_drawn(
     seed: int, sizes: list[int], window: int, data: st.DataObject

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.learner.sampling.environment_mix import EnvironmentMix, MixtureError
 from tests.support.curriculum import config
+from tests.support.examples import examples
 
 SIZES = {"a": 700, "b": 200, "c": 100, "d": 1}
 
@@ -50,7 +51,7 @@ def test_shares_converge_to_the_weights(
             assert abs(drawn[env] - share * window * windows) <= 2 + log2(windows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     sizes=st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 5000), min_size=1),
     least=st.integers(0, 3),

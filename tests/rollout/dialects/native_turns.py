@@ -102,10 +102,10 @@ class NativeWriter:
             min(len(prompt), len(whole)),
         )
         for token in (*self._control, "<think>", "</think>"):
-            for cut in range(1, min(len(token), length)):
-                begins = whole.startswith(token, length - cut)
-                if begins or prompt.startswith(token, length - cut):
-                    return whole[: length - cut]
+            first, end = length - min(len(token), length) + 1, length + len(token) - 1
+            start = max(text.rfind(token, first, end) for text in (whole, prompt))
+            if start >= 0:
+                return whole[:start]
         return whole[:length]
 
     def _message(self, case: Case) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.rollout.dialects.turns import OK, Reply, ToolCall
 from services.rollout.types import PromptFacts, Tool
+from tests.support.examples import examples
 from tests.support.rollout import dialect, tokenizer
 
 TOKENIZER = tokenizer()
@@ -25,7 +26,7 @@ def control_ids(ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(task=DATA, words=DATA, result=DATA)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_data_never_reads_as_a_control_token(
     name: Literal["template", "full"], task: str, words: str, result: str
 ) -> None:

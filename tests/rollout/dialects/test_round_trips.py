@@ -12,6 +12,7 @@ from services.rollout.dialects.turns import OK, PlayedTurn, Reply
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import FACTS, Stage, calls_of, executed, stage_of
+from tests.support.examples import examples
 
 # One for each way to spell a call and to end a turn.
 _QUICK = ("Llama 3.2", "Qwen3", "DeepSeek V3.1", "GLM-4.5, GLM-4.6", "Kimi K2", "MiniMax M2")
@@ -20,7 +21,10 @@ _NAMES = [
     pytest.param(family.name, marks=() if family.name in _QUICK else _LATER) for family in FAMILIES
 ]
 _EXAMPLES = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 # Text that may be taken for structure, of any family.
 _TRICKS = (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.rollout.dialects.tagged_calls import parse_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
+from tests.support.examples import examples
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]
 JSON_VALUES = st.recursive(
@@ -44,7 +45,7 @@ def test_any_text_gives_a_result(text: str, thinking: bool) -> None:
         assert isinstance(item, ParseError) or isinstance(json.loads(item.arguments_json), dict)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(NAMES, ARGUMENTS), max_size=4))
 def test_well_formed_calls_come_back_in_order(calls: list[tuple[str, dict[str, object]]]) -> None:
     text = "I do this.\n" + "\n".join(call(*each) for each in calls)

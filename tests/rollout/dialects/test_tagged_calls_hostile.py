@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.common.parsing import ASIDE_BYTES
 from services.rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from tests.support.examples import examples
 
 # For a text parsed on the event loop; longer ones take a thread and proportional time.
 MOST_S = 0.05
@@ -74,7 +75,7 @@ def test_calls_beyond_a_limit_are_one_error_that_the_policy_reads() -> None:
 
 
 @given(TEXTS, st.booleans())
-@settings(max_examples=50, deadline=None, suppress_health_check=SUPPRESSED)
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=SUPPRESSED)
 def test_any_text_is_parsed_at_once(text: str, thinking: bool) -> None:
     parsed_at_once(text, thinking=thinking)
 

@@ -17,6 +17,7 @@ from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
 from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
+from tests.support.examples import examples
 from tests.support.fake_gateway import running
 
 TTL_S = 60.0
@@ -322,7 +323,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSchedule.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 def looked(alarms: HeartbeatAlarms, late: int, now: float) -> list[str]:

@@ -21,6 +21,7 @@ from services.env_gateway.api import codec
 from services.env_gateway.episodes.episode_session import CallAnswer, MediaStore
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.adapters.mcp.test_client import answer, failing, session_with
+from tests.support.examples import examples
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -37,7 +38,7 @@ RESULT = st.fixed_dictionaries(
 
 
 @given(result=RESULT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, Any]) -> None:
     try:
         reported = mcp_wire.parse_call_result(result)
@@ -49,7 +50,7 @@ def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, A
 
 
 @given(result=st.dictionaries(st.just("tools"), JSON | st.lists(PART | JSON)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_list_of_tools_is_read_or_a_fault_of_the_servers(result: dict[str, Any]) -> None:
     try:
         mcp_wire.parse_tools(result)
@@ -58,7 +59,7 @@ def test_any_list_of_tools_is_read_or_a_fault_of_the_servers(result: dict[str, A
 
 
 @given(message=JSON | st.dictionaries(st.sampled_from(["result", "error", "id"]), JSON))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_message_brings_a_result_or_an_error(message: Any) -> None:
     try:
         assert isinstance(mcp_wire.parse_result(message, "tools/call"), dict)

@@ -22,6 +22,7 @@ from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvEr
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text
 from services.env_gateway.tasks.task_format import parse_task
+from tests.support.examples import examples
 from tests.support.fake_gateway import task_json, until
 from tests.support.http_server import serving_app
 
@@ -269,7 +270,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.dictionaries(NAMES, JSON, max_size=4))
 def test_whatever_a_server_answers_is_a_result_or_a_precise_failure(data: dict[str, Any]) -> None:
     codec.takes_tool_calls(data)

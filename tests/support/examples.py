@@ -1,0 +1,17 @@
+"""How many examples of its data a property is tested with."""
+
+from hypothesis import settings
+
+QUICK = "quick"
+_QUICK_SHARE = 3
+
+
+def examples(count: int) -> int:
+    """Return `count`, or a third of it in the quick tests (`--hypothesis-profile=quick`)."""
+    return count // _QUICK_SHARE if settings.get_current_profile_name() == QUICK else count
+
+
+def register_quick_profile() -> None:
+    """Register the profile of quick tests; properties that name no count draw a third, too."""
+    usual = settings.get_profile("default")
+    settings.register_profile(QUICK, usual, max_examples=usual.max_examples // _QUICK_SHARE)
