@@ -4,12 +4,11 @@ It holds the run's page, the curves, the chosen steps and all their attempts, wi
 in the pages themselves, because browsers let no file read another."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from services.common.domain.attempts import AttemptKey
 from services.learner.inspector.pages.book import Page, PageBook, image_type, raw_text
 from services.learner.inspector.pages.links import (
     BundleLinks,
@@ -34,12 +33,6 @@ BUNDLE_POLICY = (
 )
 
 
-class Renderer(Protocol):
-    """Renders a page as HTML."""
-
-    def render(self, page: Page, links: Links, *, policy: str = "") -> str: ...
-
-
 @dataclass(slots=True)
 class _Contents:
     """Content of a bundle: paths, and the source of each."""
@@ -51,10 +44,13 @@ class _Contents:
 class BundleMaker:
     """Writes bundles of the runs in a library."""
 
-    def __init__(self, library: RunLibrary, renderer: Renderer, static: Path) -> None:
-        """Create it; `static` is the folder of styles and scripts."""
+    def __init__(
+        self, library: RunLibrary, render: Callable[[Page, Links, str], str], static: Path
+    ) -> None:
+        """Create it; `render` returns a page as HTML, with its content security policy; `static`
+        is the folder of styles and scripts."""
         self._library = library
-        self._renderer = renderer
+        self._render = render
         self._static = static
 
     def write(self, path: Path, run: str, steps: Sequence[int] | None) -> dict[str, Any]:
@@ -116,8 +112,7 @@ class BundleMaker:
     def _attempt_files(
         self, run: str, row: TryRow, paths: set[str]
     ) -> Iterator[tuple[str, str | bytes]]:
-        key = AttemptKey(row.group_id, row.index, row.attempt_try)
-        episode = self._library.open(run).shelf.read(key)
+        episode = self._library.open(run).shelf.read(row.key)
         extra = dict(_extra_files(run, row, episode))
         further = {attempt_file(run, row, "tokens", n) for n in range(1, len(episode.tracks))}
         held = paths | extra.keys() | further
@@ -131,7 +126,7 @@ class BundleMaker:
     def _page(self, name: str, paths: set[str], make: Any) -> tuple[str, str]:
         links = BundleLinks(name, paths)
         book = PageBook(self._library, links, inline=True)
-        return name, self._renderer.render(make(book), links, policy=BUNDLE_POLICY)
+        return name, self._render(make(book), links, BUNDLE_POLICY)
 
 
 def _paths_of(run: str, contents: _Contents) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from services.learner.run_files.metric_lines import parse_points
 
-METRICS_FILE = "metrics.jsonl"
 # Larger files are read only from this far before their end.
 _MOST_BYTES = 256 << 20
 
