@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.policy import PolicyId
+from services.common.json_lines import encode_line
 from services.common.logged_child import LoggedChild
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
 from services.common.python_command import python_command
@@ -76,14 +77,14 @@ class PublicationChild:
         # Identities of devices whose memory it shares with engines.
         self.devices: frozenset[str] = frozenset()
 
-    async def start_process(self, start: bytes) -> str:
-        """Start the process with a line of configuration and return its address.
+    async def start_process(self, config: WeightServerConfig | WeightSenderConfig) -> str:
+        """Start the process with its configuration and return its address.
 
         Raises PublicationChildError."""
         command = python_command("-m", self._module)
         self._child = await LoggedChild.start_child(command, self._log_path)
         # Not by its environment, which other processes can read.
-        self._child.stdin.write(start)
+        self._child.stdin.write(encode_line(config))
         answer = await self._read_answer(self._child, _START_SECONDS)
         self.devices = frozenset(answer.get("devices", ()))
         return answer["address"]
@@ -102,7 +103,7 @@ class PublicationChild:
         async with self._turn:
             if self._child is None:
                 raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(snapshot.to_line())
+            self._child.stdin.write(encode_line(snapshot))
             await self._read_answer(self._child, _ANSWER_SECONDS)
 
     async def check_answers(self) -> None:

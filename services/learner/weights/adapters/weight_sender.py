@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from services.common import log
+from services.common.json_lines import decode_line
 from services.common.network_addresses import join_host_port
 from services.common.network_interfaces import choose_interface
 from services.common.printable_text import print_json
@@ -197,7 +198,7 @@ class WeightSender:
 
 def serve_engines(line: bytes) -> None:
     """Serve until stdin ends; `line` is its first one, the configuration."""
-    config = WeightSenderConfig.from_line(line)
+    config = decode_line(WeightSenderConfig, line)
     log.setup("weight_sender", config.run_id)
     torch.set_num_threads(1)
     choose_interface(config.reached_at)
@@ -212,7 +213,7 @@ def serve_engines(line: bytes) -> None:
         if line == PING:
             print_json({"alive": True})
             continue
-        snapshot = WeightSnapshot.from_line(line)
+        snapshot = decode_line(WeightSnapshot, line)
         sender.shelf.add_snapshot(snapshot)
         print_json({"announced": [snapshot.run_epoch, snapshot.version]})
     # Threads that wait for engines would block an orderly exit, and have nothing to lose.
