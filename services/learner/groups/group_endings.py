@@ -65,7 +65,7 @@ class GroupEndings:
     ) -> None:
         """Create it; `changed` is notified of every group that ends."""
         self.records = OpenAttempts()
-        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore_group
+        self.on_eval_group: Callable[[ReadyGroup], None] = lambda _: None
         self._book = book
         self._batcher = batcher
         self._journal = journal
@@ -105,7 +105,8 @@ class GroupEndings:
         if snapshot:
             self._fresh.mark_journaled(snapshot.drawn)
         self._book.add_groups(requeued)
-        await self._notify_changed()
+        async with self._changed:
+            self._changed.notify_all()
 
     def flush_curriculum(self) -> CurriculumSnapshot | None:
         """Flush the curriculum's changes caused by groups that could not be graded."""
@@ -114,7 +115,7 @@ class GroupEndings:
 
     def end_stale(self, version: int) -> list[EndedGroup]:
         """End the groups that a step from `version` on may no longer train on."""
-        ended = self._book.drop_stale(self._batcher.staleness.oldest_allowed(version))
+        ended = self._book.drop_stale(self._batcher.oldest_allowed(version))
         for group in self._batcher.drop_stale(version):
             keys = tuple(record.trajectory.key for record in group.graded)
             ended.append(EndedGroup(group.spec, keys, group.oldest_version or 0, STALE))
@@ -140,12 +141,9 @@ class GroupEndings:
                 self._tally.count_dropped(CORRUPT, group)
         self._batcher.put_back(batch, without=ids)
         self.forget_groups(ids)
-        await self._notify_changed()
-        return False
-
-    async def _notify_changed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+        return False
 
     def _drop_group(self, reason: str, group: ReadyGroup) -> list[GroupSpec]:
         """Drop a group; return its replacement, at most one group."""
@@ -178,7 +176,3 @@ class GroupEndings:
             # Frees only its slot: until a step has counted it, it may still become too old.
             self._book.free_groups([spec.group_id])
         return filtered
-
-
-def _ignore_group(group: ReadyGroup) -> None:
-    """Ignore a group: no evaluation is running."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
 from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
@@ -60,10 +59,10 @@ async def build_run_state(
     guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
     alarms = await _build_alarms(runtime, vendors, journal)
     status = LearnerStatus(total_steps=config.steps, flags=lambda: alarms.metrics)
-    checkpoints = UploadedCheckpoints(
-        uploads,
+    checkpoints = Checkpoints(
         runtime.run_dir,
         journal,
+        uploads,
         run_id=runtime.run_id,
         run_epoch=epoch,
         keep=config.checkpoint.keep,
