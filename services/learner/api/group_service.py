@@ -15,11 +15,12 @@ from services.common.stalled_streams import RefusedStreamDrain, StalledError, re
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     FAILED,
+    MOST_CAPABILITIES,
     RETRY_S,
     Context,
     bounded_workers,
-    check_capabilities,
     check_epoch,
+    check_name_list,
     check_names,
     check_tokenizer,
     digests_of,
@@ -84,7 +85,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         check_names(
             request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
         )
-        check_capabilities(poll.capabilities)
+        check_name_list("capabilities", poll.capabilities, MOST_CAPABILITIES)
         with _translate_refusals(), bounded_workers():
             lease = await self._dispatcher.lease_group(poll, self._poll_s_left(context))
         response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)

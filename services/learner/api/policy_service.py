@@ -13,10 +13,11 @@ from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import to_duration
 from services.learner.api.request_checks import (
+    MOST_DEVICES,
     Context,
     bounded_workers,
-    check_devices,
     check_epoch,
+    check_name_list,
     check_names,
     check_tokenizer,
     digests_of,
@@ -130,7 +131,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         if await self._guard.probes_agree(worker_id, policy, results):
             accepted = self._broadcast.verify_canary(worker_id, policy, canary)
         else:
-            self._broadcast.note_refused(worker_id)
+            self._broadcast.note_failed(worker_id)
             accepted = False
         if not accepted:
             self._guard.note_refusal(worker_id, policy, canary, results)
@@ -154,7 +155,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             and pb.TRANSPORT_SHM in transports
             and request.host_digest == host_digest()
         )
-        check_devices(request.device_ids)
+        check_name_list("device_ids", request.device_ids, MOST_DEVICES)
         transfer = choose_transfer(
             self._weights,
             [name for name, transport in _TRANSFERS.items() if transport in transports],

@@ -4,7 +4,7 @@ docs/mismatch.md."""
 from collections.abc import Mapping
 
 from services.learner.config.guard import GuardConfig
-from services.learner.guard.control_chart import ChartRules, MismatchBound
+from services.learner.guard.control_chart import MismatchBound
 
 # For bfloat16, 1.7 to 3.6 times the largest difference found between a healthy engine and
 # trainer; for float32, where only the order of additions differs, a hundred times.
@@ -21,15 +21,4 @@ def bound_of(config: GuardConfig, dtype: str) -> MismatchBound:
         mean=own.mean if config.mean_bound is None else config.mean_bound,
         tail=own.tail if config.tail_bound is None else config.tail_bound,
         kl=own.kl if config.kl_bound is None else config.kl_bound,
-    )
-
-
-def rules_of(config: GuardConfig, dtype: str) -> ChartRules:
-    return ChartRules(
-        bound=bound_of(config, dtype),
-        sigmas=config.sigmas,
-        smoothing=config.smoothing,
-        warmup_versions=config.warmup_versions,
-        floor=config.floor,
-        healthy_versions=config.healthy_versions,
     )

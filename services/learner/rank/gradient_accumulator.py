@@ -1,7 +1,7 @@
 """Gradients of a mini-batch, added to the models one pack at a time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -38,20 +38,8 @@ class MiniBatchSums:
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
     def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
-        return MiniBatchSums(
-            self.loss + other.loss,
-            self.entropy + other.entropy,
-            self.value_loss + other.value_loss,
-            self.value_clipped + other.value_clipped,
-            self.value_tokens + other.value_tokens,
-            self.row_tokens + other.row_tokens,
-            self.computed_tokens + other.computed_tokens,
-            self.routed_tokens + other.routed_tokens,
-            self.rerouted_tokens + other.rerouted_tokens,
-            self.routed_choices + other.routed_choices,
-            self.rerouted_choices + other.rerouted_choices,
-            self.objective + other.objective,
-        )
+        names = [each.name for each in fields(self)]
+        return MiniBatchSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def sum_over_ranks(self, replicas: Replicas) -> "MiniBatchSums":
         """Return the sums over all ranks."""
