@@ -9,7 +9,7 @@ from services.common.json_lines import decode_line, encode_line
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Inner:
     seconds: float
 
 
@@ -17,11 +17,11 @@ class Part:
 class Message:
     token: str
     digest: Base64Bytes
-    part: Part
+    part: Inner
 
 
 def test_a_message_arrives_whole() -> None:
-    sent = Message("t", bytes(range(256)), Part(float("inf")))
+    sent = Message("t", bytes(range(256)), Inner(float("inf")))
     line = encode_line(sent)
     assert line.count(b"\n") == 1
     assert decode_line(Message, line) == sent
