@@ -100,19 +100,11 @@ class PublicationChild:
             str(publication.path),
             publication.total_bytes,
         )
-        async with self._turn:
-            if self._child is None:
-                raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(encode_line(snapshot))
-            await self._read_answer(self._child, _ANSWER_SECONDS)
+        await self._exchange_lines(encode_line(snapshot))
 
     async def check_answers(self) -> None:
         """Have the process answer a line without a publication. Raises PublicationChildError."""
-        async with self._turn:
-            if self._child is None:
-                raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(PING)
-            await self._read_answer(self._child, _ANSWER_SECONDS)
+        await self._exchange_lines(PING)
 
     async def close(self) -> None:
         """End the process. May be called again, and in any state."""
@@ -124,6 +116,13 @@ class PublicationChild:
     @property
     def _name(self) -> str:
         return f"the {self._module.rpartition('.')[2].replace('_', ' ')}"
+
+    async def _exchange_lines(self, line: bytes) -> None:
+        async with self._turn:
+            if self._child is None:
+                raise PublicationChildError(f"{self._name} has not been started")
+            self._child.stdin.write(line)
+            await self._read_answer(self._child, _ANSWER_SECONDS)
 
     async def _read_answer(self, child: LoggedChild, seconds: float) -> dict[str, Any]:
         try:
