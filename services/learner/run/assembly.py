@@ -23,7 +23,7 @@ from services.learner.run.status import LearnerStatus
 from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, load_tracked_run
 from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
-from services.learner.run.train_loop import LoopStages, TrainLoop
+from services.learner.run.train_loop import TrainLoop
 from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
 
 
@@ -83,7 +83,9 @@ async def build_train_loop(
     await asyncio.to_thread(vendors.tracker.open_run, tracked)
     clock = await load_clock(journal)
     sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
-    stages = LoopStages(
+    return TrainLoop(
+        config=config,
+        dispatcher=dispatcher,
         trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
         publisher=PolicyPublisher(
             config, dispatcher, state.broadcast, state.guard, journal, vendors.publication_servers
@@ -102,8 +104,10 @@ async def build_train_loop(
             launcher_metrics=lambda: runtime.launcher_metrics,
         ),
         summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
+        status=state.status,
+        watchdog=runtime.watchdog,
+        drain=runtime.drain,
     )
-    return TrainLoop(config, dispatcher, stages, state.status, runtime.watchdog, runtime.drain)
 
 
 async def _build_alarms(

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,26 +70,20 @@ class MappedFiles:
             return known[1]
 
 
+@dataclass
 class EngineGroup:
     """Workers of one engine, served by a thread until one of them is gone."""
 
-    def __init__(
-        self,
-        opening: OpenGroup,
-        store: Any,
-        host: str,
-        shelf: SnapshotCache,
-        files: MappedFiles,
-        pool: BufferPool,
-    ) -> None:
-        self._opening = opening
-        self._store = store
-        self._host = host
-        self._shelf = shelf
-        self._files = files
-        self._pool = pool
+    opening: OpenGroup
+    store: Any
+    host: str
+    shelf: SnapshotCache
+    files: MappedFiles
+    pool: BufferPool
+
+    def __post_init__(self) -> None:
         self._requests: queue.Queue[SendWeights] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=self.opening.group, daemon=True)
         self._thread.start()
 
     @property
@@ -101,13 +96,13 @@ class EngineGroup:
         self._requests.put(request)
 
     def _serve(self) -> None:
-        name = self._opening.group
+        name = self.opening.group
         try:
             group = self._join_group()
         except RuntimeError as error:
             _log.warning("no engine has joined", group=name, reason=str(error))
             return
-        _log.info("an engine has joined", group=name, workers=self._opening.workers)
+        _log.info("an engine has joined", group=name, workers=self.opening.workers)
         try:
             while True:
                 self._send_publication(group, self._requests.get(timeout=_IDLE_S))
@@ -119,26 +114,26 @@ class EngineGroup:
         group.abort()
 
     def _join_group(self) -> TransferGroup:
-        opening, stall_s = self._opening, self._store.timeout.total_seconds()
+        opening, stall_s = self.opening, self.store.timeout.total_seconds()
         if opening.backend == "ipc":
-            place = PrefixStore(opening.group, self._store)
-            return BufferSender(place, opening.workers, self._pool, stall_s)
+            place = PrefixStore(opening.group, self.store)
+            return BufferSender(place, opening.workers, self.pool, stall_s)
         size = opening.workers + 1
         return CollectiveGroup(
-            self._store, self._host, opening.group, SENDER, size, opening.backend, stall_s
+            self.store, self.host, opening.group, SENDER, size, opening.backend, stall_s
         )
 
     def _send_publication(self, group: TransferGroup, request: SendWeights) -> None:
         try:
-            snapshot = self._shelf.find_snapshot(
+            snapshot = self.shelf.find_snapshot(
                 request.run_epoch, request.version, bytes.fromhex(request.fingerprint)
             )
         except SupersededError as error:
-            self._store.set(request.answer, str(error))
+            self.store.set(request.answer, str(error))
             return
-        data = self._files.map_file(snapshot)
-        self._store.set(request.answer, ACCEPTED)
-        device = torch.device("cuda") if self._opening.backend == "nccl" else data.device
+        data = self.files.map_file(snapshot)
+        self.store.set(request.answer, ACCEPTED)
+        device = torch.device("cuda") if self.opening.backend == "nccl" else data.device
         under_way: deque[Callable[[], object]] = deque()
         for start, end in request.pieces:
             under_way.append(group.begin_broadcast(data[start:end].to(device)))
@@ -148,7 +143,7 @@ class EngineGroup:
         for wait in under_way:
             wait()
         # All workers have read the answer: they have received what followed it.
-        self._store.delete_key(request.answer)
+        self.store.delete_key(request.answer)
 
 
 class WeightSender:
