@@ -34,5 +34,4 @@ class LearnerDependencies:
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:
-        """All servers that serve publications."""
         return [server for server in (self.snapshots, self.sender) if server is not None]

@@ -175,7 +175,6 @@ class TranscriptMaker:
 
 
 def log_name(subject: TranscriptSubject) -> str:
-    """Return the name of a subject's log."""
     if subject.step is not None:
         return f"step_{subject.step:06d}.eval"
     return f"eval_{file_name(subject.eval_id)}.eval"

@@ -42,7 +42,6 @@ class MiniBatchSums:
         return MiniBatchSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def sum_over_ranks(self, replicas: Replicas) -> "MiniBatchSums":
-        """Return the sums over all ranks."""
         *plain, nested = astuple(self)
         own = (*plain, *nested)
         summed = replicas.sum_numbers(*own)

@@ -83,7 +83,6 @@ class Optimizer:
         return OptimizerUpdate(float(norm), skipped=False)
 
     def discard_gradients(self, grad_norm: float = math.nan) -> OptimizerUpdate:
-        """Discard the accumulated gradients."""
         self._clear_gradients()
         return OptimizerUpdate(grad_norm, skipped=True)
 

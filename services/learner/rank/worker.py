@@ -49,7 +49,6 @@ class Rank:
         return {"train": self.train_step, "burn_in": self.burn_in}
 
     def model_info(self) -> ModelInfo:
-        """Describe the loaded model."""
         policy = self._models.policy
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = self._models.initial_fingerprint()

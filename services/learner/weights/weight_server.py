@@ -141,7 +141,6 @@ async def _open_stdin() -> asyncio.StreamReader:
 
 
 def main() -> None:
-    """Run the process."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve_weights())

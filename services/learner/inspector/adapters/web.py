@@ -217,7 +217,6 @@ class InspectorPages:
         return JSONResponse(curves_to_json(curves))
 
     def refuse(self, status: int) -> Response:
-        """Refuse a request."""
         values = {"status": status, "message": _REFUSALS[status], "crumbs": ()}
         return self._page(Page("refused.html", f"{status}", values), status)
 

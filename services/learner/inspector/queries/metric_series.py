@@ -58,7 +58,6 @@ class MetricSeries:
         return rows
 
     def newest(self) -> dict[str, float]:
-        """Return the newest value of each metric."""
         with self._lock:
             self._read_on()
             return {name: each.values[-1] for name, each in self._series.items()}

@@ -216,7 +216,6 @@ def serve_engines(line: bytes) -> None:
 
 
 def main() -> None:
-    """Run the process."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve_engines(sys.stdin.buffer.readline())
