@@ -17,8 +17,13 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.batcher import Batch
 from services.learner.guard.cause_search import CauseSearch, errors_by_worker
-from services.learner.guard.control_chart import ChartRules, ChartVerdict, ControlChart, GuardLevel
-from services.learner.guard.dtype_bounds import bound_of
+from services.learner.guard.control_chart import (
+    ChartRules,
+    ChartVerdict,
+    ControlChart,
+    GuardLevel,
+    bound_of,
+)
 from services.learner.guard.mismatch_report import MismatchError, write_report
 from services.learner.guard.probes import (
     EngineReport,

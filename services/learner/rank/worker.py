@@ -11,17 +11,16 @@ import torch
 from safetensors import SafetensorError
 
 from services.common.process_memory import peak_memory_bytes
-from services.learner.rank.batch_transfer import receive_batch
 from services.learner.rank.burn_in import BurnIn
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import canary_token_ids, score_tokens
+from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
-from services.learner.types import ModelInfo, Publication, StepTokens
+from services.learner.types import ModelInfo, Publication, StepTokens, TrainBatch
 
 # The process's output is the rank's log.
 _log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class Rank:
         """Run the next step with the batch that the message describes.
 
         Raises OutOfOrderError if its step is not the one after the parameters'."""
-        batch = receive_batch(message, self._setup.place, self._models.replicas)
+        batch = self._receive_batch(message)
         if batch.step != self._step + 1:
             raise OutOfOrderError(f"step {batch.step} requested, but the next is {self._step + 1}")
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
@@ -90,6 +89,17 @@ class Rank:
         if message.get("keep_tokens") and self._setup.place.index == 0 and result.tokens:
             result = replace(result, token_file=self._hand_out_tokens(batch.step, result.tokens))
         return protocol.encode_step_result(result)
+
+    def _receive_batch(self, message: protocol.Message) -> TrainBatch:
+        """Return the batch that the service has written into shared memory.
+
+        If ranks are on several machines, the first one reads it and broadcasts it to all others,
+        whose messages are empty."""
+        if not self._setup.place.spans_machines:
+            return protocol.read_batch(message)
+        replicas = self._models.replicas
+        packed = protocol.pack_batch(message) if replicas.index == 0 else None
+        return protocol.unpack_batch(replicas.broadcast_bytes(packed))
 
     def _hand_out_tokens(self, step: int, tokens: StepTokens) -> Path | None:
         """Write the step's values for the service; return None if there is no room."""

@@ -9,14 +9,15 @@ import pytest
 
 from services.learner.config.guard import GuardConfig
 from services.learner.guard.control_chart import (
+    BOUNDS,
     MIN_TOKENS,
     ChartRules,
     ChartVerdict,
     ControlChart,
     GuardLevel,
     MismatchBound,
+    bound_of,
 )
-from services.learner.guard.dtype_bounds import BOUNDS, bound_of
 from services.learner.types import VersionMismatch
 
 RULES = ChartRules(

@@ -1,19 +1,40 @@
 """Construction of a run's trackers from its spec. Only listed vendors are imported."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
 from services.learner.config.tracking import Backend, TrackingConfig
-from services.learner.ports import Tracker
+from services.learner.ports import TrackedRun, Tracker
 from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.combined_tracker import CompositeTracker
 from services.learner.tracking.public_spec import redact_spec
+from services.learner.types import Histogram
+
+
+class CompositeTracker(Tracker):
+    """Passes everything to each of its trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def open_run(self, run: TrackedRun) -> None:
+        for tracker in self._trackers:
+            tracker.open_run(run)
+
+    def log_metrics(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        for tracker in self._trackers:
+            tracker.log_metrics(step, metrics, histograms)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def build_trackers(
