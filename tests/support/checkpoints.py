@@ -52,9 +52,11 @@ async def save_ranks(ranks: Ranks, directory: Path) -> CheckpointFiles:
 
 def load_group(directory: Path, group: str) -> dict[str, Tensor]:
     """Return the whole tensors of a group."""
+    folder = ShardFolder(directory)
+    names = folder.list_group(group)
     shapes = read_shapes(directory, group)
-    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
-    ShardFolder(directory).read_group(group, tensors)
+    tensors = {name: torch.empty(shapes[name]) for name in names}
+    folder.read_group(group, tensors)
     return tensors
 
 
