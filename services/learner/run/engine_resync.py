@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from services.common.log import get_logger
 from services.learner.group_types import EndedGroup
-from services.learner.groups.batcher import Batch, ReadyGroup
+from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.weights.weight_broadcast import WeightBroadcast
 
@@ -30,11 +30,13 @@ class EngineResync:
         assert policy is not None, "a batch was sampled from some policy"
         for worker_id in dispatcher.book.workers.worker_ids:
             await dispatcher.mark_not_serving(worker_id, policy)
+        # All groups in the batcher, as if they were too old at this version.
+        waiting = dispatcher.batcher.drop_stale(version + 1 + self.max_staleness)
         ended = [
             EndedGroup(
                 group.spec, tuple(r.trajectory.key for r in group.graded), version, DROP_REASON
             )
-            for group in (*batch.all_groups, *self._take_waiting(version))
+            for group in (*batch.all_groups, *waiting)
         ]
         begun = dispatcher.book.drop_stale(version + 1)
         ended += [replace(group, reason=DROP_REASON) for group in begun]
@@ -44,7 +46,3 @@ class EngineResync:
         _log.warning(
             "sampling again from scratch; every engine reloads", version=version, dropped=len(ended)
         )
-
-    def _take_waiting(self, version: int) -> list[ReadyGroup]:
-        """Take every group out of the batcher, as if all were too old at this version."""
-        return self.dispatcher.batcher.drop_stale(version + 1 + self.max_staleness)
