@@ -7,7 +7,7 @@ elsewhere. Text of episodes is shown as plain text: `trust_content` is false."""
 
 import json
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -62,7 +62,7 @@ def transcript_mounts(
     if viewer is None:
         yield {}
         return
-    with TranscriptMaker(policy) as maker:
+    with closing(TranscriptMaker(policy)) as maker:
         yield {TRANSCRIPTS: TranscriptPages(library, maker, viewer).app()}
 
 
