@@ -18,14 +18,19 @@ import numpy as np
 import psutil
 
 from services.common.config import parse_config
-from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.fingerprint import (
+    TensorEntry,
+    TokenizerDigests,
+    checksum64,
+    compute_fingerprint,
+)
 from services.common.loaded_objects import freeze_loaded_objects
 from services.common.spec import SharedConfig
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
+from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
@@ -123,7 +128,7 @@ async def main(folder: Path, train_s: float, changes: dict[str, Any]) -> None:
     ranks = TimedRanks(folder / "weights", train_s=train_s)
     freeze_loaded_objects()
     watching = asyncio.create_task(_tell_load())
-    await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
+    await run_learner(runtime, LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER)))
     watching.cancel()
 
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.common.config import parse_config
+from services.common.fingerprint import TokenizerDigests
 from services.common.spec import SharedConfig
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
@@ -32,7 +33,8 @@ async def main(folder: Path) -> None:
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
     print(json.dumps({"address": address}), flush=True)
     await run_learner(
-        runtime, LearnerDependencies(FakeRanks(folder / "weights"), tracker, TOKENIZER)
+        runtime,
+        LearnerDependencies(FakeRanks(folder / "weights"), tracker, TokenizerDigests(TOKENIZER)),
     )
 
 

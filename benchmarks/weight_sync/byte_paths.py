@@ -92,7 +92,7 @@ async def measure_grpc(published: PublishedModel, folder: Path, pairs: int) -> d
     server = PublicationChild("services.learner.weights.weight_server", folder / "server.log")
     found: dict[str, list[float]] = {"sender": [], "receiver": []}
     try:
-        address = await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+        address = await server.start_process(WeightServerConfig("run", TOKEN))
         [process] = psutil.Process().children()
         async with connected(address) as feed:
             for _ in range(pairs + 1):

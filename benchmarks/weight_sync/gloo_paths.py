@@ -40,7 +40,7 @@ async def compare_gloo(published: PublishedModel, folder: Path, pairs: int) -> d
 
     sender = PublicationChild(SENDER, folder / "sender.log")
     try:
-        address = await sender.start_process(WeightSenderConfig("run").to_line())
+        address = await sender.start_process(WeightSenderConfig("run"))
         [process] = psutil.Process().children()
         port = str(free_port())
         async with (

@@ -72,7 +72,7 @@ async def measure_live_updates(
     """Return the cost of whole updates by shared memory and over gloo, after one warm-up each."""
     sender = PublicationChild(SENDER, folder / "sender.log")
     try:
-        address = await sender.start_process(WeightSenderConfig("run").to_line())
+        address = await sender.start_process(WeightSenderConfig("run"))
         async with serving(published.model_folder) as engine, connected(None) as feed:
             figures = UpdateFigures()
             for _ in range(pairs + 1):

@@ -60,7 +60,7 @@ async def measure_deltas(published: PublishedModel, folder: Path, pairs: int) ->
     per_parameter: list[float] = []
     cpu: dict[str, list[float]] = {"sender": [], "receiver": []}
     try:
-        address = await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+        address = await server.start_process(WeightServerConfig("run", TOKEN))
         [process] = psutil.Process().children()
         async with connected(address) as feed:
             kept = KeptWeights(folder / "kept")

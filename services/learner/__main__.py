@@ -47,6 +47,7 @@ async def _opened_dependencies(
     from services.learner.alarms.adapters.sinks import build_alarm_sinks
     from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
     from services.learner.dependencies import LearnerDependencies
+    from services.learner.dumps.run_dumps import Dumps
     from services.learner.tracking.adapters.build_trackers import build_trackers
     from services.learner.weights.publication_child import server_config_of
 
@@ -65,11 +66,11 @@ async def _opened_dependencies(
         for part in (sender, weights, cluster, ranks, dumps):
             if part is not None:
                 ending.push_async_callback(part.close)
-        address = await weights.start_process(server_config_of(runtime).to_line())
+        address = await weights.start_process(server_config_of(runtime))
         store, export = _open_remote_store(runtime), _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
-            *(sender, dumps),
+            *(sender, dumps or Dumps()),
         )
 
 

@@ -114,17 +114,17 @@ def _build_server(
     """Build the server with all services, not started yet."""
     config, drain = runtime.config, runtime.drain
     groups = GroupService(
-        state.dispatcher,
-        state.status,
-        limits,
+        dispatcher=state.dispatcher,
+        status=state.status,
+        limits=limits,
         tokenizer=vendors.tokenizer,
         drain=drain,
         intake=config.intake,
     )
     policies = PolicyService(
-        state.broadcast,
-        state.dispatcher,
-        state.guard,
+        broadcast=state.broadcast,
+        dispatcher=state.dispatcher,
+        guard=state.guard,
         tokenizer=vendors.tokenizer,
         weight_server=vendors.weight_server,
         sender=vendors.sender,

@@ -82,8 +82,9 @@ class Tracker(Protocol):
     """Destination of metrics. `step` is the number of optimizer steps behind the policy."""
 
     def open_run(self, run: TrackedRun) -> None:
-        """Get ready, once, before the first point. Raises ConfigError if the user must act."""
-        ...
+        """Get ready, once, before the first point; by default there is nothing to do. Raises
+        ConfigError if the user must act."""
+        return
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -92,8 +93,9 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush what is left; safe to call on a tracker that was never opened."""
-        ...
+        """Flush what is left, by default nothing; safe to call on a tracker that was never
+        opened."""
+        return
 
 
 class RemoteStoreError(Exception):

@@ -111,7 +111,7 @@ class Fetcher:
 async def serving(folder: Path, **options: Any) -> AsyncGenerator[tuple[Run, Fetcher]]:
     server = PublicationChild("services.learner.weights.weight_server", folder / "weights.log")
     config = WeightServerConfig("run", TOKEN, **options)
-    address = await server.start_process(config.to_line())
+    address = await server.start_process(config)
     fetcher = Fetcher(folder, address)
     try:
         yield Run(folder, server, address), fetcher

@@ -54,7 +54,7 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "torch.cuda.current_stream(device).synchronize()": ("the same", "the same tests"),
     },
     "services/learner/weights/adapters/weight_sender.py": {
-        'device = torch.device("cuda") if self._opening.backend == "nccl" else data.device': (
+        'device = torch.device("cuda") if self.opening.backend == "nccl" else data.device': (
             "they are copied to the sender's GPU piece by piece",
             "they are sent from shared memory (the same tests)",
         ),

@@ -216,7 +216,7 @@ async def load_fetched(engine: Engine, update: Publication, folder: Path) -> Non
     """Load a publication as a worker of another machine does: by WeightService."""
     server = PublicationChild("services.learner.weights.weight_server", folder / "weights.log")
     try:
-        address = await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+        address = await server.start_process(WeightServerConfig("run", TOKEN))
         path, nothing = Path(update.location), np.zeros(0, np.float32)
         fields = (update.policy.fingerprint, update.manifest, update.total_bytes)
         ids = update.canary_token_ids

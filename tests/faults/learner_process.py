@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from services.common.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 STEPS = 6
@@ -35,7 +36,7 @@ async def main(folder: Path, port: int, moment: str, count: int, changes: str = 
     runtime = make_runtime(folder, config, listen=f"127.0.0.1:{port}")
     ranks = FakeRanks(folder / "weights", before=Killer(moment, count))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
-    await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
+    await run_learner(runtime, LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER)))
     tracker.close()
     np.save(folder / "parameters.npy", ranks.parameters)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import JOURNAL_FILE, open_journal
-from services.learner.ranks.fake import FakeRanks
 from tests.faults.learner_process import STEPS
+from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 

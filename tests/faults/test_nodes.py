@@ -60,9 +60,7 @@ async def test_the_weight_server_refuses_strangers_too(tmp_path: Path) -> None:
     tls = run().tls_for("learner").to_text()
     try:
         address = await weights.start_process(
-            WeightServerConfig(
-                run().run_id, run().token, tls, listen=f"{beyond_loopback()}:0"
-            ).to_line()
+            WeightServerConfig(run().run_id, run().token, tls, listen=f"{beyond_loopback()}:0")
         )
         await check_refuses_strangers(address, "learner", "WeightService")
     finally:

@@ -21,6 +21,7 @@ from services.learner.rank.rank_setup import RankModels
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import ShardFolder
 from services.learner.rank.trainer import Trainer
+from services.learner.run_files.rank_record import read_shapes
 from services.learner.types import CheckpointFiles, Publication
 
 
@@ -52,8 +53,9 @@ async def save_ranks(ranks: Ranks, directory: Path) -> CheckpointFiles:
 def load_group(directory: Path, group: str) -> dict[str, Tensor]:
     """Return the whole tensors of a group."""
     folder = ShardFolder(directory)
-    saved = folder.list_group(group)
-    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in saved.items()}
+    names = folder.list_group(group)
+    shapes = read_shapes(directory, group)
+    tensors = {name: torch.empty(shapes[name]) for name in names}
     folder.read_group(group, tensors)
     return tensors
 

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from services.common.json_lines import decode_line
 from services.learner.weights.adapters import weight_sender
 from services.learner.weights.sender_config import WeightSenderConfig
 from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_stage
@@ -14,7 +15,7 @@ from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_
 
 def main() -> None:
     line = sys.stdin.buffer.readline()
-    how, where = WeightSenderConfig.from_line(line).run_id.split("-", 1)
+    how, where = decode_line(WeightSenderConfig, line).run_id.split("-", 1)
     if where.startswith("/"):
         for stage in SENDER_STAGES:
             fail_at_stage(SENDER_STAGES, stage, how, armed=Path(where, stage))

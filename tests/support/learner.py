@@ -36,8 +36,8 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_address
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ async def learner(
     config: LearnerConfig,
     ranks: Ranks | None = None,
     store: RemoteStore | None = None,
-    tokenizer: TokenizerDigests | bytes = TOKENIZER,
+    tokenizer: TokenizerDigests | None = None,
     export: Callable[[Path, Path], None] | None = None,
     weight_server: str | None = None,
     dumps: Dumps | None = None,
@@ -111,12 +111,12 @@ async def learner(
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
     vendors = LearnerDependencies(
-        *(ranks, tracker, tokenizer),
+        *(ranks, tracker, tokenizer or TokenizerDigests(TOKENIZER)),
         weight_server=weight_server,
         store=store,
         alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl")],
         export=export,
-        dumps=dumps,
+        dumps=dumps or Dumps(),
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:

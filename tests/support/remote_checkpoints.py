@@ -22,7 +22,7 @@ from services.learner.checkpoints.remote_upload import Identity, Uploader
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import Ranks, RemoteStore
-from services.learner.ranks.fake import FakeRanks
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config
 
 BUCKET = "checkpoints"

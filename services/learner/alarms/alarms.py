@@ -59,7 +59,7 @@ class Alarms:
         self._lock = threading.Lock()
         self.step = 0
         # Called after each change, by the thread that made it.
-        self.on_change: Callable[[], None] = _ignore_change
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -100,8 +100,9 @@ class Alarms:
         template_errors: Mapping[str, TemplateError] | None = None,
     ) -> None:
         """Judge tries while no step ends; call it about once a second."""
-        self.apply_verdicts(event_rules.judge_streaks(self._config, streaks))
-        self.apply_verdicts(event_rules.judge_template_errors(template_errors or {}))
+        verdicts = [event_rules.judge_streak(self._config, *item) for item in streaks.items()]
+        errors = (template_errors or {}).items()
+        self.apply_verdicts([*verdicts, *(event_rules.judge_template_error(*e) for e in errors)])
 
     def report_damage(self, incident: Incident) -> None:
         """Raise an alarm about damage on disk that the run worked around."""
@@ -162,7 +163,3 @@ def _sanitize_verdict(verdict: AlarmVerdict) -> AlarmVerdict:
     """Return the verdict with quoted text made harmless."""
     cause, fix = (one_line(redact(text), _CHARACTERS) for text in (verdict.cause, verdict.fix))
     return replace(verdict, cause=cause, fix=fix)
-
-
-def _ignore_change() -> None:
-    """Do nothing on a change."""

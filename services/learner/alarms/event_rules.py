@@ -32,12 +32,8 @@ _DAMAGE = {
 }
 
 
-def judge_streaks(config: AlarmsConfig, streaks: Mapping[str, Streak]) -> list[AlarmVerdict]:
-    """Judge environments where every try fails; also called while no step ends."""
-    return [_judge_streak(config, env, streak) for env, streak in streaks.items()]
-
-
-def _judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdict:
+def judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdict:
+    """Judge an environment where every try fails; also called while no step ends."""
     bad = True if streak.tries >= config.failing_tries else None if streak.tries else False
     reason, count = max(streak.reasons.items(), key=lambda item: item[1], default=("", 0))
     kind = reason.partition(":")[0].partition("/")[0]
@@ -55,13 +51,9 @@ def _judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdic
     )
 
 
-def judge_template_errors(newest: Mapping[str, TemplateError]) -> list[AlarmVerdict]:
+def judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
     """Judge dropped whole groups; cleared after `CALM_GROUPS` other groups without a template
     error."""
-    return [_judge_template_error(env, found) for env, found in newest.items()]
-
-
-def _judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
     since = found.groups_since
     return AlarmVerdict(
         "template_error",

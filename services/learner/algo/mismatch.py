@@ -14,22 +14,12 @@ _TAIL = 0.999
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Sums over tokens, so that micro-batches add up exactly."""
+    """Sums over tokens, and the largest ratio."""
 
     tokens: int = 0
     abs_diff: float = 0.0
     kl: float = 0.0
     max_ratio: float = 0.0
-    masked: int = 0
-
-    def __add__(self, other: "Mismatch") -> "Mismatch":
-        return Mismatch(
-            self.tokens + other.tokens,
-            self.abs_diff + other.abs_diff,
-            self.kl + other.kl,
-            max(self.max_ratio, other.max_ratio),
-            self.masked + other.masked,
-        )
 
     def to_metrics(self) -> dict[str, float]:
         """The `mismatch/*` metrics; empty without tokens."""
@@ -39,12 +29,11 @@ class Mismatch:
             "mismatch/logprob_abs_diff_mean": self.abs_diff / self.tokens,
             "mismatch/kl_train_infer": self.kl / self.tokens,
             "mismatch/is_ratio_max": self.max_ratio,
-            "mismatch/masked_fraction": self.masked / self.tokens,
         }
 
 
-def measure_mismatch(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
-    """Compare the trainer's logprobs with the sampler's, both [n]; `kept` [n] is the mask.
+def measure_mismatch(logprobs: Tensor, behaviour: Tensor) -> Mismatch:
+    """Compare the trainer's logprobs with the sampler's, both [n].
 
     `kl` is the k3 estimator of KL(behaviour || trainer), r - 1 - log r with r the ratio
     trainer / behaviour: unbiased on the sampler's tokens and never negative
@@ -58,7 +47,6 @@ def measure_mismatch(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Misma
         abs_diff=float(delta.abs().sum()),
         kl=float((ratio - 1 - delta).sum()),
         max_ratio=float(ratio.max()),
-        masked=int(torch.count_nonzero(~kept)),
     )
 
 

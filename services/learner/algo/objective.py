@@ -9,7 +9,8 @@ A step's `Objective` lists the inputs it needs beforehand; its `make_pack_loss` 
 loss of one pack's tokens, in the form that the fused head takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 import torch
 from torch import Tensor
@@ -69,15 +70,7 @@ class ObjectiveSums:
         return ObjectiveSums(tokens, clipped, masked, masked_sequences, sequences, *figures[5:])
 
     def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
-        return ObjectiveSums(
-            self.tokens + other.tokens,
-            self.clipped + other.clipped,
-            self.masked + other.masked,
-            self.masked_sequences + other.masked_sequences,
-            self.sequences + other.sequences,
-            self.weight + other.weight,
-            self.kl + other.kl,
-        )
+        return ObjectiveSums(*map(add, astuple(self), astuple(other)))
 
 
 class Objective:

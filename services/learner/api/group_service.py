@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Generator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
 import grpc
 
@@ -15,11 +16,12 @@ from services.common.stalled_streams import RefusedStreamDrain, StalledError, re
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     FAILED,
+    MOST_CAPABILITIES,
     RETRY_S,
     Context,
     bounded_workers,
-    check_capabilities,
     check_epoch,
+    check_name_list,
     check_names,
     check_tokenizer,
     digests_of,
@@ -40,39 +42,32 @@ from services.wire.policy import decode_policy, encode_policy
 
 # Memory of a header relative to its bytes on the wire, at most or nearly.
 _PARSED_SIZE_FACTOR = 8
+# Longest wait of a request for a lease.
+_POLL_S = 20.0
 
 
+@dataclass(kw_only=True)
 class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     """Adapter between the contract and the dispatcher."""
 
-    def __init__(
-        self,
-        dispatcher: GroupDispatcher,
-        status: LearnerStatus,
-        limits: asyncio.Future[TokenLimits],
-        *,
-        tokenizer: TokenizerDigests,
-        drain: asyncio.Event,
-        intake: IntakeConfig | None = None,
-        poll_s: float = 20.0,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._status = status
-        self._limits = limits
-        self._tokenizer = tokenizer
-        self._drain = drain
-        self._poll_s = poll_s
-        self._intake = intake or IntakeConfig()
+    dispatcher: GroupDispatcher
+    status: LearnerStatus
+    limits: asyncio.Future[TokenLimits]
+    tokenizer: TokenizerDigests
+    drain: asyncio.Event
+    intake: IntakeConfig
+
+    def __post_init__(self) -> None:
         self._room = IntakeBudget(
-            worker_bytes=self._intake.worker_bytes, total_bytes=self._intake.total_bytes
+            worker_bytes=self.intake.worker_bytes, total_bytes=self.intake.total_bytes
         )
         self._last_words = RefusedStreamDrain()
 
     async def LeaseGroup(
         self, request: pb.LeaseGroupRequest, context: Context
     ) -> pb.LeaseGroupResponse:
-        check_epoch(context, self._dispatcher.run_epoch)
-        check_tokenizer(digests_of(request), self._tokenizer)
+        check_epoch(context, self.dispatcher.run_epoch)
+        check_tokenizer(digests_of(request), self.tokenizer)
         poll = LeaseRequest(
             request_id=request.request_id,
             worker_id=request.worker_id,
@@ -84,16 +79,16 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         check_names(
             request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
         )
-        check_capabilities(poll.capabilities)
+        check_name_list("capabilities", poll.capabilities, MOST_CAPABILITIES)
         with _translate_refusals(), bounded_workers():
-            lease = await self._dispatcher.lease_group(poll, self._poll_s_left(context))
-        response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)
+            lease = await self.dispatcher.lease_group(poll, self._poll_s_left(context))
+        response = pb.LeaseGroupResponse(run_epoch=self.dispatcher.run_epoch)
         if lease:
-            rules = self._dispatcher.book.rules
+            rules = self.dispatcher.book.rules
             message = encode.lease_message(
                 lease,
-                self._dispatcher.attempt_seeds(lease),
-                run_epoch=self._dispatcher.run_epoch,
+                self.dispatcher.attempt_seeds(lease),
+                run_epoch=self.dispatcher.run_epoch,
                 remaining_s=lease.deadline - loop_time(),
                 ttl_s=rules.ttl_s,
                 tries=rules.max_tries,
@@ -104,26 +99,26 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: Context
     ) -> pb.RenewLeasesResponse:
-        check_epoch(context, self._dispatcher.run_epoch)
-        lost = self._dispatcher.book.renew_leases(request.worker_id, request.lease_ids, loop_time())
-        return pb.RenewLeasesResponse(lost_lease_ids=lost, run_epoch=self._dispatcher.run_epoch)
+        check_epoch(context, self.dispatcher.run_epoch)
+        lost = self.dispatcher.book.renew_leases(request.worker_id, request.lease_ids, loop_time())
+        return pb.RenewLeasesResponse(lost_lease_ids=lost, run_epoch=self.dispatcher.run_epoch)
 
     async def ReleaseLeases(
         self, request: pb.ReleaseLeasesRequest, context: Context
     ) -> pb.ReleaseLeasesResponse:
-        check_epoch(context, self._dispatcher.run_epoch)
-        await self._dispatcher.release_leases(request.worker_id, request.lease_ids)
+        check_epoch(context, self.dispatcher.run_epoch)
+        await self.dispatcher.release_leases(request.worker_id, request.lease_ids)
         return pb.ReleaseLeasesResponse()
 
     async def SubmitTrajectory(
         self, request_iterator: AsyncIterator[pb.SubmitTrajectoryRequest], context: Context
     ) -> pb.SubmitTrajectoryResponse:
-        check_epoch(context, self._dispatcher.run_epoch)
+        check_epoch(context, self.dispatcher.run_epoch)
         # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
-        assembly = decode.TrajectoryAssembler(await asyncio.shield(self._limits))
+        assembly = decode.TrajectoryAssembler(await asyncio.shield(self.limits))
         try:
             with _translate_refusals():
-                async with aclosing(read_paced(request_iterator, self._intake.stall_s)) as parts:
+                async with aclosing(read_paced(request_iterator, self.intake.stall_s)) as parts:
                     receipt = await self._receive_trajectory(parts, assembly)
         except ServiceError:
             await self._last_words.drain_stream(request_iterator)
@@ -143,25 +138,25 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             header = _PARSED_SIZE_FACTOR * part.ByteSize()
             break
         lease_id, worker_id, key = assembly.claim
-        leased = await self._dispatcher.intake.admit_attempt(lease_id, worker_id, key)
+        leased = await self.dispatcher.intake.admit_attempt(lease_id, worker_id, key)
         async with self._room.reserve_bytes(worker_id, assembly.announced_bytes, header=header):
             async for part in parts:
                 if leased and part.HasField("chunk"):
-                    self._dispatcher.intake.check_holder(lease_id, worker_id)
+                    self.dispatcher.intake.check_holder(lease_id, worker_id)
                 assembly.add_part(part)
-            return await self._dispatcher.submit_trajectory(assembly.build_trajectory())
+            return await self.dispatcher.submit_trajectory(assembly.build_trajectory())
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        status, book = self._status, self._dispatcher.book
+        status, book = self.status, self.dispatcher.book
         response = pb.GetStatusResponse(
             phase=status.phase,
             step=status.step,
             total_steps=status.total_steps,
             leased_groups=book.leased_groups,
             free_slots=book.free_slots,
-            ready_groups=len(self._dispatcher.batcher),
+            ready_groups=len(self.dispatcher.batcher),
             metrics=status.shown_metrics,
             error=status.error,
         )
@@ -170,14 +165,14 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         return response
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        await self._dispatcher.stop_leasing()
-        self._drain.set()
+        await self.dispatcher.stop_leasing()
+        self.drain.set()
         return pb.DrainResponse()
 
     def _poll_s_left(self, context: Context) -> float:
         """Return how long to wait, so that the reply precedes the caller's deadline and an empty
         poll is reported as such."""
-        return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
+        return max(0.0, min(_POLL_S, context.time_remaining() - 1.0))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Server of `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -13,10 +14,11 @@ from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import to_duration
 from services.learner.api.request_checks import (
+    MOST_DEVICES,
     Context,
     bounded_workers,
-    check_devices,
     check_epoch,
+    check_name_list,
     check_names,
     check_tokenizer,
     digests_of,
@@ -39,67 +41,57 @@ from services.learner.weights.weight_broadcast import (
 from services.wire.policy import decode_policy, encode_manifest, encode_policy
 
 _log = get_logger(__name__)
+# Time after which a worker attaches again.
+_STREAM_S = 1800.0
 _TRANSFERS = {"gloo": pb.TRANSPORT_GLOO, "nccl": pb.TRANSPORT_NCCL, "ipc": pb.TRANSPORT_IPC}
 _TRANSPORTS = {"shm": pb.TRANSPORT_SHM, "grpc": pb.TRANSPORT_GRPC, **_TRANSFERS}
 
 
+@dataclass(kw_only=True)
 class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
     """Adapter between the contract and the broadcast.
 
     `weight_server` is the address of WeightService; without one, workers must share memory.
     `sender` sends weights into engines as configured by `weights`."""
 
-    def __init__(
-        self,
-        broadcast: WeightBroadcast,
-        dispatcher: GroupDispatcher,
-        guard: MismatchGuard,
-        *,
-        tokenizer: TokenizerDigests,
-        weight_server: str | None,
-        sender: LiveSender | None = None,
-        weights: WeightsConfig,
-        sends_from_gpu: bool = False,
-        publish_timeout_s: float,
-        max_age_s: float = 1800.0,
-    ) -> None:
-        self._broadcast = broadcast
-        self._dispatcher = dispatcher
-        self._guard = guard
-        self._tokenizer = tokenizer
-        self._weight_server = weight_server
-        self._sender = sender
-        self._weights = weights
-        self._sends_from_gpu = sends_from_gpu
-        self._publish_timeout_s = publish_timeout_s
-        self._max_age_s = max_age_s
-        broadcast.on_left = dispatcher.book.workers.detach_worker
+    broadcast: WeightBroadcast
+    dispatcher: GroupDispatcher
+    guard: MismatchGuard
+    tokenizer: TokenizerDigests
+    weight_server: str | None
+    sender: LiveSender | None
+    weights: WeightsConfig
+    sends_from_gpu: bool
+    publish_timeout_s: float
+
+    def __post_init__(self) -> None:
+        self.broadcast.on_left = self.dispatcher.book.workers.detach_worker
 
     async def Attach(
         self, request: pb.AttachRequest, context: Context
     ) -> AsyncIterator[pb.AttachResponse]:
-        check_epoch(context, self._dispatcher.run_epoch)
-        check_tokenizer(digests_of(request), self._tokenizer)
+        check_epoch(context, self.dispatcher.run_epoch)
+        check_tokenizer(digests_of(request), self.tokenizer)
         member = self._admit_worker(request)
-        end = loop_time() + self._max_age_s
+        end = loop_time() + _STREAM_S
         try:
-            while update := await self._broadcast.next_update(member, end - loop_time()):
+            while update := await self.broadcast.next_update(member, end - loop_time()):
                 yield self._update_message(update)
         finally:
-            self._broadcast.note_stream_cut(member)
+            self.broadcast.note_stream_cut(member)
         raise refuse(grpc.StatusCode.UNAVAILABLE, "STREAM_ENDED", "attach again")
 
     async def ReportPolicy(
         self, request: pb.ReportPolicyRequest, context: Context
     ) -> pb.ReportPolicyResponse:
-        check_epoch(context, self._dispatcher.run_epoch)
+        check_epoch(context, self.dispatcher.run_epoch)
         policy = decode_policy(request.policy)
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
             if applied:
                 accepted = await self._judge_report(request)
             else:
-                self._broadcast.note_failed(request.worker_id)
+                self.broadcast.note_failed(request.worker_id)
                 accepted = False
         except UnknownWorkerError as error:
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", error.args[0]) from error
@@ -107,10 +99,10 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             code = grpc.StatusCode.INVALID_ARGUMENT
             raise refuse(code, "MALFORMED_REPORT", str(error)) from error
         if accepted:
-            await self._dispatcher.mark_serving(request.worker_id, policy)
+            await self.dispatcher.mark_serving(request.worker_id, policy)
         else:
             if applied or request.outcome == pb.UPDATE_OUTCOME_ENGINE_FAILED:
-                await self._dispatcher.mark_not_serving(request.worker_id, policy)
+                await self.dispatcher.mark_not_serving(request.worker_id, policy)
             outcome = pb.UpdateOutcome.Name(request.outcome)
             _log.warning(
                 "policy refused",
@@ -124,20 +116,20 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
     async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
         """Return True if an engine serves the policy that it should."""
         worker_id, policy = request.worker_id, decode_policy(request.policy)
-        self._broadcast.check_attached(worker_id)
+        self.broadcast.check_attached(worker_id)
         canary = to_floats(request.canary_logprobs)
         results = [_to_probe_result(result) for result in request.probes]
-        if await self._guard.probes_agree(worker_id, policy, results):
-            accepted = self._broadcast.verify_canary(worker_id, policy, canary)
+        if await self.guard.probes_agree(worker_id, policy, results):
+            accepted = self.broadcast.verify_canary(worker_id, policy, canary)
         else:
-            self._broadcast.note_refused(worker_id)
+            self.broadcast.note_failed(worker_id)
             accepted = False
         if not accepted:
-            self._guard.note_refusal(worker_id, policy, canary, results)
+            self.guard.note_refusal(worker_id, policy, canary, results)
         return accepted
 
     def _admit_worker(self, request: pb.AttachRequest) -> AttachedWorker:
-        book = self._dispatcher.book
+        book = self.dispatcher.book
         check_names(worker_id=request.worker_id, incarnation=request.incarnation)
         if book.workers.was_replaced(request.worker_id, request.incarnation):
             message = f"another process has taken the id {request.worker_id}; end this one"
@@ -150,17 +142,17 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         transports = set(request.transports)
         shares_memory = (
             # On a public network no worker does, on this machine or not.
-            self._weights.network == "private"
+            self.weights.network == "private"
             and pb.TRANSPORT_SHM in transports
             and request.host_digest == host_digest()
         )
-        check_devices(request.device_ids)
+        check_name_list("device_ids", request.device_ids, MOST_DEVICES)
         transfer = choose_transfer(
-            self._weights,
+            self.weights,
             [name for name, transport in _TRANSFERS.items() if transport in transports],
             shares_memory=shares_memory,
             has_device_ids=bool(request.device_ids),
-            sends_from_gpu=self._sends_from_gpu,
+            sends_from_gpu=self.sends_from_gpu,
         )
         member = AttachedWorker(
             worker_id=request.worker_id,
@@ -169,19 +161,17 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             shares_memory=shares_memory,
             transfer=transfer,
             shared_devices=frozenset(request.device_ids if transfer == "ipc" else ()),
-            fetches_changes=self._weights.delta == "auto"
-            and not shares_memory
-            and transfer is None,
-            can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
+            fetches_changes=self.weights.delta == "auto" and not shares_memory and transfer is None,
+            can_fetch=pb.TRANSPORT_GRPC in transports and self.weight_server is not None,
             holding=claimed if claimed == worker.holding else None,
             # An earlier order to reload may have been lost with its stream.
             reload_next=worker.holding is None and worker.refusals > 0,
         )
         book.workers.attach_worker(member.worker_id, member.devices)
-        if member.transfer is not None and self._sender is not None:
-            self._sender.start_soon()
+        if member.transfer is not None and self.sender is not None:
+            self.sender.start_soon()
         try:
-            self._broadcast.attach_worker(member)
+            self.broadcast.attach_worker(member)
         except NoCommonTransportError as error:
             code = grpc.StatusCode.FAILED_PRECONDITION
             raise refuse(code, "NO_COMMON_TRANSPORT", str(error)) from error
@@ -189,8 +179,8 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
 
     def _update_message(self, update: WeightUpdate) -> pb.AttachResponse:
         policy, publication = update.announcement.policy, update.announcement.publication
-        locations = {"shm": str(publication.path), "grpc": self._weight_server or ""}
-        sender = (self._sender and self._sender.address) or ""
+        locations = {"shm": str(publication.path), "grpc": self.weight_server or ""}
+        sender = (self.sender and self.sender.address) or ""
         canary = publication.canary_token_ids.astype("<i4").tobytes()
         message = pb.Update(
             policy=encode_policy(policy),
@@ -201,9 +191,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             reload=update.reload,
             keep=update.keep,
             probes=[_probe_message(probe) for probe in update.announcement.probes],
-            publish_timeout=to_duration(self._publish_timeout_s),
+            publish_timeout=to_duration(self.publish_timeout_s),
         )
-        return pb.AttachResponse(update=message, run_epoch=self._dispatcher.run_epoch)
+        return pb.AttachResponse(update=message, run_epoch=self.dispatcher.run_epoch)
 
 
 def _probe_message(probe: Probe) -> pb.Probe:

@@ -1,6 +1,6 @@
 """Checks for every call to the learner, and its refusals."""
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,8 +19,9 @@ FAILED = grpc.StatusCode.FAILED_PRECONDITION
 RETRY_S = 1.0
 # Longest name from a worker that the learner remembers.
 _NAME_CHARACTERS = 256
-_MOST_CAPABILITIES = 64
-_MOST_DEVICES = 1024
+# Most capabilities that any worker has, and most devices that an engine has.
+MOST_CAPABILITIES = 64
+MOST_DEVICES = 1024
 
 
 def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
@@ -71,17 +72,8 @@ def check_names(**names: str) -> None:
             raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)
 
 
-def check_capabilities(found: frozenset[str]) -> None:
-    """Refuse more capabilities than any worker has, and overlong names."""
-    _check_name_list("capabilities", found, _MOST_CAPABILITIES)
-
-
-def check_devices(identities: Sequence[str]) -> None:
-    """Refuse more devices than an engine has, and overlong names."""
-    _check_name_list("device_ids", identities, _MOST_DEVICES)
-
-
-def _check_name_list(field: str, names: Collection[str], most: int) -> None:
+def check_name_list(field: str, names: Collection[str], most: int) -> None:
+    """Refuse more names than `most`, and overlong ones."""
     longest = max(map(len, names), default=0)
     if len(names) > most or longest > _NAME_CHARACTERS:
         message = (

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from services.common.concurrency import cancel_tasks
 from services.common.durable_files import sha256_of, sync_path
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.run_progress import replayed_version
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
@@ -44,13 +45,21 @@ class CheckpointWriteError(Exception):
 
 
 class Checkpoints:
-    """Writes and finds the checkpoints of one run, under its folder."""
+    """Writes and finds the checkpoints of one run, under its folder, and has them uploaded."""
 
     def __init__(
-        self, run_dir: Path, journal: Journal, *, run_id: str, run_epoch: int, keep: int
+        self,
+        run_dir: Path,
+        journal: Journal,
+        uploads: CheckpointUploads,
+        *,
+        run_id: str,
+        run_epoch: int,
+        keep: int,
     ) -> None:
         self.folder = run_dir / "checkpoints"
         self._journal = journal
+        self._uploads = uploads
         self._run_id = run_id
         self._run_epoch = run_epoch
         self._keep = keep
@@ -94,12 +103,13 @@ class Checkpoints:
             await cancel_tasks((self._saving,))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the checkpoints finished since the last call."""
+        """Return the metrics of checkpoints and uploads that ended since the last call."""
         metrics, self._metrics = self._metrics, {}
-        return metrics
+        return {**metrics, **self._uploads.metrics()}
 
     async def find_newest(self) -> CheckpointRow | None:
-        """Return the newest intact checkpoint; None if there is none.
+        """Return the newest intact checkpoint; None if there is none. It is queued again, since the
+        end of the last start may have cut off its upload.
 
         Newer, damaged ones are forgotten once an intact one is found, so that they do not count
         as kept. Raises ForeignCheckpointError."""
@@ -115,6 +125,7 @@ class Checkpoints:
                 self._journal.incidents.report_incident("damaged_checkpoint", text, row.directory)
             else:
                 await self._journal.forget_checkpoints(damaged)
+                await self._uploads.offer(row)
                 return row
         return None
 
@@ -133,10 +144,7 @@ class Checkpoints:
         for directory in old:
             await asyncio.to_thread(_remove_folder, self._local_folder(directory))
         self._metrics["timing/checkpoint_write"] = time.monotonic() - began
-        await self._take_note(row)
-
-    async def _take_note(self, row: CheckpointRow) -> None:
-        """Handle a newly committed checkpoint."""
+        await self._uploads.offer(row)
 
     async def _give_up(self, temporary: Path, step: int, error: Exception) -> CheckpointWriteError:
         await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)

@@ -90,12 +90,9 @@ def _base_tensors(folder: Path) -> dict[str, SplitTensor]:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise TensorFileError(f"{folder} has no *.safetensors to merge adapters into")
-    return {name: tensor for path in paths for name, tensor in _read_tensors(path).items()}
-
-
-def _read_tensors(path: Path) -> dict[str, SplitTensor]:
     return {
         name: SplitTensor(span.dtype, span.shape, [TensorPart(path, span, 0)])
+        for path in paths
         for name, span in read_header(path).items()
     }
 

@@ -98,24 +98,16 @@ def read_markers(store: RemoteStore) -> list[Marker]:
     return [decode_marker(store.read(name) or b"", name) for name in names]
 
 
+@dataclass(frozen=True, slots=True)
 class Uploader:
     """Uploads checkpoints of one learner, one at a time."""
 
-    def __init__(
-        self,
-        store: RemoteStore,
-        who: Identity,
-        run_dir: Path,
-        *,
-        keep: int,
-        wait: Callable[[float], bool],
-    ) -> None:
-        """Create it with `wait`, which sleeps for seconds and returns True if the learner stops."""
-        self._store = store
-        self._who = who
-        self._run_dir = run_dir
-        self._keep = keep
-        self._wait = wait
+    store: RemoteStore
+    who: Identity
+    run_dir: Path
+    keep: int
+    # Sleeps for seconds; returns True if the learner stops.
+    wait: Callable[[float], bool]
 
     def upload(self, staged: Staged) -> int:
         """Upload a checkpoint; return the bytes sent, 0 if it was already there.
@@ -124,7 +116,7 @@ class Uploader:
         self.check_fence()
         if self._is_there(staged):
             return 0
-        metrics = self._run_dir / METRICS
+        metrics = self.run_dir / METRICS
         if metrics.exists():
             shutil.copyfile(metrics, staged.folder / METRICS)
         files = {name: _digest(staged, name) for name in self._names(staged)}
@@ -132,24 +124,24 @@ class Uploader:
         self._send_all(staged, files, report)
         self.check_fence()
         manifest = RemoteManifest(
-            staged.stamp, self._who.run_id, staged.schema_version, staged.acknowledged, files
+            staged.stamp, self.who.run_id, staged.schema_version, staged.acknowledged, files
         )
-        self._request(lambda: self._store.write(staged.stamp.manifest, manifest.encode()))
+        self._request(lambda: self.store.write(staged.stamp.manifest, manifest.encode()))
         self._tidy(staged.stamp)
         return report.total_bytes
 
     def check_fence(self) -> None:
         """Raise FencedError if a later epoch has begun."""
         names = self._request(
-            lambda: [*self._store.list_files(EPOCHS), *self._store.list_files(MANIFESTS)]
+            lambda: [*self.store.list_files(EPOCHS), *self.store.list_files(MANIFESTS)]
         )
         epochs = [found[0] for name in names if (found := marker_of(name))]
         epochs += [stamp.run_epoch for stamp in stamps(names)]
         newest = max(epochs, default=0)
-        if newest > self._who.run_epoch:
+        if newest > self.who.run_epoch:
             raise FencedError(
-                f"run {self._who.run_id} continued elsewhere: {self._store.url} is at epoch"
-                f" {newest}, this learner at {self._who.run_epoch}: end it, its work is discarded"
+                f"run {self.who.run_id} continued elsewhere: {self.store.url} is at epoch"
+                f" {newest}, this learner at {self.who.run_epoch}: end it, its work is discarded"
             )
 
     def _names(self, staged: Staged) -> Sequence[str]:
@@ -167,7 +159,7 @@ class Uploader:
         return False
 
     def _holds(self, stamp: Stamp, staged: Staged) -> bool:
-        data = self._request(lambda: self._store.read(stamp.manifest))
+        data = self._request(lambda: self.store.read(stamp.manifest))
         try:
             files = decode_manifest(data or b"", stamp).files
         except LayoutError:
@@ -195,7 +187,7 @@ class Uploader:
 
         def send() -> None:
             report.begin(name)
-            self._store.upload(
+            self.store.upload(
                 staged.folder / name, target, lambda count: report.count_sent(name, count)
             )
             self._check(target, file)
@@ -203,37 +195,37 @@ class Uploader:
         self._request(send)
 
     def _check(self, target: str, file: RemoteFile) -> None:
-        size = self._store.size(target)
+        size = self.store.size(target)
         if size != file.size_bytes:
             raise RemoteStoreError(
-                f"{self._store.url}/{target} has {size} bytes, not {file.size_bytes}"
+                f"{self.store.url}/{target} has {size} bytes, not {file.size_bytes}"
             )
         if file.size_bytes <= READ_BACK_BYTES:
-            data = self._store.read(target) or b""
+            data = self.store.read(target) or b""
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise RemoteStoreError(f"{self._store.url}/{target} differs from what was sent")
+                raise RemoteStoreError(f"{self.store.url}/{target} differs from what was sent")
 
     def _surviving(self) -> list[Stamp]:
-        markers = self._request(lambda: read_markers(self._store))
-        return surviving(stamps(self._request(lambda: self._store.list_files(MANIFESTS))), markers)
+        markers = self._request(lambda: read_markers(self.store))
+        return surviving(stamps(self._request(lambda: self.store.list_files(MANIFESTS))), markers)
 
     def _tidy(self, newest: Stamp) -> None:
         """Remove checkpoints beyond `keep`, those no longer part of the run, and the remains of
         unfinished uploads. Manifests go first, so that none ever names a missing file."""
-        kept = self._surviving()[-self._keep :]
+        kept = self._surviving()[-self.keep :]
         old = [s for s in self._stamps() if s not in kept and s.run_epoch <= newest.run_epoch]
-        self._request(lambda: self._store.remove([stamp.manifest for stamp in old]))
+        self._request(lambda: self.store.remove([stamp.manifest for stamp in old]))
         named = {stamp.folder for stamp in self._stamps()}
-        files = self._request(lambda: self._store.list_files(CHECKPOINTS))
+        files = self._request(lambda: self.store.list_files(CHECKPOINTS))
         left = [name for name in files if _folder(name) not in named and _older(name, newest)]
-        self._request(lambda: self._store.remove(left))
-        self._request(self._store.drop_unfinished)
+        self._request(lambda: self.store.remove(left))
+        self._request(self.store.drop_unfinished)
 
     def _stamps(self) -> list[Stamp]:
-        return stamps(self._request(lambda: self._store.list_files(MANIFESTS)))
+        return stamps(self._request(lambda: self.store.list_files(MANIFESTS)))
 
     def _request(self, request: Callable[[], T]) -> T:
-        return retry_request(request, self._wait)
+        return retry_request(request, self.wait)
 
 
 def _digest(staged: Staged, name: str) -> RemoteFile:

@@ -90,18 +90,21 @@ def _read_json_header(path: Path) -> tuple[dict[str, Any], int, int]:
     return header, _LENGTH_BYTES + length, size
 
 
-def encode_header(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
-    """Return the start of a file up to its data, for (name, dtype, shape) in order of data."""
+def encode_header(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], alignment: int = _LENGTH_BYTES
+) -> bytes:
+    """Return the start of a file up to its data, for (name, dtype, shape) in order of data.
+
+    Data starts at a multiple of `alignment` bytes: the format allows trailing spaces."""
     header: dict[str, Any] = {_METADATA: {"format": "pt"}}
     at = 0
     for name, dtype, shape in tensors:
         size = math.prod(shape) * ITEM_BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
         at += size
-    text = json.dumps(header).encode()
-    # Data starts at a multiple of 8 bytes.
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def check_dtype(path: Path, dtype: str) -> None:

@@ -31,7 +31,6 @@ class TensorPart:
     first_row: int
 
     def read(self) -> bytes:
-        """Return the data of this part."""
         with self.path.open("rb") as file:
             file.seek(self.span.begin)
             return file.read(self.span.end - self.span.begin)
@@ -46,7 +45,6 @@ class SplitTensor:
     parts: Sequence[TensorPart]
 
     def read(self) -> bytes:
-        """Return all of the tensor's data."""
         return b"".join(part.read() for part in self.parts)
 
 

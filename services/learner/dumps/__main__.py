@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from services.common import log
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
-from services.common.printable_text import json_line, print_visible
+from services.common.json_lines import decode_line, encode_line
+from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.dumps.dump_uploads import DumpUploads
@@ -27,10 +28,10 @@ _FAILED = 1
 
 
 def main() -> int:
-    setup = DumpSetup.from_line(sys.stdin.buffer.readline())
+    setup = decode_line(DumpSetup, sys.stdin.buffer.readline())
     run_dir = Path(setup.run_dir)
     log.setup("learner-dumps", run_dir.name)
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+    with os.fdopen(os.dup(1), "wb") as answers:
         # Output of libraries is not an answer.
         os.dup2(2, 1)
         reporter = _Reporter(answers)
@@ -40,7 +41,9 @@ def main() -> int:
         except (NoTokenizerError, ConfigError) as error:
             print_visible(f"error: {error}", file=sys.stderr)
             return _FAILED
-        writer = DumpWriter(setup, decode, uploads.offer if uploads is not None else _ignore)
+        # Without uploads, a file stays only in the run's folder.
+        offer = uploads.offer if uploads is not None else lambda _: None
+        writer = DumpWriter(setup, decode, offer)
         for line in sys.stdin.buffer:
             reporter.report(writer.do_job(job_of_line(line)))
         if uploads is not None:
@@ -51,13 +54,13 @@ def main() -> int:
 class _Reporter:
     """Writes answers, one at a time, from any thread."""
 
-    def __init__(self, answers: TextIO) -> None:
+    def __init__(self, answers: BinaryIO) -> None:
         self._answers = answers
         self._lock = threading.Lock()
 
     def report(self, report: DumpReport) -> None:
         with self._lock:
-            self._answers.write(json_line(report.to_json()) + "\n")
+            self._answers.write(encode_line(report))
             self._answers.flush()
 
 
@@ -66,10 +69,6 @@ def _open_uploads(setup: DumpSetup, report: Callable[[DumpReport], None]) -> Dum
         return None
     store = open_store(setup.remote, setup.remote_options)
     return DumpUploads(store, Path(setup.run_dir), report)
-
-
-def _ignore(path: Path) -> None:
-    """Ignore a file: it stays only in the run's folder."""
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from services.learner.dumps.episode_text import Decode
 from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
 from services.learner.dumps.stored_attempts import (
     NotInJournalError,
-    attempts_of_eval,
-    attempts_of_step,
+    find_attempts,
     planned_attempts,
 )
 from services.learner.dumps.token_stats import (
@@ -105,8 +104,9 @@ class DumpWriter:
         return join_stats(job.step, job.base_version, attempts, tokens)
 
     def _rows_of_step(self, step: int, stats: Stats) -> Iterator[bytes]:
+        """Yield all attempts at the groups that a step counted, including those it left out."""
         with open_read_only(self._run_dir / JOURNAL_FILE) as db:
-            for attempt in attempts_of_step(db, step):
+            for attempt in find_attempts(db, "g.step = ?", (step,)):
                 yield self._line_of(attempt, stats)
 
     def _dump_eval(self, job: EvalJob, lost: Losses) -> int:
@@ -114,7 +114,7 @@ class DumpWriter:
         by_env: dict[str, list[StoredAttempt]] = defaultdict(list)
         try:
             with open_read_only(self._run_dir / JOURNAL_FILE) as db:
-                for attempt in attempts_of_eval(db, job.eval_id):
+                for attempt in find_attempts(db, "g.eval_id = ?", (job.eval_id,)):
                     by_env[attempt.env_key].append(attempt)
         except _FAILURES as error:
             lost[job.name] = str(error)

@@ -57,7 +57,6 @@ def attempt_row(
 
 
 def key_of_row(row: Mapping[str, Any]) -> AttemptKey:
-    """Return the key of a dumped attempt."""
     return AttemptKey(row["group_id"], row["attempt_index"], row["attempt_try"])
 
 

@@ -3,11 +3,12 @@
 The process reads a `DumpSetup`, then a job per line, from its stdin. It answers each job with one
 line, in order, and reports failed uploads with additional lines, at any time."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,6 @@ class DumpSetup:
     remote: str | None = None
     remote_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> "DumpSetup":
-        return DumpSetup(**json.loads(line))
-
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
@@ -44,9 +38,6 @@ class StepJob:
     @property
     def name(self) -> str:
         return f"step {self.step}"
-
-    def to_line(self) -> bytes:
-        return json.dumps({"kind": "step", **asdict(self)}).encode() + b"\n"
 
     def discard(self) -> None:
         """Remove its token file."""
@@ -67,9 +58,6 @@ class EvalJob:
     def name(self) -> str:
         return f"evaluation {self.eval_id}"
 
-    def to_line(self) -> bytes:
-        return json.dumps({"kind": "eval", **asdict(self)}).encode() + b"\n"
-
     def discard(self) -> None:
         """Do nothing: no resources are held."""
 
@@ -78,10 +66,8 @@ DumpJob = StepJob | EvalJob
 
 
 def job_of_line(line: bytes) -> DumpJob:
-    """Decode a job encoded by its `to_line`."""
-    values: dict[str, Any] = json.loads(line)
-    kind = values.pop("kind")
-    return StepJob(**values) if kind == "step" else EvalJob(**values)
+    """Decode a job. Raises ValueError."""
+    return TypeAdapter[DumpJob](DumpJob).validate_json(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +80,3 @@ class DumpReport:
     done: str
     size_bytes: int = 0
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def to_json(self) -> dict[str, Any]:
-        return {"done": self.done, "bytes": self.size_bytes, "lost": dict(self.lost)}
-
-    @staticmethod
-    def from_line(line: bytes) -> "DumpReport":
-        """Decode a line. Raises ValueError if it is malformed."""
-        try:
-            values: dict[str, Any] = json.loads(line)
-            return DumpReport(str(values["done"]), int(values["bytes"]), dict(values["lost"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a report: {line[:200]!r}") from error

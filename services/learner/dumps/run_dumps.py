@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.common import metrics
 from services.common.concurrency import cancel_tasks
+from services.common.json_lines import decode_line, encode_line
 from services.common.log import get_logger
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
@@ -123,7 +124,6 @@ class RunDumps(Dumps):
         return {"dumps/lost": float(self._lost), "dumps/bytes": float(self._bytes)}
 
     def hold_in(self, holds: JournalHolds) -> None:
-        """See `Dumps`."""
         self._holds = holds
         holds.kept_steps = self._setup.keep
 
@@ -192,7 +192,7 @@ class RunDumps(Dumps):
         process = self._process
         if process is None or process.exit_code is not None:
             process = self._process = await self._start_process()
-        process.stdin.write(job.to_line())
+        process.stdin.write(encode_line(job))
         await process.stdin.drain()
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -207,7 +207,7 @@ class RunDumps(Dumps):
     async def _start_process(self) -> LoggedChild:
         command = python_command("-m", _MODULE)
         process = await LoggedChild.start_child(command, self._log_path, *_STORE_VARIABLES)
-        process.stdin.write(self._setup.to_line())
+        process.stdin.write(encode_line(self._setup))
         return process
 
     async def _read_report(self, process: LoggedChild) -> DumpReport:
@@ -215,7 +215,7 @@ class RunDumps(Dumps):
         if not line:
             code = await process.wait_until_ended()
             raise _ChildError(f"its process ended with code {code}; {process.describe_log_end()}")
-        return DumpReport.from_line(line)
+        return decode_line(DumpReport, line)
 
     async def _end_process(self) -> None:
         """Let the process finish its uploads, for a bounded time."""

@@ -38,16 +38,6 @@ def planned_attempts(db: sqlite3.Connection, step: int) -> list[Trajectory]:
     return attempts
 
 
-def attempts_of_step(db: sqlite3.Connection, step: int) -> Iterator[StoredAttempt]:
-    """Yield all attempts at the groups that a step counted, including those it left out."""
-    yield from find_attempts(db, "g.step = ?", (step,))
-
-
-def attempts_of_eval(db: sqlite3.Connection, eval_id: str) -> Iterator[StoredAttempt]:
-    """Yield all attempts of an evaluation."""
-    yield from find_attempts(db, "g.eval_id = ?", (eval_id,))
-
-
 def count_attempts(db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]) -> int:
     """Count the attempts that `find_attempts` would yield, including damaged ones."""
     sql = f"SELECT count(*) FROM trajectories t JOIN groups g USING (group_id) WHERE {where}"

@@ -13,7 +13,7 @@ from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.groups.staleness import StalenessBound, is_stale, keep_fresh
+from services.learner.groups.staleness import is_stale, keep_fresh
 from services.learner.sampling.group_signal import GroupOutcome, has_signal
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
@@ -114,7 +114,7 @@ class Batcher:
         max_refill: int = 0,
     ) -> None:
         self._groups_per_step = groups_per_step
-        self.staleness = StalenessBound(max_staleness)
+        self._max_staleness = max_staleness
         self._without_signal = without_signal
         self._most_replaced = max_refill * groups_per_step if without_signal == "replace" else 0
         self._ready: list[ReadyGroup] = []
@@ -141,9 +141,13 @@ class Batcher:
         self._replaced += replaced
         self._ready += [g for g in kept if g not in replaced]
 
+    def oldest_allowed(self, trainer_version: int) -> int:
+        """Return the oldest version that a step from this version on may train on."""
+        return trainer_version - self._max_staleness
+
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
         """Remove and return the groups that the next step may no longer train on or count."""
-        bound = self.staleness.oldest_allowed(trainer_version)
+        bound = self.oldest_allowed(trainer_version)
         waiting = (*self._replaced, *self._ready)
         self._replaced = keep_fresh(self._replaced, bound)
         self._ready = keep_fresh(self._ready, bound)
@@ -153,7 +157,7 @@ class Batcher:
         """Remove and return one step's groups; return None while there are too few.
 
         If no group has signal, none is left out: a step always has attempts."""
-        bound = self.staleness.oldest_allowed(trainer_version)
+        bound = self.oldest_allowed(trainer_version)
         usable = sorted(keep_fresh(self._ready, bound), key=_draw_order)
         taken = usable[: self._groups_per_step]
         if len(taken) < self._groups_per_step:

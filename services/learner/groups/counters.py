@@ -78,7 +78,6 @@ class Tally:
                 )
 
     def count_dropped(self, reason: str, group: ReadyGroup) -> None:
-        """Count a group that was dropped."""
         self._counters.dropped_groups[reason] += 1
         records = (*group.graded, *group.failed)
         self._counters.dropped_tokens += sum(record.policy_tokens for record in records)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from services.common.deadlines import loop_time
 from services.common.domain.attempts import AttemptKey, Purpose
@@ -48,39 +48,32 @@ class OpenAttempts:
             self._leased_at.pop(group_id, None)
 
 
+@dataclass
 class GroupEndings:
     """Ends groups and removes them from the lease book.
 
     `on_eval_group` receives the complete groups of evaluations."""
 
-    def __init__(
-        self,
-        book: LeaseBook,
-        batcher: Batcher,
-        journal: Journal,
-        fresh: FreshGroups,
-        giving_up: UngradedTasks,
-        tally: Tally,
-        changed: asyncio.Condition,
-    ) -> None:
-        """Create it; `changed` is notified of every group that ends."""
+    book: LeaseBook
+    batcher: Batcher
+    journal: Journal
+    fresh: FreshGroups
+    giving_up: UngradedTasks
+    tally: Tally
+    # Notified of every group that ends.
+    changed: asyncio.Condition
+
+    def __post_init__(self) -> None:
         self.records = OpenAttempts()
-        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore_group
-        self._book = book
-        self._batcher = batcher
-        self._journal = journal
-        self._fresh = fresh
-        self._giving_up = giving_up
-        self._tally = tally
-        self._changed = changed
+        self.on_eval_group: Callable[[ReadyGroup], None] = lambda _: None
 
     def take_record(self, spec: GroupSpec, record: AttemptRecord) -> EndedGroup | None:
         """Record the end of a try; return its group if that completed it."""
         self.records.add_record(record)
-        self._tally.count_received(record, spec)
-        self._giving_up.note_attempt(spec, record, loop_time())
+        self.tally.count_received(record, spec)
+        self.giving_up.note_attempt(spec, record, loop_time())
         graded = record.trajectory.reward is not None and not record.dropped
-        return self._book.record_attempt(
+        return self.book.record_attempt(
             record.trajectory.key,
             graded=graded,
             oldest_version=record.oldest_version,
@@ -101,21 +94,22 @@ class GroupEndings:
         # Queue the change for the journal before anything else is drawn.
         snapshot = self.flush_curriculum()
         if dropped or filtered or snapshot:
-            await self._journal.end_groups(dropped, requeued, filtered, snapshot)
+            await self.journal.end_groups(dropped, requeued, filtered, snapshot)
         if snapshot:
-            self._fresh.mark_journaled(snapshot.drawn)
-        self._book.add_groups(requeued)
-        await self._notify_changed()
+            self.fresh.mark_journaled(snapshot.drawn)
+        self.book.add_groups(requeued)
+        async with self.changed:
+            self.changed.notify_all()
 
     def flush_curriculum(self) -> CurriculumSnapshot | None:
         """Flush the curriculum's changes caused by groups that could not be graded."""
-        change = self._fresh.curriculum.flush_condemned()
-        return CurriculumSnapshot(change, self._fresh.unjournaled) if change else None
+        change = self.fresh.curriculum.flush_condemned()
+        return CurriculumSnapshot(change, self.fresh.unjournaled) if change else None
 
     def end_stale(self, version: int) -> list[EndedGroup]:
         """End the groups that a step from `version` on may no longer train on."""
-        ended = self._book.drop_stale(self._batcher.staleness.oldest_allowed(version))
-        for group in self._batcher.drop_stale(version):
+        ended = self.book.drop_stale(self.batcher.oldest_allowed(version))
+        for group in self.batcher.drop_stale(version):
             keys = tuple(record.trajectory.key for record in group.graded)
             ended.append(EndedGroup(group.spec, keys, group.oldest_version or 0, STALE))
         return ended
@@ -123,62 +117,55 @@ class GroupEndings:
     def forget_groups(self, group_ids: Iterable[str]) -> None:
         """Free the slots of finished groups."""
         ids = list(group_ids)
-        self._book.free_groups(ids)
+        self.book.free_groups(ids)
         self.records.forget_groups(ids)
 
     async def verify_batch(self, batch: Batch) -> bool:
         """Check a batch against the journal; return True if it is intact.
 
         Otherwise drop the damaged groups and put the others back."""
-        damaged = await self._journal.find_damaged(batch.attempt_keys)
+        damaged = await self.journal.find_damaged(batch.attempt_keys)
         if not damaged:
             return True
-        await self._journal.quarantine_records(damaged)
+        await self.journal.quarantine_records(damaged)
         ids = {key.group_id for key in damaged}
         for group in batch.groups:
             if group.spec.group_id in ids:
-                self._tally.count_dropped(CORRUPT, group)
-        self._batcher.put_back(batch, without=ids)
+                self.tally.count_dropped(CORRUPT, group)
+        self.batcher.put_back(batch, without=ids)
         self.forget_groups(ids)
-        await self._notify_changed()
+        async with self.changed:
+            self.changed.notify_all()
         return False
-
-    async def _notify_changed(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     def _drop_group(self, reason: str, group: ReadyGroup) -> list[GroupSpec]:
         """Drop a group; return its replacement, at most one group."""
         spec = group.spec
-        self._tally.count_dropped(reason, group)
+        self.tally.count_dropped(reason, group)
         self.forget_groups([spec.group_id])
         if reason == TEMPLATE_ERROR:
-            self._giving_up.note_unrendered(group)
+            self.giving_up.note_unrendered(group)
         if spec.purpose is Purpose.EVAL:
             # Its evaluation reports the task as missing.
             self.on_eval_group(replace(group, graded=()))
         if reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
-            self._giving_up.forget_task(spec)
+            self.giving_up.forget_task(spec)
             return []
-        open_since = self._book.open_since(spec.task.env_key)
-        replacement = self._giving_up.make_replacement(group, open_since=open_since)
+        open_since = self.book.open_since(spec.task.env_key)
+        replacement = self.giving_up.make_replacement(group, open_since=open_since)
         return [replacement] if replacement else []
 
     def _complete_group(self, group: ReadyGroup) -> bool:
         """Complete a group; return True if it is a TRAIN group without signal that another one
         replaces."""
         spec = group.spec
-        self._giving_up.note_complete(group, open_since=self._book.open_since(spec.task.env_key))
+        self.giving_up.note_complete(group, open_since=self.book.open_since(spec.task.env_key))
         if spec.purpose is Purpose.EVAL:
             self.forget_groups([spec.group_id])
             self.on_eval_group(group)
             return False
-        filtered = self._batcher.add_group(group)
+        filtered = self.batcher.add_group(group)
         if filtered:
             # Frees only its slot: until a step has counted it, it may still become too old.
-            self._book.free_groups([spec.group_id])
+            self.book.free_groups([spec.group_id])
         return filtered
-
-
-def _ignore_group(group: ReadyGroup) -> None:
-    """Ignore a group: no evaluation is running."""

@@ -214,7 +214,6 @@ class LeaseBook:
     # --- counts
 
     def held_slots(self, purpose: Purpose = Purpose.TRAIN) -> int:
-        """Return the number of slots in use."""
         return sum(1 for group in self._groups.values() if group.spec.purpose is purpose)
 
     @property

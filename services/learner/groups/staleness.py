@@ -1,7 +1,6 @@
 """Staleness: the permitted age of the weights behind a group (I7), and groups beyond it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 # Reason for dropping a group that no step may train on any more.
@@ -18,17 +17,6 @@ class SampledGroup(Protocol):
 
 
 G = TypeVar("G", bound=SampledGroup)
-
-
-@dataclass(frozen=True, slots=True)
-class StalenessBound:
-    """Bound on the number of versions by which a group may lag behind the trainer."""
-
-    max_staleness: int
-
-    def oldest_allowed(self, trainer_version: int) -> int:
-        """Return the oldest version that a step from this version on may train on."""
-        return trainer_version - self.max_staleness
 
 
 def is_stale(group: SampledGroup, oldest_allowed: int) -> bool:

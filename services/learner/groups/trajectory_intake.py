@@ -33,25 +33,20 @@ class Receipt:
     group_complete: bool
 
 
+@dataclass
 class TrajectoryIntake:
     """Takes finished tries. `changed` is notified when a policy is reported."""
 
     # Time that a trajectory waits for the report on a policy that wrote some of it.
     report_grace_s = 5.0
 
-    def __init__(
-        self,
-        book: LeaseBook,
-        journal: Journal,
-        provenance: Provenance,
-        endings: GroupEndings,
-        changed: asyncio.Condition,
-    ) -> None:
-        self._book = book
-        self._journal = journal
-        self._provenance = provenance
-        self._endings = endings
-        self._changed = changed
+    book: LeaseBook
+    journal: Journal
+    provenance: Provenance
+    endings: GroupEndings
+    changed: asyncio.Condition
+
+    def __post_init__(self) -> None:
         self._writes = BackgroundTasks()
 
     async def admit_attempt(self, lease_id: str, worker_id: str, key: AttemptKey) -> bool:
@@ -61,16 +56,16 @@ class TrajectoryIntake:
         LeaseLostError or ValueError."""
         try:
             self.check_holder(lease_id, worker_id)
-            self._book.check_attempt(lease_id, key, loop_time())
+            self.book.check_attempt(lease_id, key, loop_time())
         except LeaseLostError:
-            if await self._journal.record_digest(key) is None:
+            if await self.journal.record_digest(key) is None:
                 raise
             return False
         return True
 
     def check_holder(self, lease_id: str, worker_id: str) -> None:
         """Check that the lease is valid and belongs to this worker. Raises LeaseLostError."""
-        holder = self._book.find_lease(lease_id)
+        holder = self.book.find_lease(lease_id)
         if holder is None or holder.worker_id != worker_id:
             why = "it has ended" if holder is None else "it is another worker's"
             raise LeaseLostError(f"worker {worker_id!r} has no lease {lease_id!r}: {why}")
@@ -81,9 +76,9 @@ class TrajectoryIntake:
         Raises LeaseLostError, ContentConflictError, UnknownPolicyError or ValueError.
         """
         try:
-            spec = self._book.check_attempt(trajectory.lease_id, trajectory.key, loop_time())
+            spec = self.book.check_attempt(trajectory.lease_id, trajectory.key, loop_time())
         except LeaseLostError:
-            known = await self._journal.record_digest(trajectory.key)
+            known = await self.journal.record_digest(trajectory.key)
             if known is None:
                 raise
             if known != trajectory_codec.record_digest(trajectory):
@@ -92,13 +87,13 @@ class TrajectoryIntake:
                 ) from None
             return Receipt(repeated=True, group_complete=True)
         _check_temperature(spec, trajectory)
-        self._provenance.check_published(trajectory.policies)
-        holder = self._book.find_lease(trajectory.lease_id)
+        self.provenance.check_published(trajectory.policies)
+        holder = self.book.find_lease(trajectory.lease_id)
         worker_id = holder.worker_id if holder else ""
-        refusals = self._provenance.refusal_count(worker_id)
+        refusals = self.provenance.refusal_count(worker_id)
 
         def is_trusted() -> bool:
-            return self._provenance.refusal_count(worker_id) == refusals
+            return self.provenance.refusal_count(worker_id) == refusals
 
         served = await self._wait_for_report(worker_id, trajectory.policies) and is_trusted()
         dropped = "" if served else _UNVERIFIED
@@ -111,10 +106,8 @@ class TrajectoryIntake:
 
         An engine samples from new weights before its report arrives."""
         try:
-            async with asyncio.timeout(self.report_grace_s), self._changed:
-                await self._changed.wait_for(
-                    lambda: self._provenance.has_shown(worker_id, policies)
-                )
+            async with asyncio.timeout(self.report_grace_s), self.changed:
+                await self.changed.wait_for(lambda: self.provenance.has_shown(worker_id, policies))
         except TimeoutError:
             return False
         return True
@@ -123,18 +116,18 @@ class TrajectoryIntake:
         self, spec: GroupSpec, trajectory: Trajectory, dropped: str, trusted: Callable[[], bool]
     ) -> Receipt:
         """Journal a try and record it; `trusted` returns True while its worker is trusted."""
-        why = dropped or self._provenance.why_unusable(spec, trajectory.policies)
+        why = dropped or self.provenance.why_unusable(spec, trajectory.policies)
         record = make_record(trajectory, why)
-        new = await self._journal.add_trajectory(trajectory, record.dropped)
+        new = await self.journal.add_trajectory(trajectory, record.dropped)
         if new and not record.dropped and not trusted():
             record = replace(record, dropped=_UNVERIFIED)
-            await self._journal.drop_try(trajectory.key, _UNVERIFIED)
-        if new and not self._book.waits_for(trajectory.key):
+            await self.journal.drop_try(trajectory.key, _UNVERIFIED)
+        if new and not self.book.waits_for(trajectory.key):
             # Its group or its attempt ended during the write.
-            await self._journal.drop_try(trajectory.key, "late")
-        elif new and (ended := self._endings.take_record(spec, record)):
-            await self._endings.settle_groups([ended])
-        complete = self._book.find_lease(trajectory.lease_id) is None
+            await self.journal.drop_try(trajectory.key, "late")
+        elif new and (ended := self.endings.take_record(spec, record)):
+            await self.endings.settle_groups([ended])
+        complete = self.book.find_lease(trajectory.lease_id) is None
         return Receipt(repeated=not new, group_complete=complete)
 
 

@@ -64,7 +64,6 @@ class WorkerRoster:
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Ids of all known workers."""
         return tuple(self._workers)
 
     def replace_worker(self, worker_id: str, incarnation: str, now: float) -> None:
@@ -109,12 +108,10 @@ class WorkerRoster:
                 worker.served.remove(refused)
 
     def live_capabilities(self, now: float) -> frozenset[str]:
-        """Return the capabilities of all live workers."""
         live = [w.capabilities for w in self._workers.values() if self._is_alive(w, now)]
         return frozenset[str]().union(*live)
 
     def any_alive(self, now: float) -> bool:
-        """Return True if any worker is alive."""
         return any(self._is_alive(worker, now) for worker in self._workers.values())
 
     def slot_share(self, worker: RolloutWorker, slots: int, now: float) -> int:

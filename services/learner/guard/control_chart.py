@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any, Literal
 
+from services.learner.config.guard import GuardConfig
 from services.learner.types import VersionMismatch
 
 Statistic = Literal["kl", "tail", "mean"]
@@ -62,16 +63,31 @@ class MismatchBound:
         )
 
 
+# Measured in docs/mismatch.md. For bfloat16, 1.7 to 3.6 times the largest difference found between
+# a healthy engine and trainer; for float32, where only the order of additions differs, a hundred
+# times.
+BOUNDS: Mapping[str, MismatchBound] = {
+    "float32": MismatchBound(mean=1e-4, tail=1e-3, kl=1e-6),
+    "bfloat16": MismatchBound(mean=0.08, tail=0.75, kl=5e-3),
+}
+
+
+def bound_of(config: GuardConfig, dtype: str) -> MismatchBound:
+    """Return the bound of a run: its precision's, unless the config sets one."""
+    own = BOUNDS[dtype]
+    return MismatchBound(
+        mean=own.mean if config.mean_bound is None else config.mean_bound,
+        tail=own.tail if config.tail_bound is None else config.tail_bound,
+        kl=own.kl if config.kl_bound is None else config.kl_bound,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChartRules:
-    """The chart's constants; see `GuardConfig`."""
+    """The chart's constants."""
 
     bound: MismatchBound
-    sigmas: float
-    smoothing: float
-    warmup_versions: int
-    floor: float
-    healthy_versions: int
+    config: GuardConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +126,10 @@ class MovingLogStats:
 
     def upper_limit(self, bound: float, rules: ChartRules) -> float:
         """Return the largest value that the run's history explains."""
-        if self.count < rules.warmup_versions:
+        if self.count < rules.config.warmup_versions:
             return bound
-        own = self.mean + rules.sigmas * math.sqrt(self.variance)
-        return math.exp(min(math.log(bound), max(math.log(rules.floor * bound), own)))
+        own = self.mean + rules.config.sigmas * math.sqrt(self.variance)
+        return math.exp(min(math.log(bound), max(math.log(rules.config.floor * bound), own)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +176,8 @@ class ControlChart:
         for each in judged.values():
             chart = replace(
                 chart,
-                kl=chart.kl.with_value(each.kl, rules.smoothing),
-                tail=chart.tail.with_value(each.abs_diff_tail, rules.smoothing),
+                kl=chart.kl.with_value(each.kl, rules.config.smoothing),
+                tail=chart.tail.with_value(each.abs_diff_tail, rules.config.smoothing),
             )
         return chart._step_down(rules)
 
@@ -208,6 +224,6 @@ class ControlChart:
 
     def _step_down(self, rules: ChartRules) -> tuple["ControlChart", ChartVerdict]:
         healthy, level = self.healthy + 1, self.level
-        if level and healthy >= rules.healthy_versions:
+        if level and healthy >= rules.config.healthy_versions:
             healthy, level = 0, GuardLevel(level - 1)
         return replace(self, level=level, healthy=healthy), ChartVerdict(level)

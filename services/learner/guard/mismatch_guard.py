@@ -17,8 +17,13 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.batcher import Batch
 from services.learner.guard.cause_search import CauseSearch, errors_by_worker
-from services.learner.guard.control_chart import ChartVerdict, ControlChart, GuardLevel
-from services.learner.guard.dtype_bounds import rules_of
+from services.learner.guard.control_chart import (
+    ChartRules,
+    ChartVerdict,
+    ControlChart,
+    GuardLevel,
+    bound_of,
+)
 from services.learner.guard.mismatch_report import MismatchError, write_report
 from services.learner.guard.probes import (
     EngineReport,
@@ -87,7 +92,7 @@ class MismatchGuard:
         self._journal = journal
         self._run_dir = run_dir
         self._run_epoch = run_epoch
-        self._rules = rules_of(config.guard, policy.dtype)
+        self._rules = ChartRules(bound_of(config.guard, policy.dtype), config.guard)
         self._cause = CauseSearch(ranks, policy, config.temperature, self._rules.bound)
         self._chart = ControlChart.from_state(state)
         self._probes: tuple[Probe, ...] = ()

@@ -58,14 +58,10 @@ async def _iter_samples(
         for trajectory in await journal.load_trajectories([record.trajectory.key]):
             for sequence in trajectory.sequences:
                 first = _first_policy(sequence)
-                if first is None or (epoch is not None and first != _newest_policy(epoch, version)):
+                if first is None or (epoch is not None and first != PolicyId(epoch, version)):
                     continue
                 row = _to_train_sequence(trajectory, sequence, first, version)
                 yield RescoredSample(row, trajectory.facts.worker_id)
-
-
-def _newest_policy(epoch: int, version: int) -> PolicyId:
-    return PolicyId(epoch, version)
 
 
 def _first_policy(sequence: Sampled) -> PolicyId | None:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_bundle(chosen: argparse.Namespace, library: RunLibrary) -> int:
-    maker = BundleMaker(library, PageRenderer(), STATIC)
+    maker = BundleMaker(library, PageRenderer().render, STATIC)
     print_json(maker.write(chosen.bundle, chosen.run, chosen.step))
     return 0
 

@@ -4,12 +4,11 @@ It holds the run's page, the curves, the chosen steps and all their attempts, wi
 in the pages themselves, because browsers let no file read another."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from services.common.domain.attempts import AttemptKey
 from services.learner.inspector.pages.book import Page, PageBook, image_type, raw_text
 from services.learner.inspector.pages.links import (
     BundleLinks,
@@ -34,12 +33,6 @@ BUNDLE_POLICY = (
 )
 
 
-class Renderer(Protocol):
-    """Renders a page as HTML."""
-
-    def render(self, page: Page, links: Links, *, policy: str = "") -> str: ...
-
-
 @dataclass(slots=True)
 class _Contents:
     """Content of a bundle: paths, and the source of each."""
@@ -48,14 +41,15 @@ class _Contents:
     tries: list[TryRow] = field(default_factory=list[TryRow])
 
 
+@dataclass(frozen=True, slots=True)
 class BundleMaker:
     """Writes bundles of the runs in a library."""
 
-    def __init__(self, library: RunLibrary, renderer: Renderer, static: Path) -> None:
-        """Create it; `static` is the folder of styles and scripts."""
-        self._library = library
-        self._renderer = renderer
-        self._static = static
+    library: RunLibrary
+    # Returns a page as HTML, with its content security policy.
+    render: Callable[[Page, Links, str], str]
+    # The folder of styles and scripts.
+    static: Path
 
     def write(self, path: Path, run: str, steps: Sequence[int] | None) -> dict[str, Any]:
         """Write a bundle of some steps of a run, by default the last; return its content.
@@ -72,7 +66,7 @@ class BundleMaker:
         return {"bundle": str(path), "steps": held, "attempts": len(contents.tries)}
 
     def _collect(self, run: str, steps: Sequence[int] | None) -> _Contents:
-        contents, folder = _Contents(), self._library.open(run).folder
+        contents, folder = _Contents(), self.library.open(run).folder
         with read_journal(folder) as db:
             if not steps:
                 (last,) = db.execute("SELECT max(step) FROM plans").fetchone()
@@ -97,9 +91,9 @@ class BundleMaker:
             yield from self._attempt_files(run, row, paths)
 
     def _static_files(self) -> Iterator[tuple[str, bytes]]:
-        for path in sorted(self._static.rglob("*")):
+        for path in sorted(self.static.rglob("*")):
             if path.is_file():
-                yield f"static/{path.relative_to(self._static).as_posix()}", path.read_bytes()
+                yield f"static/{path.relative_to(self.static).as_posix()}", path.read_bytes()
 
     def _page_files(
         self, run: str, contents: _Contents, paths: set[str]
@@ -116,8 +110,7 @@ class BundleMaker:
     def _attempt_files(
         self, run: str, row: TryRow, paths: set[str]
     ) -> Iterator[tuple[str, str | bytes]]:
-        key = AttemptKey(row.group_id, row.index, row.attempt_try)
-        episode = self._library.open(run).shelf.read(key)
+        episode = self.library.open(run).shelf.read(row.key)
         extra = dict(_extra_files(run, row, episode))
         further = {attempt_file(run, row, "tokens", n) for n in range(1, len(episode.tracks))}
         held = paths | extra.keys() | further
@@ -130,8 +123,8 @@ class BundleMaker:
 
     def _page(self, name: str, paths: set[str], make: Any) -> tuple[str, str]:
         links = BundleLinks(name, paths)
-        book = PageBook(self._library, links, inline=True)
-        return name, self._renderer.render(make(book), links, policy=BUNDLE_POLICY)
+        book = PageBook(self.library, links, inline=True)
+        return name, self.render(make(book), links, BUNDLE_POLICY)
 
 
 def _paths_of(run: str, contents: _Contents) -> Iterator[str]:

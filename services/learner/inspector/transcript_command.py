@@ -8,22 +8,20 @@ wait. Prints the log's line in the viewer's listing as JSON."""
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from services.common.domain.attempts import AttemptKey
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.inspector.adapters.inspect_log import LogHead, write_log
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
-from services.learner.inspector.queries.episodes import Episode, EpisodeShelf
+from services.learner.inspector.queries.episodes import EpisodeShelf
 from services.learner.inspector.queries.run_folders import (
     NotFoundError,
     describe_run,
     read_journal,
 )
 from services.learner.inspector.queries.transcript_attempts import (
-    TranscriptAttempts,
     TranscriptSubject,
     read_attempts,
 )
@@ -43,18 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes = [attempts.note, tokenizer.problem]
         model = describe_run(chosen.run).model or "policy"
         head = LogHead(chosen.run.name, subject.title, model, " ".join(filter(None, notes)))
-        episodes = _read_episodes(shelf, attempts)
-        listed = write_log(chosen.to, head, episodes, tokenizer.tokens.texts_of)
+        episodes = (shelf.read(row.key) for _, row in attempts.tries)
+        listed = write_log(chosen.to, head, episodes, tokenizer.texts_of)
     except (NotFoundError, OSError) as error:
         print_visible(f"error: {error}", file=sys.stderr)
         return 1
     print_json(listed)
     return 0
-
-
-def _read_episodes(shelf: EpisodeShelf, attempts: TranscriptAttempts) -> Iterator[Episode]:
-    for _, row in attempts.tries:
-        yield shelf.read(AttemptKey(row.group_id, row.index, row.attempt_try))
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

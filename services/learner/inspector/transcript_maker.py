@@ -11,8 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command, tied_command
@@ -67,17 +66,6 @@ class TranscriptMaker:
         # Starts all children: Linux ends a tied child with the thread that started it.
         self._thread = Thread(target=self._work, name="transcripts", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the current child, and remove all transcripts."""
@@ -175,7 +163,6 @@ class TranscriptMaker:
 
 
 def log_name(subject: TranscriptSubject) -> str:
-    """Return the name of a subject's log."""
     if subject.step is not None:
         return f"step_{subject.step:06d}.eval"
     return f"eval_{file_name(subject.eval_id)}.eval"

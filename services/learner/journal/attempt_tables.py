@@ -146,6 +146,5 @@ class AttemptTables(TableAccess):
         """Exclude damaged records from training for good and report an incident.
 
         Their groups are dropped, and removed from the plans that name them."""
-        groups = sorted({key.group_id for key in keys})
-        await self.run_transaction(lambda db: put_in_quarantine(db, keys, groups))
+        groups = await self.run_transaction(lambda db: put_in_quarantine(db, keys))
         self.incidents.report_incident("corrupt_record", DAMAGED, groups)

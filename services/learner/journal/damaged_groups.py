@@ -10,10 +10,9 @@ from services.learner.journal.record_digests import CORRUPT
 DAMAGED = "records of the journal are damaged: their groups are dropped"
 
 
-def put_in_quarantine(
-    db: sqlite3.Connection, keys: Sequence[AttemptKey], groups: Sequence[str]
-) -> None:
-    """Drop damaged tries and their `groups`, and remove the groups from every plan."""
+def put_in_quarantine(db: sqlite3.Connection, keys: Sequence[AttemptKey]) -> list[str]:
+    """Drop damaged tries and their groups, and remove the groups from every plan; return them."""
+    groups = sorted({key.group_id for key in keys})
     db.executemany(
         "UPDATE trajectories SET dropped = ? WHERE group_id = ? AND attempt_index = ? AND try = ?",
         [(CORRUPT, key.group_id, key.attempt_index, key.attempt_try) for key in keys],
@@ -23,3 +22,4 @@ def put_in_quarantine(
         [(CORRUPT, group_id) for group_id in groups],
     )
     remove_from_plans(db, groups)
+    return groups

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import digest_arrays
 from services.learner.journal.connection import JournalError
 
 # Reason for dropping a group with a damaged record.
@@ -22,14 +21,6 @@ class DamagedRecordError(JournalError):
     def __init__(self, keys: Iterable[AttemptKey]) -> None:
         self.keys = tuple(keys)
         super().__init__(f"the journal holds damaged records: {', '.join(map(str, self.keys))}")
-
-
-def are_intact(payload: bytes, digest: bytes) -> bool:
-    """Return True if the stored arrays of a trajectory match `digest`."""
-    # Older rows have SHA-256, which is longer.
-    older = len(digest) == hashlib.sha256().digest_size
-    found = hashlib.sha256(payload).digest() if older else digest_arrays([payload])
-    return found == digest
 
 
 def row_digest(values: Iterable[str | int | float | bytes | None]) -> bytes:

@@ -7,12 +7,11 @@ import asyncio
 import fcntl
 import json
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from services.common.domain.attempts import AttemptKey
 from services.common.log import get_logger
 from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
@@ -77,7 +76,7 @@ def open_journal(run_dir: Path) -> Journal:
         if found.position is None:
             create_journal(path, mark, lambda db: None)
         elif found.damaged:
-            write_and_reseal(path, mark, lambda db: _quarantine_records(db, found.damaged))
+            write_and_reseal(path, mark, lambda db: put_in_quarantine(db, found.damaged))
         elif found.new_mark:
             mark.reset_to(found.position)
         journal = Journal(path, mark, lock)
@@ -141,10 +140,6 @@ def open_read_only(path: Path) -> Generator[sqlite3.Connection]:
             yield db
     except sqlite3.Error as error:
         raise JournalError(f"{path} cannot be read as a journal: {error}") from error
-
-
-def _quarantine_records(db: sqlite3.Connection, keys: Sequence[AttemptKey]) -> None:
-    put_in_quarantine(db, keys, sorted({key.group_id for key in keys}))
 
 
 def _report_findings(journal: Journal, found: CheckedJournal) -> None:

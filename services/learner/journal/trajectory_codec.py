@@ -95,8 +95,7 @@ def restore_trajectory(
     """Restore a trajectory from its journal row; without sequences if `arrays` was pruned."""
     data = json.loads(text)
     rows, media = (data["sequences"], data["media"]) if arrays is not None else ([], [])
-    # Older rows have none.
-    experts: list[list[Any] | None] = data.get("experts") or [None] * len(rows)
+    experts: list[list[Any] | None] = data["experts"]
     return Trajectory(
         key=key,
         lease_id=data["lease_id"],
@@ -110,7 +109,7 @@ def restore_trajectory(
         partial_reward=data["partial_reward"],
         checks_passed=tuple(data["checks_passed"]),
         checks_failed=tuple(data["checks_failed"]),
-        suspicion=data.get("suspicion", ""),
+        suspicion=data["suspicion"],
         turns=tuple(TurnTiming(*row) for row in data["turns"]),
         counts=Counts(**data["counts"]),
         facts=Facts(**data["facts"]),
@@ -128,17 +127,9 @@ def _media_row(item: Media) -> dict[str, Any]:
 
 
 def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
-    # Older rows have neither.
-    size, kept = item.get("size_bytes", 0), item.get("content", 0)
-    return Media(
-        item["sha256"],
-        item["mime"],
-        tuple(item["grid"]),
-        item["token_offset"],
-        item["processor_digest"],
-        size,
-        arrays[offset : offset + kept],
-    )
+    content = arrays[offset : offset + item["content"]]
+    values: dict[str, Any] = {**item, "grid": tuple(item["grid"]), "content": content}
+    return Media(**values)
 
 
 def _expert_row(experts: Experts | None) -> list[Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.learner.journal import trajectory_codec
-from services.learner.journal.record_digests import DamagedRecordError, are_intact, row_digest
+from services.learner.journal.record_digests import DamagedRecordError, row_digest
 
 # In the order of their seal, with the arrays last except for the seals.
 _COLUMNS = (
@@ -88,7 +88,7 @@ def _row_to_trajectory(row: Row) -> Trajectory:
     *sealed, seal, payload = row
     group_id, index, attempt_try, reward, failure, _, content_digest, summary, arrays = sealed
     key = AttemptKey(group_id, index, attempt_try)
-    whole = payload is None or are_intact(payload, arrays)
+    whole = payload is None or digest_arrays([payload]) == arrays
     if not whole or row_digest(sealed) != seal:
         raise DamagedRecordError([key])
     return trajectory_codec.restore_trajectory(

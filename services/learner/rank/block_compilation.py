@@ -43,7 +43,6 @@ class CompiledBlocks:
     Copying a model also has the blocks of the copy compiled."""
 
     def __init__(self, device: torch.device) -> None:
-        """Prepare to compile for a device."""
         self._device = device
         self._compiled: dict[_Forward, _Forward] = {}
         self._ran: WeakSet[nn.Module] = WeakSet()

@@ -49,11 +49,9 @@ class CopiedBody:
 
     @property
     def model(self) -> Any:
-        """See `CriticBody.model`."""
         return self._model
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """See `CriticBody.named_parameters`."""
         return dict(self._model.named_parameters())
 
     @contextmanager
@@ -62,7 +60,6 @@ class CopiedBody:
         yield
 
     def states(self, segments: Segments) -> Tensor:
-        """See `CriticBody.states`."""
         autocast = nullcontext() if self._is_split else self._policy.autocast()
         with autocast, self._policy.offload_context():
             states = body_states(self._model, segments, self._policy.device)

@@ -162,7 +162,6 @@ def _join_spans(tensor: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def _add_back(whole: Tensor, part: Tensor, spans: Sequence[Span]) -> None:
-    """Add its part to each span."""
     sizes = [end - start for start, end in spans]
     for (start, end), piece in zip(spans, part.split(sizes), strict=True):
         whole[start:end] += piece

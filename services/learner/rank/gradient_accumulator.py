@@ -1,7 +1,7 @@
 """Gradients of a mini-batch, added to the models one pack at a time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -38,23 +38,10 @@ class MiniBatchSums:
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
     def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
-        return MiniBatchSums(
-            self.loss + other.loss,
-            self.entropy + other.entropy,
-            self.value_loss + other.value_loss,
-            self.value_clipped + other.value_clipped,
-            self.value_tokens + other.value_tokens,
-            self.row_tokens + other.row_tokens,
-            self.computed_tokens + other.computed_tokens,
-            self.routed_tokens + other.routed_tokens,
-            self.rerouted_tokens + other.rerouted_tokens,
-            self.routed_choices + other.routed_choices,
-            self.rerouted_choices + other.rerouted_choices,
-            self.objective + other.objective,
-        )
+        names = [each.name for each in fields(self)]
+        return MiniBatchSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def sum_over_ranks(self, replicas: Replicas) -> "MiniBatchSums":
-        """Return the sums over all ranks."""
         *plain, nested = astuple(self)
         own = (*plain, *nested)
         summed = replicas.sum_numbers(*own)
@@ -74,37 +61,29 @@ class RankTokenStats:
     corrections: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
 
 
+@dataclass(frozen=True, slots=True)
 class GradientAccumulator:
     """Forward and backward passes of policy and critic."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        critic: Critic | None,
-        packer: RowPacker,
-        *,
-        chunk: int,
-        entropy_bonus: bool,
-    ) -> None:
-        self._policy = policy
-        self._critic = critic
-        self._packer = packer
-        self._chunk = chunk
-        self._entropy_bonus = entropy_bonus
+    policy: Policy
+    critic: Critic | None
+    packer: RowPacker
+    chunk: int
+    entropy_bonus: bool
 
     def add_policy_gradients(
         self, examples: Sequence[TrainExample], objective: Objective
     ) -> tuple[MiniBatchSums, RankTokenStats]:
         """Add the gradient of the objective on this rank's share of the examples."""
         by_index = {example.row.index: example for example in examples}
-        packs = self._packer.iter_packs([example.row for example in examples])
+        packs = self.packer.iter_packs([example.row for example in examples])
         done = [self._add_policy_pack(pack, by_index, objective) for pack in packs]
         return _read_policy_packs([each for each in done if each is not None])
 
     def add_critic_gradients(self, examples: Sequence[TrainExample]) -> MiniBatchSums:
         """Add the gradient of the value loss on this rank's share of the examples."""
         by_index = {example.row.index: example for example in examples}
-        packs = self._packer.iter_packs([example.row for example in examples])
+        packs = self.packer.iter_packs([example.row for example in examples])
         done = [self._add_critic_pack(pack, by_index) for pack in packs]
         found = [each for each in done if each is not None]
         sums = MiniBatchSums()
@@ -117,24 +96,24 @@ class GradientAccumulator:
         self, pack: Pack, examples: Mapping[int, TrainExample], objective: Objective
     ) -> "_PolicyPack | None":
         if not pack.rows:
-            self._policy.pass_idly()
+            self.policy.pass_idly()
             return None
         rows, segments = pack.rows, pack.segments
-        targets = PackTargets.from_pack(pack, self._policy.device)
-        routed = self._policy.make_pass(segments)
-        hidden = self._policy.segment_states(segments, routed)[targets.positions]
+        targets = PackTargets.from_pack(pack, self.policy.device)
+        routed = self.policy.make_pass(segments)
+        hidden = self.policy.segment_states(segments, routed)[targets.positions]
         on_pack = objective.make_pack_loss(
             _make_pack_tokens([examples[row.index] for row in rows], targets)
         )
         loss, logprobs, entropy = fused_policy_loss(
             hidden,
-            self._policy.head,
+            self.policy.head,
             targets.token_ids,
             targets.temperature,
             on_pack,
-            chunk=self._chunk,
+            chunk=self.chunk,
             coupled=objective.coupled,
-            entropy_weights=on_pack.entropy_weights if self._entropy_bonus else None,
+            entropy_weights=on_pack.entropy_weights if self.entropy_bonus else None,
         )
         loss.backward()
         figures = torch.stack([loss.detach().double(), entropy.double().sum()])
@@ -147,14 +126,14 @@ class GradientAccumulator:
         self, pack: Pack, examples: Mapping[int, TrainExample]
     ) -> tuple[Tensor, int] | None:
         """Return the pack's loss and number of tokens clipped, and its number of tokens."""
-        assert self._critic is not None
+        assert self.critic is not None
         if not pack.rows:
-            self._critic.pass_idly()
+            self.critic.pass_idly()
             return None
-        device = self._policy.device
+        device = self.policy.device
         chosen = [examples[row.index] for row in pack.rows]
         targets = PackTargets.from_pack(pack, device)
-        loss, clipped = self._critic.accumulate_gradient(
+        loss, clipped = self.critic.accumulate_gradient(
             pack,
             targets,
             _concat_arrays([example.values for example in chosen], device),

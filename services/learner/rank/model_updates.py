@@ -84,20 +84,14 @@ class UpdateHistory:
         self.outcomes.append(outcome)
 
 
+@dataclass(frozen=True, slots=True)
 class JointUpdater:
     """Updates both models together, one mini-batch after another."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        critic: Critic | None,
-        accumulator: GradientAccumulator,
-        replicas: Replicas,
-    ) -> None:
-        self._optimizer = optimizer
-        self._critic = critic
-        self._accumulator = accumulator
-        self._replicas = replicas
+    optimizer: Optimizer
+    critic: Critic | None
+    accumulator: GradientAccumulator
+    replicas: Replicas
 
     def update_models(
         self, examples: Sequence[TrainExample], objective: Objective, lr: float, *, policy: bool
@@ -106,25 +100,25 @@ class JointUpdater:
 
         If anything about either is not finite, on any rank, neither is changed anywhere."""
         moving = [example for example in examples if example.moves] if policy else []
-        if not moving and (self._critic is None or not examples):
+        if not moving and (self.critic is None or not examples):
             return None
         sums, seen = MiniBatchSums(), RankTokenStats()
         if moving:
-            sums, seen = self._accumulator.add_policy_gradients(moving, objective)
-        if self._critic is not None:
-            sums += self._accumulator.add_critic_gradients(examples)
-        sums = sums.sum_over_ranks(self._replicas)
+            sums, seen = self.accumulator.add_policy_gradients(moving, objective)
+        if self.critic is not None:
+            sums += self.accumulator.add_critic_gradients(examples)
+        sums = sums.sum_over_ranks(self.replicas)
         return UpdateOutcome(sums, *self._apply_updates(sums, lr, policy=bool(moving))), seen
 
     def _apply_updates(
         self, sums: MiniBatchSums, lr: float, *, policy: bool
     ) -> tuple[OptimizerUpdate | None, OptimizerUpdate | None]:
         """Apply the updates if losses and norms are finite: a clamp passes no gradient for NaN."""
-        chosen = [(self._optimizer, lr)] if policy else []
-        if self._critic is not None:
-            chosen.append((self._critic.optimizer, self._critic.config.lr))
+        chosen = [(self.optimizer, lr)] if policy else []
+        if self.critic is not None:
+            chosen.append((self.critic.optimizer, self.critic.config.lr))
         for optimizer, _ in chosen:
-            optimizer.all_reduce_gradients(self._replicas)
+            optimizer.all_reduce_gradients(self.replicas)
         norms = [optimizer.gradient_norm() for optimizer, _ in chosen]
         figures = (sums.loss, sums.value_loss, *(float(norm) for norm in norms))
         if all(math.isfinite(figure) for figure in figures):

@@ -1,4 +1,4 @@
-"""AdamW, with updates that can be refused. `learning_rate` schedules its rate."""
+"""AdamW, with updates that can be refused, and the schedule of its rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,6 @@ class Optimizer:
         return OptimizerUpdate(float(norm), skipped=False)
 
     def discard_gradients(self, grad_norm: float = math.nan) -> OptimizerUpdate:
-        """Discard the accumulated gradients."""
         self._clear_gradients()
         return OptimizerUpdate(grad_norm, skipped=True)
 
@@ -147,3 +146,19 @@ class Optimizer:
             master = self._masters[name]
             counts = torch.zeros((), dtype=torch.float32, device=master.device)
             self._adamw.state[master][kind] = counts if kind == "step" else torch.zeros_like(master)
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Return the rate of step 1..total_steps: a linear rise over the warm-up, then the schedule.
+
+    `linear` and `cosine` would reach 0 one step after the last, so that no step is wasted.
+    """
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    span = max(1, total_steps - config.warmup_steps)
+    done = min(1.0, (step - config.warmup_steps - 1) / span)
+    if config.schedule == "linear":
+        return config.lr * (1.0 - done)
+    return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))

@@ -188,7 +188,6 @@ class RowPacker:
         yield from [Pack()] * (most - len(packs))
 
     def _find_clusters(self, rows: Sequence[Row], budget: int) -> list[PrefixCluster]:
-        """Return the clusters of all ranks."""
         lengths = [len(row.token_ids) for row in rows]
         if not self.policy.shares_prompts:
             return [PrefixCluster((place,), 0, length) for place, length in enumerate(lengths)]

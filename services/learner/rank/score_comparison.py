@@ -156,17 +156,15 @@ def _overwritten_parts(
             part.copy_(data)
 
 
+@dataclass(frozen=True, slots=True)
 class ScoreComparer:
     """Compares on one rank, and leaves model and optimizer unchanged."""
 
-    def __init__(
-        self, policy: Policy, slots: WeightSlots, rank: RankConfig, *, split: int | None
-    ) -> None:
-        """Create it; errors are split at position `split`, or at the median if None."""
-        self._policy = policy
-        self._slots = slots
-        self._rank = rank
-        self._split = split
+    policy: Policy
+    slots: WeightSlots
+    rank: RankConfig
+    # Position at which errors are split; the median if None.
+    split: int | None
 
     def compare_batch(self, batch: TrainBatch) -> Comparison:
         """Compare the sequences whose weights are still held, each under its own.
@@ -176,7 +174,7 @@ class ScoreComparer:
         by_sequence: list[float | None] = [None] * len(batch.sequences)
         off: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
         for version, indices in self._group_by_version(batch):
-            tokens = PolicyTokens.from_batch(batch, indices, self._policy.device)
+            tokens = PolicyTokens.from_batch(batch, indices, self.policy.device)
             with self._version_weights(version, newest=batch.step - 1):
                 logprobs = self.score_tokens([batch.sequences[i] for i in indices], tokens)
             versions[version] = measure_version_mismatch(logprobs, tokens.behaviour)
@@ -184,16 +182,16 @@ class ScoreComparer:
             off.append((tokens.positions, size))
             for index in indices:
                 by_sequence[index] = float(size[tokens.sequence == index].mean())
-        return Comparison(versions, tuple(by_sequence), _error_bands(off, self._split))
+        return Comparison(versions, tuple(by_sequence), _error_bands(off, self.split))
 
     def score_tokens(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
         """Return the logprobs of the policy tokens [n] under the model's current weights."""
         return token_logprobs(
-            predicting_states(self._policy, sequences, self._rank.pack_tokens),
-            self._policy.head,
+            predicting_states(self.policy, sequences, self.rank.pack_tokens),
+            self.policy.head,
             tokens.targets,
             tokens.temperature,
-            chunk=self._rank.head_chunk,
+            chunk=self.rank.head_chunk,
         )
 
     def _group_by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:
@@ -201,14 +199,14 @@ class ScoreComparer:
         found: dict[int, list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
             version = newest - sequence.staleness
-            if version in {newest, *self._slots.versions} and sequence.policy_mask[1:].any():
+            if version in {newest, *self.slots.versions} and sequence.policy_mask[1:].any():
                 found.setdefault(version, []).append(index)
         yield from sorted(found.items())
 
     @contextmanager
     def _version_weights(self, version: int, *, newest: int) -> Generator[None]:
-        older = {} if version == newest else dict(self._slots.iter_tensors(version))
-        with swapped_weights(self._policy, older):
+        older = {} if version == newest else dict(self.slots.iter_tensors(version))
+        with swapped_weights(self.policy, older):
             yield
 
 

@@ -3,7 +3,6 @@
 A tensor that is not split passes through every function here unchanged, so that callers need no
 case distinction. Functions that gather are collective: all ranks call them in the same order."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -121,12 +120,6 @@ def gather_tensor(tensor: Tensor) -> Tensor:
 def bring_near(tensor: Tensor) -> Tensor:
     """Return a split tensor with this rank's part on the computing device."""
     return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
-
-
-def gather_named(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors one after another, so that only one need exist at a time."""
-    for name, tensor in tensors.items():
-        yield name, gather_tensor(tensor)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

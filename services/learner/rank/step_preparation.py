@@ -68,7 +68,6 @@ class PreparedBatch:
 
     @property
     def examples(self) -> list[TrainExample]:
-        """Examples of all mini-batches."""
         return [example for part in self.mini_batches for example in part]
 
 

@@ -124,20 +124,14 @@ def mismatch_metrics(
 ) -> dict[str, float]:
     """Compare trainer, at the start of the step, and sampler; see `Mismatch.to_metrics`."""
     logprobs, behaviour = _paired_logprobs(evidence.logprobs, examples)
-    kept = torch.ones(len(logprobs), dtype=torch.bool)
-    found = measure_mismatch(
-        torch.from_numpy(logprobs), torch.from_numpy(behaviour), kept
-    ).to_metrics()
-    found.pop("mismatch/masked_fraction", None)
-    return found
+    return measure_mismatch(torch.from_numpy(logprobs), torch.from_numpy(behaviour)).to_metrics()
 
 
 def post_update_kl(before: ByRow, after: ByRow) -> float:
     """Return the k3 estimate of KL(policy before || after) per token; 0 without scores."""
     indices = sorted(after)
     old, new = (_concat_arrays([scores[i] for i in indices]) for scores in (before, after))
-    kept = torch.ones(len(old), dtype=torch.bool)
-    found = measure_mismatch(torch.from_numpy(new), torch.from_numpy(old), kept)
+    found = measure_mismatch(torch.from_numpy(new), torch.from_numpy(old))
     return found.kl / max(1, found.tokens)
 
 

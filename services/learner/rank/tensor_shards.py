@@ -7,7 +7,7 @@ wait for each other, and the headers hold the same information."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,6 @@ TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
 class TensorShardError(Exception):
     """A folder does not hold the requested tensors; the message names them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """A whole tensor as it was saved, in any number of parts."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class HostMemory:
@@ -153,13 +145,13 @@ class ShardFolder:
         except (OSError, SafetensorError) as error:
             raise TensorShardError(f"{folder}: {error}") from error
 
-    def list_group(self, group: str) -> dict[str, SavedTensor]:
-        """Return the tensors of a group by name.
+    def list_group(self, group: str) -> list[str]:
+        """Return the names of a group's tensors.
 
         Raises TensorShardError if one is missing or incomplete."""
         shapes = self._read_shapes(group)
-        found = self._check_complete(group, shapes, shapes)
-        return {n: SavedTensor(shapes[n], saved.properties.dtype) for n, saved in found.items()}
+        self._check_complete(group, shapes, shapes)
+        return list(shapes)
 
     @torch.no_grad()
     def read_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
@@ -186,16 +178,11 @@ class ShardFolder:
 
     def _check_complete(
         self, group: str, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, TensorStorageMetadata]:
-        """Return the header entries of tensors, all of whose parts exist.
-
-        DCP would leave a missing part as it is."""
-        found: dict[str, TensorStorageMetadata] = {}
+    ) -> None:
+        """Check that all parts of tensors exist: DCP would leave a missing part as it is."""
         for name in names:
             saved = self._metadata.state_dict_metadata.get(f"{group}/{name}")
             if name not in shapes or not isinstance(saved, TensorStorageMetadata):
                 raise TensorShardError(f"{self._folder} has no {group}/{name}")
             if sum(math.prod(part.sizes) for part in saved.chunks) != math.prod(shapes[name]):
                 raise TensorShardError(f"{self._folder} lacks parts of {group}/{name}")
-            found[name] = saved
-        return found

@@ -1,9 +1,7 @@
 """Publication of weights as one safetensors file in a rotation of shared-memory slots."""
 
-import json
 import mmap
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.common.fingerprint import TensorEntry, compute_fingerprint
+from services.learner.checkpoints.tensor_files import encode_header
 from services.learner.rank.shard_checksums import ShardChecksums
 from services.learner.rank.sharding import bring_near, gather_tensor
 from services.learner.ranks.protocol import SLOT_COUNT, slot_paths
@@ -169,26 +168,15 @@ def _plan_file(
     parameters: Mapping[str, Tensor], dtype: torch.dtype
 ) -> tuple[bytes, tuple[_TensorSpan, ...], int]:
     """Return the safetensors header, each tensor's span in the file, and the file's length."""
-    relative: list[tuple[str, tuple[int, ...], int, int]] = []
-    offset = 0
+    named = ((name, _SAFETENSORS_NAMES[dtype], t.shape) for name, t in parameters.items())
+    header = encode_header(named, _ALIGNMENT)
+    places: list[_TensorSpan] = []
+    at = len(header)
     for name, tensor in parameters.items():
-        size = tensor.numel() * dtype.itemsize
-        relative.append((name, tuple(tensor.shape), offset, offset + size))
-        offset += size
-    table = {
-        name: {
-            "dtype": _SAFETENSORS_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [start, end],
-        }
-        for name, shape, start, end in relative
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **table}, separators=(",", ":")).encode()
-    # The format allows trailing spaces; they align the first tensor.
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    base = len(text) + 8
-    places = tuple(_TensorSpan(n, s, base + start, base + end) for n, s, start, end in relative)
-    return struct.pack("<Q", len(text)) + text, places, base + offset
+        end = at + tensor.numel() * dtype.itemsize
+        places.append(_TensorSpan(name, tuple(tensor.shape), at, end))
+        at = end
+    return header, tuple(places), at
 
 
 def _map_slot(path: Path, size: int) -> Tensor:

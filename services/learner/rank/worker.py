@@ -3,25 +3,24 @@
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
 from services.common.process_memory import peak_memory_bytes
-from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.burn_in import BurnIn
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import canary_token_ids, score_tokens
+from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
-from services.learner.ranks.comparison_codec import encode_comparison
-from services.learner.types import ModelInfo, Publication, StepTokens
+from services.learner.types import ModelInfo, Publication, StepTokens, TrainBatch
 
 # The process's output is the rank's log.
 _log = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ class Rank:
     def __init__(self, setup: RankSetup, models: RankModels) -> None:
         self._setup = setup
         self._models = models
-        self._batches = make_batch_source(setup.place, models.replicas)
         self._step = models.step
 
     @property
@@ -50,7 +48,6 @@ class Rank:
         return {"train": self.train_step, "burn_in": self.burn_in}
 
     def model_info(self) -> ModelInfo:
-        """Describe the loaded model."""
         policy = self._models.policy
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = self._models.initial_fingerprint()
@@ -77,13 +74,13 @@ class Rank:
         """Try the longest pack; see `BurnIn`."""
         models, setup = self._models, self._setup
         trial = BurnIn(models.policy, models.critic, models.optimizer, setup.algorithm, setup.rank)
-        return trial.run(setup.policy.max_model_len).to_message()
+        return asdict(trial.run(setup.policy.max_model_len))
 
     def train_step(self, message: protocol.Message) -> protocol.Message:
         """Run the next step with the batch that the message describes.
 
         Raises OutOfOrderError if its step is not the one after the parameters'."""
-        batch = self._batches.read_batch(message)
+        batch = self._receive_batch(message)
         if batch.step != self._step + 1:
             raise OutOfOrderError(f"step {batch.step} requested, but the next is {self._step + 1}")
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
@@ -92,6 +89,17 @@ class Rank:
         if message.get("keep_tokens") and self._setup.place.index == 0 and result.tokens:
             result = replace(result, token_file=self._hand_out_tokens(batch.step, result.tokens))
         return protocol.encode_step_result(result)
+
+    def _receive_batch(self, message: protocol.Message) -> TrainBatch:
+        """Return the batch that the service has written into shared memory.
+
+        If ranks are on several machines, the first one reads it and broadcasts it to all others,
+        whose messages are empty."""
+        if not self._setup.place.spans_machines:
+            return protocol.read_batch(message)
+        replicas = self._models.replicas
+        packed = protocol.pack_batch(message) if replicas.index == 0 else None
+        return protocol.unpack_batch(replicas.broadcast_bytes(packed))
 
     def _hand_out_tokens(self, step: int, tokens: StepTokens) -> Path | None:
         """Write the step's values for the service; return None if there is no room."""
@@ -129,7 +137,6 @@ class PublishingRank(Rank):
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """See `Rank.commands`."""
         return {**super().commands, "save": self.save_checkpoint, "saved": self.finish_checkpoint}
 
     def save_checkpoint(self, message: protocol.Message) -> protocol.Message:
@@ -139,7 +146,7 @@ class PublishingRank(Rank):
 
     def finish_checkpoint(self, _: protocol.Message) -> Future[protocol.Message]:
         """Return a future that completes when this rank's part of the checkpoint is written."""
-        return self._saving.when_written(protocol.encode_checkpoint)
+        return self._saving.when_written(partial(protocol.CHECKPOINT.dump_python, mode="json"))
 
 
 class FirstRank(PublishingRank):
@@ -147,7 +154,6 @@ class FirstRank(PublishingRank):
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """See `Rank.commands`."""
         return {
             **super().commands,
             "publish": self.publish_weights,
@@ -173,10 +179,9 @@ class FirstRank(PublishingRank):
         """Score a batch again and change nothing; see `ports.Ranks`."""
         batch = protocol.read_batch(message)
         found = self._comparing.run_comparison(batch, self._step, diagnose=message["diagnose"])
-        return encode_comparison(found)
+        return protocol.COMPARISON.dump_python(found, mode="json")
 
     def close(self) -> None:
-        """See `Rank.close`."""
         self._slots.unlink_slots()
 
 

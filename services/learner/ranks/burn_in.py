@@ -1,7 +1,6 @@
 """The service's part of the ranks' burn-in: its size, and the remedy if it fails."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from services.common.errors import ConfigError
 from services.learner.config.rank import RankConfig
@@ -24,10 +23,6 @@ class BurnInPeaks:
     host: int
     # For tensors; 0 on a CPU.
     device: int
-
-    def to_message(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
 
 def burn_in_lengths(pack_tokens: int, max_model_len: int) -> list[int]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +23,33 @@ _DRIVER = "services.learner.ranks.adapters.ray_driver"
 _log = get_logger(__name__)
 
 
-class DriverSession:
-    """One group of ranks, for the lifetime of its Ray driver."""
-
-    def __init__(self, driver: RankProcess) -> None:
-        self._driver = driver
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the driver is gone, and its ranks with it."""
-        return self._driver.has_ended
-
-    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a command for the driver itself."""
-        return self._driver.send_command(command, arguments)
-
-    def kill(self) -> None:
-        """Kill the driver, upon which Ray ends the ranks."""
-        self._driver.kill()
-
-    async def close(self) -> None:
-        """End ranks and driver cleanly. May be called again, also concurrently."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._driver.close())
-        await asyncio.shield(self._closing)
-
-
 class RemoteRank:
     """One rank on another machine. Implements `ranks.pending_calls.RankHandle`."""
 
-    def __init__(self, session: DriverSession, index: int) -> None:
-        """Create the handle of rank `index` among those on other machines."""
-        self._session = session
+    def __init__(self, driver: RankProcess, index: int) -> None:
+        """Create the handle of rank `index` among those on other machines; it and all others live
+        as long as their Ray driver."""
+        self._driver = driver
         self._index = index
         self._ended = False
 
     @property
     def has_ended(self) -> bool:
-        """See `RankHandle`."""
-        return self._ended or self._session.has_ended
+        return self._ended or self._driver.has_ended
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """See `RankHandle`."""
         call = {"rank": self._index, "command": command, "arguments": arguments}
         answer: Answer = asyncio.get_running_loop().create_future()
-        driven = self._session.send_command("call", call)
+        driven = self._driver.send_command("call", call)
         driven.add_done_callback(lambda done: self._complete(answer, done))
         return answer
 
     def kill(self) -> None:
-        """Kill the whole group: no other rank could continue."""
-        self._session.kill()
+        """Kill the driver, upon which Ray ends the whole group: no other rank could continue."""
+        self._driver.kill()
 
     async def close(self) -> None:
-        """See `RankHandle`."""
-        await self._session.close()
+        await self._driver.close()
 
     def _complete(self, answer: Answer, driven: Answer) -> None:
         error = driven.exception()
@@ -119,34 +90,30 @@ class RayCluster:
         self._config = config
         self._drain = drain
         self._head: RayNode | None = None
-        self._session: DriverSession | None = None
+        self._driver: RankProcess | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
-        """See `Rendezvous`."""
         await self._end_group()
         await self._open_head()
-        session = self._session = DriverSession(
-            await RankProcess.spawn_rank(
-                "the Ray driver", self._site.logs / "learner-ray-driver.log", {}, _DRIVER
-            )
+        driver = self._driver = await RankProcess.spawn_rank(
+            "the Ray driver", self._site.logs / "learner-ray-driver.log", {}, _DRIVER
         )
-        opened = await session.send_command("open", self._plan().to_message())
+        opened = await driver.send_command("open", asdict(self._plan()))
         names: list[str] = opened["names"]
         _log.info("other machines have joined", ranks=names)
         if names:
-            self._watching = asyncio.create_task(self._drain_when_one_leaves(session))
-        return [RemoteRank(session, index) for index in range(len(names))]
+            self._watching = asyncio.create_task(self._drain_when_one_leaves(driver))
+        return [RemoteRank(driver, index) for index in range(len(names))]
 
     async def open_address(self, first: RankHandle) -> str:
-        """See `Rendezvous`."""
         return (await first.send_command("host", {"host": self._site.host}))["rendezvous"]
 
     async def dismiss_machines(self) -> None:
         """Notify the machines that the learner has ended normally, and will not come back."""
-        if self._session is not None and not self._session.has_ended:
+        if self._driver is not None and not self._driver.has_ended:
             try:
-                await self._session.send_command("dismiss", {})
+                await self._driver.send_command("dismiss", {})
             except RankError as error:
                 _log.warning("cannot notify machines of the run's end", why=str(error))
 
@@ -182,9 +149,9 @@ class RayCluster:
         except RayNodeError as error:
             raise RankError(f"no Ray cluster at port {plan.port}: {error}") from error
 
-    async def _drain_when_one_leaves(self, session: DriverSession) -> None:
+    async def _drain_when_one_leaves(self, driver: RankProcess) -> None:
         try:
-            machine = (await session.send_command("leaving", {}))["machine"]
+            machine = (await driver.send_command("leaving", {}))["machine"]
         except RankError:
             # Callers of a rank get the error.
             return
@@ -196,9 +163,9 @@ class RayCluster:
         if self._watching is not None:
             await cancel_tasks([self._watching])
             self._watching = None
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._driver is not None:
+            await self._driver.close()
+            self._driver = None
 
 
 @asynccontextmanager

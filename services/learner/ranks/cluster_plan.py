@@ -1,8 +1,7 @@
 """Plans that the learner passes to its Ray driver, and the driver to its actors. No Ray."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from services.common.ray_cluster.machine_resources import ExpectedMachines
 
@@ -25,9 +24,6 @@ class ClusterPlan:
     model: str
     revision: str | None
     environment: Mapping[str, str]
-
-    def to_message(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def expected(self) -> ExpectedMachines:

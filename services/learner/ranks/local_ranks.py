@@ -14,7 +14,6 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.burn_in import BurnInPeaks, explain_failure
-from services.learner.ranks.comparison_codec import decode_comparison
 from services.learner.ranks.pending_calls import Answer, RankHandle
 from services.learner.ranks.rank_process import RankProcess, rank_environment
 from services.learner.ranks.rendezvous import Rendezvous, SingleMachineRendezvous
@@ -121,12 +120,8 @@ class LocalRanks:
         )
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
-        """See `ports.Ranks`."""
         path = protocol.batch_path(self._shm_dir, self._name)
-        try:
-            arguments = await asyncio.to_thread(protocol.write_batch, path, batch)
-        except (OSError, SafetensorError) as error:
-            raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
+        arguments = await _write_batch("train", path, batch)
         # Ranks elsewhere cannot read the file: the first one sends it.
         arguments["keep_tokens"] = self._config.dumps.enabled
         per_rank = [arguments] * self._local_count + [{}] * len(self._elsewhere)
@@ -137,16 +132,12 @@ class LocalRanks:
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """See `ports.Ranks`. Only the first rank computes it."""
         path = protocol.comparison_path(self._shm_dir, self._name)
-        try:
-            arguments = await asyncio.to_thread(protocol.write_batch, path, batch)
-        except (OSError, SafetensorError) as error:
-            raise RankError(f"compare: the batch cannot be written to {path}: {error}") from error
+        arguments = await _write_batch("compare", path, batch)
         answer = await self._call_first("compare", {**arguments, "diagnose": diagnose})
         path.unlink(missing_ok=True)
-        return decode_comparison(answer)
+        return protocol.COMPARISON.validate_python(answer)
 
     async def publish_weights(self, version: int) -> Publication:
-        """See `ports.Ranks`."""
         return protocol.decode_publication(await self._call_first("publish", {"version": version}))
 
     async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
@@ -257,6 +248,13 @@ class LocalRanks:
         raise failed[0][1]
 
 
+async def _write_batch(command: str, path: Path, batch: TrainBatch) -> protocol.Message:
+    try:
+        return await asyncio.to_thread(protocol.write_batch, path, batch)
+    except (OSError, SafetensorError) as error:
+        raise RankError(f"{command}: the batch cannot be written to {path}: {error}") from error
+
+
 async def _collect_files(directory: Path, written: Sequence[Answer]) -> CheckpointFiles:
     """Wait until every rank has written its files or failed to, so that none writes any more.
 
@@ -266,5 +264,5 @@ async def _collect_files(directory: Path, written: Sequence[Answer]) -> Checkpoi
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-        sha256 |= protocol.decode_checkpoint(answer).sha256
+        sha256 |= protocol.CHECKPOINT.validate_python(answer).sha256
     return CheckpointFiles(directory, sha256)

@@ -46,7 +46,6 @@ class PendingCalls:
         return call, answer
 
     def command_of(self, call: int) -> str:
-        """Return the command of a call."""
         return self._waiting[call][0]
 
     def complete_call(self, call: int, result: protocol.Message) -> None:
@@ -56,7 +55,6 @@ class PendingCalls:
             answer.set_result(result)
 
     def fail_call(self, call: int, problem: str) -> None:
-        """Fail a call with a RankError."""
         _, answer = self._waiting.pop(call)
         if not answer.done():
             answer.set_exception(RankError(problem))

@@ -14,12 +14,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from safetensors import numpy as safetensors_numpy
 
 from services.common.domain.attempts import StopReason
 from services.common.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
+    Comparison,
     ExpertShape,
     Histogram,
     ModelInfo,
@@ -40,6 +42,9 @@ MAX_FRAME_BYTES = 64 << 20
 ORPHANED_EXIT_CODE = 3
 
 Message = dict[str, Any]
+
+# Results of plain values.
+COMPARISON, CHECKPOINT = TypeAdapter(Comparison), TypeAdapter(CheckpointFiles)
 
 
 class ChannelError(Exception):
@@ -288,11 +293,3 @@ def decode_publication(message: Message) -> Publication:
         canary_token_ids=np.array(message["canary_token_ids"], np.int32),
         canary_logprobs=np.array(message["canary_logprobs"], np.float32),
     )
-
-
-def encode_checkpoint(files: CheckpointFiles) -> Message:
-    return {"directory": str(files.directory), "sha256": dict(files.sha256)}
-
-
-def decode_checkpoint(message: Message) -> CheckpointFiles:
-    return CheckpointFiles(Path(message["directory"]), message["sha256"])

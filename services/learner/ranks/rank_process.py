@@ -33,6 +33,7 @@ class RankProcess:
         self._name = name
         self._calls = PendingCalls()
         self._reader = asyncio.create_task(self._read_answers())
+        self._closing: asyncio.Task[None] | None = None
 
     @staticmethod
     async def spawn_rank(
@@ -62,7 +63,13 @@ class RankProcess:
         self._child.kill()
 
     async def close(self) -> None:
-        """End it cleanly, or by force if it does not respond."""
+        """End it cleanly, or by force if it does not respond. May be called again, also
+        concurrently."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._end_process())
+        await asyncio.shield(self._closing)
+
+    async def _end_process(self) -> None:
         if not self.has_ended:
             self._write_frame({"command": "close"})
         await self._child.end_within(_CLOSE_SECONDS)

@@ -36,9 +36,7 @@ class SingleMachineRendezvous:
         self._path = protocol.rendezvous_path(shm_dir, name)
 
     async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
-        """See `Rendezvous`."""
         return ()
 
     async def open_address(self, first: RankHandle) -> str:
-        """See `Rendezvous`."""
         return f"file://{self._path}"

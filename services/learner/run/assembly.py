@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
 from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
@@ -24,7 +23,7 @@ from services.learner.run.status import LearnerStatus
 from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, load_tracked_run
 from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
-from services.learner.run.train_loop import LoopStages, TrainLoop
+from services.learner.run.train_loop import TrainLoop
 from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
 
 
@@ -60,10 +59,10 @@ async def build_run_state(
     guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
     alarms = await _build_alarms(runtime, vendors, journal)
     status = LearnerStatus(total_steps=config.steps, flags=lambda: alarms.metrics)
-    checkpoints = UploadedCheckpoints(
-        uploads,
+    checkpoints = Checkpoints(
         runtime.run_dir,
         journal,
+        uploads,
         run_id=runtime.run_id,
         run_epoch=epoch,
         keep=config.checkpoint.keep,
@@ -84,7 +83,9 @@ async def build_train_loop(
     await asyncio.to_thread(vendors.tracker.open_run, tracked)
     clock = await load_clock(journal)
     sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
-    stages = LoopStages(
+    return TrainLoop(
+        config=config,
+        dispatcher=dispatcher,
         trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
         publisher=PolicyPublisher(
             config, dispatcher, state.broadcast, state.guard, journal, vendors.publication_servers
@@ -103,8 +104,10 @@ async def build_train_loop(
             launcher_metrics=lambda: runtime.launcher_metrics,
         ),
         summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
+        status=state.status,
+        watchdog=runtime.watchdog,
+        drain=runtime.drain,
     )
-    return TrainLoop(config, dispatcher, stages, state.status, runtime.watchdog, runtime.drain)
 
 
 async def _build_alarms(

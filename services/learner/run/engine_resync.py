@@ -1,10 +1,10 @@
 """Resampling of a batch, which the guard orders when engines have diverged from the trainer."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from services.common.log import get_logger
 from services.learner.group_types import EndedGroup
-from services.learner.groups.batcher import Batch, ReadyGroup
+from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.weights.weight_broadcast import WeightBroadcast
 
@@ -12,15 +12,13 @@ _log = get_logger(__name__)
 DROP_REASON = "mismatch"
 
 
+@dataclass(frozen=True, slots=True)
 class EngineResync:
     """Resynchronises engines with the trainer, and discards what they have sampled."""
 
-    def __init__(
-        self, dispatcher: GroupDispatcher, broadcast: WeightBroadcast, max_staleness: int
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._broadcast = broadcast
-        self._max_staleness = max_staleness
+    dispatcher: GroupDispatcher
+    broadcast: WeightBroadcast
+    max_staleness: int
 
     async def resync_engines(self, batch: Batch, version: int) -> None:
         """Sample a batch again from engines that have reloaded the newest policy and proved it.
@@ -28,25 +26,23 @@ class EngineResync:
         Leases end with their work in progress: what the engines compute now may be as wrong as
         what they have submitted.
         """
-        dispatcher, policy = self._dispatcher, self._dispatcher.book.policy
+        dispatcher, policy = self.dispatcher, self.dispatcher.book.policy
         assert policy is not None, "a batch was sampled from some policy"
         for worker_id in dispatcher.book.workers.worker_ids:
             await dispatcher.mark_not_serving(worker_id, policy)
+        # All groups in the batcher, as if they were too old at this version.
+        waiting = dispatcher.batcher.drop_stale(version + 1 + self.max_staleness)
         ended = [
             EndedGroup(
                 group.spec, tuple(r.trajectory.key for r in group.graded), version, DROP_REASON
             )
-            for group in (*batch.all_groups, *self._take_waiting(version))
+            for group in (*batch.all_groups, *waiting)
         ]
         begun = dispatcher.book.drop_stale(version + 1)
         ended += [replace(group, reason=DROP_REASON) for group in begun]
         await dispatcher.endings.settle_groups(ended)
-        self._broadcast.resync_all()
+        self.broadcast.resync_all()
         await dispatcher.notify_changed()
         _log.warning(
             "sampling again from scratch; every engine reloads", version=version, dropped=len(ended)
         )
-
-    def _take_waiting(self, version: int) -> list[ReadyGroup]:
-        """Take every group out of the batcher, as if all were too old at this version."""
-        return self._dispatcher.batcher.drop_stale(version + 1 + self._max_staleness)

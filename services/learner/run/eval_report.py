@@ -50,7 +50,7 @@ class Evaluation:
         self.policy = policy
         self.eval_id = f"{moment}-{policy.run_epoch}-{policy.version}"
         self.done = asyncio.Event()
-        self.on_progress: Callable[[], None] = _ignore_progress
+        self.on_progress: Callable[[], None] = lambda: None
         self._sets = [s for s in sets if moment == "eval_only" or moment in s.config.when]
         self._set_of: dict[str, str] = {}
         self._results: dict[str, TaskResult] = {}
@@ -160,10 +160,6 @@ def _flatten_metrics(prefix: str, result: Mapping[str, Any]) -> dict[str, float]
         low, high = wilson_interval(result[name], result["tasks"])
         flat |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
     return flat
-
-
-def _ignore_progress() -> None:
-    """Ignore progress."""
 
 
 def _task_result(group: ReadyGroup) -> TaskResult:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.common.concurrency import cancel_tasks, wait_unless
@@ -18,39 +19,32 @@ from services.learner.run.status import Phase
 _log = get_logger(__name__)
 
 
+@dataclass
 class EvalSchedule:
     """Schedule of evaluations, one at a time.
 
     A result is in the journal once `is_running` is False again."""
 
-    def __init__(
-        self,
-        config: LearnerConfig,
-        eval_sets: Sequence[EvalSet],
-        dispatcher: GroupDispatcher,
-        journal: Journal,
-        sinks: ResultSinks,
-        dumps: Dumps,
-        watchdog: Watchdog,
-    ) -> None:
-        self._config = config
-        self._eval_sets = eval_sets
-        self._dispatcher = dispatcher
-        self._journal = journal
-        self._sinks = sinks
-        self._dumps = dumps
-        self._watchdog = watchdog
+    config: LearnerConfig
+    eval_sets: Sequence[EvalSet]
+    dispatcher: GroupDispatcher
+    journal: Journal
+    sinks: ResultSinks
+    dumps: Dumps
+    watchdog: Watchdog
+
+    def __post_init__(self) -> None:
         self._current: tuple[Evaluation, asyncio.Task[None]] | None = None
         # By eval id, in version order.
         self.reports: dict[str, dict[str, Any]] = {}
 
     async def load_reports(self) -> None:
         """Load the reports that earlier starts of the run left in the journal."""
-        self.reports = await self._journal.load_eval_results()
+        self.reports = await self.journal.load_eval_results()
 
     @property
     def has_sets(self) -> bool:
-        return bool(self._eval_sets)
+        return bool(self.eval_sets)
 
     @property
     def is_running(self) -> bool:
@@ -60,24 +54,24 @@ class EvalSchedule:
         """Return True if this version's evaluation is configured and not in the journal.
 
         `during` is due every `eval.every` steps between the first and the last."""
-        every = self._config.eval.every
-        between = 0 < version < self._config.steps
+        every = self.config.eval.every
+        between = 0 < version < self.config.steps
         if moment == "during" and not (every and between and version % every == 0):
             return False
-        if not any(moment in chosen.config.when for chosen in self._eval_sets):
+        if not any(moment in chosen.config.when for chosen in self.eval_sets):
             return False
         rows = [eval_id.split("-") for eval_id in self.reports]
         return not any(row[0] == moment and row[2] == str(version) for row in rows)
 
     async def begin_evaluation(self, moment: Moment) -> None:
         """Start evaluating the newest policy."""
-        policy = self._sinks.status.policy
+        policy = self.sinks.status.policy
         assert policy is not None, "an evaluation follows a publication"
-        evaluation = Evaluation(moment, policy, self._eval_sets)
+        evaluation = Evaluation(moment, policy, self.eval_sets)
         evaluation.on_progress = lambda: self._show_progress(evaluation)
-        self._dispatcher.endings.on_eval_group = evaluation.add_group
+        self.dispatcher.endings.on_eval_group = evaluation.add_group
         self._show_progress(evaluation)
-        await self._dispatcher.add_eval_groups(evaluation.specs)
+        await self.dispatcher.add_eval_groups(evaluation.specs)
         task = asyncio.create_task(self._run_evaluation(evaluation), name="evaluation")
         self._current = (evaluation, task)
 
@@ -101,7 +95,7 @@ class EvalSchedule:
                 return False
             unfinished = evaluation.unfinished_groups
             _log.warning("evaluation delayed the publication too long", missing=len(unfinished))
-            await self._dispatcher.drop_eval_groups(unfinished, "eval_hold")
+            await self.dispatcher.drop_eval_groups(unfinished, "eval_hold")
             evaluation.done.set()
         return await self.wait_until_done()
 
@@ -113,16 +107,16 @@ class EvalSchedule:
             self._current = None
 
     async def _run_evaluation(self, evaluation: Evaluation) -> None:
-        with self._watchdog.stage("evaluate"):
+        with self.watchdog.stage("evaluate"):
             await evaluation.done.wait()
         report = evaluation.build_report()
         version = evaluation.policy.version
-        await self._journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
+        await self.journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
-        sinks = self._sinks
+        sinks = self.sinks
         sinks.tracker.log_metrics(version, logged, {})
-        self._dumps.offer_eval(evaluation.eval_id, evaluation.moment, version, logged)
+        self.dumps.offer_eval(evaluation.eval_id, evaluation.moment, version, logged)
         sinks.alarms.judge_evaluation(version, logged)
         sinks.status.update_metrics(logged)
         if sinks.status.phase is Phase.EVALUATING:
@@ -135,4 +129,4 @@ class EvalSchedule:
         total = len(evaluation.specs)
         done = float(total - len(evaluation.unfinished_groups))
         progress = {"eval/progress_done": done, "eval/progress_total": float(total)}
-        self._sinks.status.update_metrics(progress)
+        self.sinks.status.update_metrics(progress)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
@@ -17,30 +18,22 @@ from services.learner.weights.weight_broadcast import Announcement, WeightBroadc
 _log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class PolicyPublisher:
     """Publishes policies, each durable in the journal before any worker learns of it."""
 
-    def __init__(
-        self,
-        config: LearnerConfig,
-        dispatcher: GroupDispatcher,
-        broadcast: WeightBroadcast,
-        guard: MismatchGuard,
-        journal: Journal,
-        servers: Sequence[SnapshotServer],
-    ) -> None:
-        """Create it; `servers` is empty when every worker shares memory with the learner."""
-        self._config = config
-        self._dispatcher = dispatcher
-        self._broadcast = broadcast
-        self._guard = guard
-        self._journal = journal
-        self._servers = servers
+    config: LearnerConfig
+    dispatcher: GroupDispatcher
+    broadcast: WeightBroadcast
+    guard: MismatchGuard
+    journal: Journal
+    # Empty if every worker shares memory with the learner.
+    servers: Sequence[SnapshotServer]
 
     @property
     def sync_seconds(self) -> float | None:
         """Seconds from the newest announcement to the last engine's report."""
-        return self._broadcast.sync_seconds
+        return self.broadcast.sync_seconds
 
     async def publish_policy(
         self, publication: Publication, trained: Batch | None, *, train: bool
@@ -48,32 +41,32 @@ class PolicyPublisher:
         """Announce written weights, and free the slots of the step that made them.
 
         Without `train`, only evaluations are leased."""
-        version, lineage = publication.version, self._dispatcher.lineage
-        policy = PolicyId(self._dispatcher.run_epoch, version, publication.fingerprint)
+        version, lineage = publication.version, self.dispatcher.lineage
+        policy = PolicyId(self.dispatcher.run_epoch, version, publication.fingerprint)
         known = lineage.fingerprints_of(version)
         if known and publication.fingerprint not in known:
             _log.warning("replay produced other weights than the first time", version=version)
-        await self._journal.add_publication(policy)
-        for server in self._servers:
+        await self.journal.add_publication(policy)
+        for server in self.servers:
             await server.serve_publication(publication, policy)
-        train = train and self._config.mode == "train"
-        self._dispatcher.book.train_slots = self._slots_left(version) if train else 0
-        probes = self._guard.probes_for(publication)
-        self._broadcast.announce_policy(Announcement(policy, publication, probes))
-        await self._dispatcher.advance_policy(policy, trained)
+        train = train and self.config.mode == "train"
+        self.dispatcher.book.train_slots = self._slots_left(version) if train else 0
+        probes = self.guard.probes_for(publication)
+        self.broadcast.announce_policy(Announcement(policy, publication, probes))
+        await self.dispatcher.advance_policy(policy, trained)
         asyncio.get_running_loop().call_later(
-            self._config.publish_timeout_s, self._end_absent_leases, policy
+            self.config.publish_timeout_s, self._end_absent_leases, policy
         )
         return policy
 
     def _slots_left(self, version: int) -> int:
         """Return the slots for TRAIN groups: fewer if the run needs fewer."""
-        remaining = (self._config.steps - version) * self._config.groups_per_step
-        return min(self._dispatcher.book.rules.train_slots, remaining)
+        remaining = (self.config.steps - version) * self.config.groups_per_step
+        return min(self.dispatcher.book.rules.train_slots, remaining)
 
     def _end_absent_leases(self, policy: PolicyId) -> None:
-        for worker_id in self._broadcast.list_absent(policy):
+        for worker_id in self.broadcast.list_absent(policy):
             _log.warning(
                 "worker did not load the policy in time", worker=worker_id, version=policy.version
             )
-            self._dispatcher.book.end_leases_of(worker_id)
+            self.dispatcher.book.end_leases_of(worker_id)

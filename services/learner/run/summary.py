@@ -1,11 +1,11 @@
 """`summary.json`: a run's results and times. Fractions, not percents."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.durable_files import replace_file
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import Journal
 from services.learner.run.eval_report import MAIN_SET
@@ -50,6 +50,5 @@ class RunSummary:
             "seed": self._seed,
             "trajectories": await self._journal.run_read(count_fates),
         }
-        partial = self._run_dir / f"{SUMMARY_FILE}.partial"
-        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, self._run_dir / SUMMARY_FILE)
+        text = json.dumps(summary, indent=2) + "\n"
+        replace_file(self._run_dir / SUMMARY_FILE, text.encode())

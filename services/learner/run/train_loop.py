@@ -38,10 +38,12 @@ from services.learner.types import ModelInfo, StepSettings
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStages:
-    """Stages of the loop."""
+@dataclass(kw_only=True)
+class TrainLoop:
+    """Training loop of one learner; `run_until_done` returns when it is done or drained."""
 
+    config: LearnerConfig
+    dispatcher: GroupDispatcher
     trainer: StepTrainer
     publisher: PolicyPublisher
     guard: MismatchGuard
@@ -49,32 +51,11 @@ class LoopStages:
     evals: EvalSchedule
     recorder: StepRecorder
     summary: RunSummary
+    status: LearnerStatus
+    watchdog: Watchdog
+    drain: asyncio.Event
 
-
-class TrainLoop:
-    """Training loop of one learner; `run_until_done` returns when it is done or drained."""
-
-    def __init__(
-        self,
-        config: LearnerConfig,
-        dispatcher: GroupDispatcher,
-        stages: LoopStages,
-        status: LearnerStatus,
-        watchdog: Watchdog,
-        drain: asyncio.Event,
-    ) -> None:
-        self._config = config
-        self._dispatcher = dispatcher
-        self._trainer = stages.trainer
-        self._publisher = stages.publisher
-        self._guard = stages.guard
-        self._resync = stages.resync
-        self._evals = stages.evals
-        self._recorder = stages.recorder
-        self._summary = stages.summary
-        self._status = status
-        self._watchdog = watchdog
-        self._drain = drain
+    def __post_init__(self) -> None:
         self._stopwatch = Stopwatch()
 
     async def run_until_done(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
@@ -85,16 +66,16 @@ class TrainLoop:
         if not await self._load_and_replay(on_loaded):
             return await self._stop_early()
         await self._publish_policy(None)
-        if self._config.mode == "eval":
+        if self.config.mode == "eval":
             return await self._evaluate_only()
         await self._begin_eval()
-        while self._trainer.version < self._config.steps:
-            batch = await run_unless(self._drain, self._collect_batch())
+        while self.trainer.version < self.config.steps:
+            batch = await run_unless(self.drain, self._collect_batch())
             if batch is None:
                 return await self._stop_early()
             ruling = await self._judge_batch(batch)
             if ruling.resync:
-                await self._resync.resync_engines(batch, self._trainer.version)
+                await self.resync.resync_engines(batch, self.trainer.version)
             elif not await self._run_step(batch, ruling.settings):
                 return await self._stop_early(save=False)
         return await self._finish_run()
@@ -106,22 +87,22 @@ class TrainLoop:
 
         A policy on the way whose evaluation is missing is evaluated first, since the run never
         returns to it. Return False if a drain came before the end."""
-        await self._evals.load_reports()
-        checkpoint = await self._trainer.find_checkpoint()
-        with self._watchdog.stage("start ranks"):
-            info = await run_unless(self._drain, self._trainer.start_ranks(checkpoint))
+        await self.evals.load_reports()
+        checkpoint = await self.trainer.find_checkpoint()
+        with self.watchdog.stage("start ranks"):
+            info = await run_unless(self.drain, self.trainer.start_ranks(checkpoint))
         if info is None:
             return False
-        await self._trainer.check_weights(info)
+        await self.trainer.check_weights(info)
         on_loaded(info)
-        self._guard.note_model(info)
-        for plan in await self._trainer.plans_to_replay():
+        self.guard.note_model(info)
+        for plan in await self.trainer.plans_to_replay():
             if not await self._catch_up_eval():
                 return False
-            await self._recorder.record_replayed(plan.step, await self._trainer.train_plan(plan))
-            self._status.update_metrics({}, step=plan.step)
-        self._status.update_metrics({}, step=self._trainer.version)
-        _log.info("loaded", parameters=info.parameters, step=self._trainer.version)
+            await self.recorder.record_replayed(plan.step, await self.trainer.train_plan(plan))
+            self.status.update_metrics({}, step=plan.step)
+        self.status.update_metrics({}, step=self.trainer.version)
+        _log.info("loaded", parameters=info.parameters, step=self.trainer.version)
         self._stopwatch.end_lap()
         return True
 
@@ -129,27 +110,27 @@ class TrainLoop:
         """Finish the evaluation of this version that an earlier start began.
 
         Return False if drained."""
-        if self._config.mode == "eval" or not self._evals.is_due(
-            self._eval_moment, self._trainer.version
+        if self.config.mode == "eval" or not self.evals.is_due(
+            self._eval_moment, self.trainer.version
         ):
             return True
         await self._publish_policy(None, train=False)
         await self._begin_eval()
-        self._status.enter_phase(Phase.EVALUATING)
-        return await run_unless(self._drain, self._evals.wait_until_done()) is not None
+        self.status.enter_phase(Phase.EVALUATING)
+        return await run_unless(self.drain, self.evals.wait_until_done()) is not None
 
     async def _collect_batch(self) -> Batch:
-        phase = Phase.EVALUATING if self._evals.is_running else Phase.SAMPLING
-        self._status.enter_phase(phase)
-        with self._stopwatch.time_stage("rollout_wait"), self._watchdog.stage("collect"):
-            return await self._dispatcher.wait_for_batch()
+        phase = Phase.EVALUATING if self.evals.is_running else Phase.SAMPLING
+        self.status.enter_phase(phase)
+        with self._stopwatch.time_stage("rollout_wait"), self.watchdog.stage("collect"):
+            return await self.dispatcher.wait_for_batch()
 
     async def _judge_batch(self, batch: Batch) -> Ruling:
         """Compare a batch with the trainer before it is trained on.
 
         Raises MismatchError if the run must not start, or must stop after a checkpoint."""
-        with self._watchdog.stage("compare"):
-            ruling = await self._guard.before_step(batch, self._trainer.version)
+        with self.watchdog.stage("compare"):
+            ruling = await self.guard.before_step(batch, self.trainer.version)
         if ruling.stop:
             await self._finish_saving()
             raise ruling.stop
@@ -160,93 +141,93 @@ class TrainLoop:
 
         Return False if a drain came while an evaluation delayed the publication: the plan is
         journaled, and the next start evaluates and then trains again."""
-        base = self._trainer.version
+        base = self.trainer.version
         bind_process(step=base + 1)
-        plan = await self._trainer.commit_plan(batch, settings)
-        self._status.enter_phase(Phase.TRAINING)
-        sync = self._publisher.sync_seconds
+        plan = await self.trainer.commit_plan(batch, settings)
+        self.status.enter_phase(Phase.TRAINING)
+        sync = self.publisher.sync_seconds
         facts = {"step": plan.step, "attempts": len(plan.attempts)}
-        stage = self._watchdog.stage("train")
+        stage = self.watchdog.stage("train")
         with self._stopwatch.time_stage("train"), stage, trace.span("train", facts):
-            result = self._guard.with_metrics(await self._trainer.train_plan(plan), base)
+            result = self.guard.with_metrics(await self.trainer.train_plan(plan), base)
         with self._stopwatch.time_stage("eval_wait"):
-            if not await self._evals.wait_at_most(self._config.eval.hold_s, self._drain):
+            if not await self.evals.wait_at_most(self.config.eval.hold_s, self.drain):
                 return False
         await self._publish_policy(batch)
-        if is_checkpoint_due(self._trainer.version, self._config.checkpoint):
+        if is_checkpoint_due(self.trainer.version, self.config.checkpoint):
             await self._begin_checkpoint()
         lap = self._stopwatch.end_lap()
-        await self._recorder.record_step(batch, result, lap, sync, base=base)
+        await self.recorder.record_step(batch, result, lap, sync, base=base)
         await self._begin_eval()
         return True
 
     async def _publish_policy(self, batch: Batch | None, *, train: bool = True) -> None:
         """Publish the weights of this version; without `train`, only for evaluations."""
-        self._status.enter_phase(Phase.PUBLISHING)
-        stage = self._watchdog.stage("publish")
-        span = trace.span("publish", {"step": self._trainer.version})
+        self.status.enter_phase(Phase.PUBLISHING)
+        stage = self.watchdog.stage("publish")
+        span = trace.span("publish", {"step": self.trainer.version})
         with self._stopwatch.time_stage("publish"), stage, span:
-            publication = await self._trainer.write_weights()
-        self._status.policy = await self._publisher.publish_policy(publication, batch, train=train)
+            publication = await self.trainer.write_weights()
+        self.status.policy = await self.publisher.publish_policy(publication, batch, train=train)
 
     async def _begin_checkpoint(self) -> None:
-        with self._stopwatch.time_stage("checkpoint"), self._watchdog.stage("checkpoint"):
-            await self._trainer.begin_checkpoint()
+        with self._stopwatch.time_stage("checkpoint"), self.watchdog.stage("checkpoint"):
+            await self.trainer.begin_checkpoint()
 
     async def _finish_saving(self) -> None:
         """Save this version if needed, and wait until its checkpoint counts."""
-        if not self._trainer.is_saved:
+        if not self.trainer.is_saved:
             await self._begin_checkpoint()
-        with self._watchdog.stage("checkpoint"):
-            await self._trainer.finish_checkpoint()
+        with self.watchdog.stage("checkpoint"):
+            await self.trainer.finish_checkpoint()
 
     async def _finish_run(self) -> bool:
         await self._finish_saving()
-        if not await self._evals.wait_at_most(self._config.eval.hold_s, self._drain):
+        if not await self.evals.wait_at_most(self.config.eval.hold_s, self.drain):
             return await self._stop_early()
-        if self._evals.is_due("after", self._trainer.version):
+        if self.evals.is_due("after", self.trainer.version):
             return await self._evaluate_to_the_end("after")
         return await self._mark_done()
 
     async def _evaluate_only(self) -> bool:
         """Evaluate the run's newest policy on all sets: mode `eval`."""
-        if not self._evals.has_sets:
+        if not self.evals.has_sets:
             raise ConfigError("learner.mode is eval, but learner.eval.sets has no set to evaluate")
         return await self._evaluate_to_the_end("eval_only")
 
     async def _evaluate_to_the_end(self, moment: Moment) -> bool:
-        await self._evals.begin_evaluation(moment)
-        self._status.enter_phase(Phase.EVALUATING)
-        if await run_unless(self._drain, self._evals.wait_until_done()) is None:
+        await self.evals.begin_evaluation(moment)
+        self.status.enter_phase(Phase.EVALUATING)
+        if await run_unless(self.drain, self.evals.wait_until_done()) is None:
             return await self._stop_early()
         return await self._mark_done()
 
     async def _mark_done(self) -> bool:
         await self._write_summary()
-        self._status.enter_phase(Phase.DONE)
+        self.status.enter_phase(Phase.DONE)
         return True
 
     async def _stop_early(self, *, save: bool = True) -> bool:
         """Leave a drained run so that it can resume later."""
-        self._status.enter_phase(Phase.DRAINING)
-        await self._evals.cancel_running()
-        if save and self._config.mode == "train":
+        self.status.enter_phase(Phase.DRAINING)
+        await self.evals.cancel_running()
+        if save and self.config.mode == "train":
             await self._finish_saving()
-        await self._trainer.finish_checkpoint()
+        await self.trainer.finish_checkpoint()
         await self._write_summary()
         return False
 
     async def _begin_eval(self) -> None:
         """Start evaluating the policy that was just published, if that is due."""
-        if self._evals.is_due(self._eval_moment, self._trainer.version):
-            await self._evals.begin_evaluation(self._eval_moment)
+        if self.evals.is_due(self._eval_moment, self.trainer.version):
+            await self.evals.begin_evaluation(self._eval_moment)
 
     @property
     def _eval_moment(self) -> Moment:
-        return "before" if self._trainer.version == 0 else "during"
+        return "before" if self.trainer.version == 0 else "during"
 
     async def _write_summary(self) -> None:
-        await self._summary.write_summary(self._evals.reports, steps=self._trainer.version)
+        await self.summary.write_summary(self.evals.reports, steps=self.trainer.version)
 
 
 def is_checkpoint_due(version: int, config: CheckpointConfig) -> bool:

@@ -1,8 +1,10 @@
-"""Parser for the lines of `metrics.jsonl`."""
+"""A run's `metrics.jsonl`: its name, and the parser for its lines."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
 
 
 def parse_points(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -77,22 +77,23 @@ def _logged_traces(path: Path) -> Iterator[ProgressTrace]:
     """Yield a trace for each logged step. Ignore a step that does not follow its predecessor: a
     damaged digit must not stop a run."""
     before = 0
-    for point in parse_points(_read_tail(path)):
+    for point in parse_points(read_tail(path, _TAIL_BYTES)):
         step = point["step"]
         if before <= step <= before + 1:
             yield ProgressTrace(step, path, _to_count(point.get(_RECEIVED)))
         before = step
 
 
-def _read_tail(path: Path) -> list[bytes]:
+def read_tail(path: Path, most_bytes: int) -> list[bytes]:
+    """Return the whole lines in the end of a file; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(max(0, size - most_bytes))
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    return lines[1:-1] if size > _TAIL_BYTES else lines[:-1]
+    return lines[1:-1] if size > most_bytes else lines[:-1]
 
 
 def _to_count(value: Any) -> int:

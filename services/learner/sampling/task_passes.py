@@ -95,7 +95,7 @@ class TaskPasses:
         place = self._skipped.find(0, self._position)
         if place < 0:
             self._turn, place = self._turn + 1, 0
-            self._begin_pass(_zero_indices(self._out))
+            self._begin_pass([index for index, out in enumerate(self._out) if not out])
         self._position = place + 1
         return self._order[place]
 
@@ -117,13 +117,3 @@ class TaskPasses:
         self._order = members
         self._place = {index: place for place, index in enumerate(members)}
         self._skipped = bytearray(len(members))
-
-
-def _zero_indices(flags: bytearray) -> list[int]:
-    """Return the indices of the zeros; skip runs of others at the speed of memory."""
-    found: list[int] = []
-    at = flags.find(0)
-    while at >= 0:
-        found.append(at)
-        at = flags.find(0, at + 1)
-    return found

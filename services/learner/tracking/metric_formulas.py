@@ -5,7 +5,7 @@ environment's name becomes `_`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from services.learner.types import PASS_REWARD
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step's stages; `step` runs from the end of the previous step to its own
-    end."""
+    """Seconds of one step's stages, named like their metrics; `step` runs from the end of the
+    previous step to its own end."""
 
     rollout_wait: float
     # From the first lease of the step's groups to the end of the last.
@@ -139,19 +139,8 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
     in which the trainer was idle.
     """
     busy = times.train + times.publish + times.checkpoint
-    metrics = {
-        "timing/rollout_wait": times.rollout_wait,
-        "timing/rollout": times.rollout,
-        "timing/train": times.train,
-        "timing/publish": times.publish,
-        "timing/eval_wait": times.eval_wait,
-        "timing/checkpoint": times.checkpoint,
-        "timing/step": times.step,
-        "timing/idle_share": max(0.0, 1.0 - busy / times.step) if times.step else 0.0,
-    }
-    if times.sync is not None:
-        metrics["timing/sync"] = times.sync
-    return metrics
+    known = {f"timing/{name}": value for name, value in asdict(times).items() if value is not None}
+    return known | {"timing/idle_share": max(0.0, 1.0 - busy / times.step) if times.step else 0.0}
 
 
 def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:

@@ -84,7 +84,7 @@ class LiveSender:
         an engine that joins a stalled sender waits for as long as that lives."""
         await self._child.close()
         try:
-            self.address = await self._child.start_process(self._start.to_line())
+            self.address = await self._child.start_process(self._start)
         except (PublicationChildError, OSError) as error:
             _log.warning("engines fetch weights: their sender does not start", reason=str(error))
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.policy import PolicyId
+from services.common.json_lines import encode_line
 from services.common.logged_child import LoggedChild
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
 from services.common.python_command import python_command
@@ -76,14 +77,14 @@ class PublicationChild:
         # Identities of devices whose memory it shares with engines.
         self.devices: frozenset[str] = frozenset()
 
-    async def start_process(self, start: bytes) -> str:
-        """Start the process with a line of configuration and return its address.
+    async def start_process(self, config: WeightServerConfig | WeightSenderConfig) -> str:
+        """Start the process with its configuration and return its address.
 
         Raises PublicationChildError."""
         command = python_command("-m", self._module)
         self._child = await LoggedChild.start_child(command, self._log_path)
         # Not by its environment, which other processes can read.
-        self._child.stdin.write(start)
+        self._child.stdin.write(encode_line(config))
         answer = await self._read_answer(self._child, _START_SECONDS)
         self.devices = frozenset(answer.get("devices", ()))
         return answer["address"]
@@ -99,19 +100,11 @@ class PublicationChild:
             str(publication.path),
             publication.total_bytes,
         )
-        async with self._turn:
-            if self._child is None:
-                raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(snapshot.to_line())
-            await self._read_answer(self._child, _ANSWER_SECONDS)
+        await self._exchange_lines(encode_line(snapshot))
 
     async def check_answers(self) -> None:
         """Have the process answer a line without a publication. Raises PublicationChildError."""
-        async with self._turn:
-            if self._child is None:
-                raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(PING)
-            await self._read_answer(self._child, _ANSWER_SECONDS)
+        await self._exchange_lines(PING)
 
     async def close(self) -> None:
         """End the process. May be called again, and in any state."""
@@ -123,6 +116,13 @@ class PublicationChild:
     @property
     def _name(self) -> str:
         return f"the {self._module.rpartition('.')[2].replace('_', ' ')}"
+
+    async def _exchange_lines(self, line: bytes) -> None:
+        async with self._turn:
+            if self._child is None:
+                raise PublicationChildError(f"{self._name} has not been started")
+            self._child.stdin.write(line)
+            await self._read_answer(self._child, _ANSWER_SECONDS)
 
     async def _read_answer(self, child: LoggedChild, seconds: float) -> dict[str, Any]:
         try:

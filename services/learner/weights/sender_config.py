@@ -1,8 +1,6 @@
 """Configuration of the sender of weights, importable without the sender's tensors."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from services.common.weight_transfer import TransferSettings
 
@@ -27,14 +25,3 @@ class WeightSenderConfig:
     def reached_at(self) -> str:
         """Host at which engines reach the sender."""
         return self.advertise or self.host
-
-    def to_line(self) -> bytes:
-        """Encode as a line of stdin."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> "WeightSenderConfig":
-        """Decode the result of `to_line`."""
-        values: dict[str, Any] = json.loads(line)
-        values["settings"] = TransferSettings(**values["settings"])
-        return WeightSenderConfig(**values)

@@ -95,7 +95,7 @@ class WeightBroadcast:
         self._can_send = can_send
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.
-        self.on_left: Callable[[str], None] = _ignore_departure
+        self.on_left: Callable[[str], None] = lambda _: None
         # From the last announcement until every member served it; None until then.
         self.sync_seconds: float | None = None
         self._tolerance = canary_tolerance
@@ -167,17 +167,14 @@ class WeightBroadcast:
         """Check that a worker is attached. Raises UnknownWorkerError."""
         self._find_worker(worker_id)
 
-    def note_refused(self, worker_id: str) -> None:
-        """Record that a member serves wrong weights: it gets the newest policy again, whole."""
-        self._retry_later(self._find_worker(worker_id))
-
     def resync_all(self) -> None:
         """Send every member the newest policy again, whole, at once."""
         for member in self._members.values():
             _forget_holding(member)
 
     def note_failed(self, worker_id: str) -> None:
-        """Record that a member could not load: it gets the newest policy again, whole."""
+        """Record that a member could not load, or serves wrong weights: it gets the newest policy
+        again, whole."""
         self._retry_later(self._find_worker(worker_id))
 
     def list_absent(self, policy: PolicyId) -> list[str]:
@@ -238,7 +235,3 @@ def _forget_holding(member: AttachedWorker) -> None:
     member.sent, member.holding = None, None
     member.fetch_next = member.reload_next = True
     member.wake.set()
-
-
-def _ignore_departure(worker_id: str) -> None:
-    """Ignore the departure of a member."""

@@ -6,13 +6,11 @@ its stdin is a `WeightServerConfig`, including secrets; it answers with one JSON
 [run_epoch, version]}`. It ends when its stdin does, so it never outlives its parent."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -20,6 +18,7 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
+from services.common.json_lines import decode_line
 from services.common.printable_text import print_json
 from services.common.redaction import add_secret
 from services.common.tls import from_text
@@ -50,15 +49,6 @@ class WeightServerConfig:
     advertise: str | None = None
     # Send differences to workers that hold an older publication.
     delta: bool = True
-
-    def to_line(self) -> bytes:
-        """Encode as a line of stdin."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> "WeightServerConfig":
-        """Decode the result of `to_line`."""
-        return WeightServerConfig(**json.loads(line))
 
 
 class WeightService(pb_grpc.WeightServiceServicer):
@@ -122,7 +112,7 @@ class WeightService(pb_grpc.WeightServiceServicer):
 async def serve_weights() -> None:
     """Serve until stdin ends."""
     lines = await _open_stdin()
-    start = WeightServerConfig.from_line(await lines.readline())
+    start = decode_line(WeightServerConfig, await lines.readline())
     log.setup("weight_server", start.run_id)
     add_secret(start.token)
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
@@ -133,17 +123,13 @@ async def serve_weights() -> None:
     at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
     async with at as serving:
         serving.set_serving(True)
-        _print_message({"address": serving.address})
+        print_json({"address": serving.address})
         while (line := await lines.readline()).endswith(b"\n"):
-            snapshot = WeightSnapshot.from_line(line)
+            snapshot = decode_line(WeightSnapshot, line)
             shelf.add_snapshot(snapshot)
             if deltas is not None:
                 deltas.note_announced()
-            _print_message({"announced": [snapshot.run_epoch, snapshot.version]})
-
-
-def _print_message(message: dict[str, Any]) -> None:
-    print_json(message)
+            print_json({"announced": [snapshot.run_epoch, snapshot.version]})
 
 
 async def _open_stdin() -> asyncio.StreamReader:
@@ -155,7 +141,6 @@ async def _open_stdin() -> asyncio.StreamReader:
 
 
 def main() -> None:
-    """Run the process."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve_weights())

@@ -1,8 +1,8 @@
 """Publications as known to a process beside the learner: the file that holds each."""
 
-import json
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Base64Bytes
 
 # Newest publications held; the slot of the one before them is being rewritten.
 KEPT = 2
@@ -18,21 +18,9 @@ class WeightSnapshot:
 
     run_epoch: int
     version: int
-    fingerprint: bytes
+    fingerprint: Base64Bytes
     path: str
     total_bytes: int
-
-    def to_line(self) -> bytes:
-        """Encode as a line of stdin."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps({**values, "fingerprint": self.fingerprint.hex()}).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> "WeightSnapshot":
-        """Decode the result of `to_line`."""
-        values: dict[str, Any] = json.loads(line)
-        values["fingerprint"] = bytes.fromhex(values["fingerprint"])
-        return WeightSnapshot(**values)
 
 
 class SnapshotCache:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.fingerprint import TokenizerDigests
 from services.common.spec import PolicyConfig
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
@@ -60,7 +61,7 @@ async def live(life: Life) -> None:
         life.folder / "weights", _policy(life.model), Killer(life.moment, life.count)
     )
     tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
-    await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
+    await run_learner(runtime, LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER)))
     tracker.close()
 
 

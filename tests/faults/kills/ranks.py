@@ -21,8 +21,8 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.trainer import Trainer
-from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
+from tests.support.fake_ranks import FakeRanks
 
 LR = 1e-2
 RANK = RankConfig(pack_tokens=64, head_chunk=16)

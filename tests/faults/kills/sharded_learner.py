@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from services.common.fingerprint import TokenizerDigests
 from services.common.spec import PolicyConfig
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks import rank_process
 from services.learner.ranks.cluster import ClusterSite, RayCluster
-from services.learner.ranks.fake import FakeRanks
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import Comparison, ModelInfo, Publication, TrainBatch
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 from tests.support.process_forge import ProcessForge
 from tests.support.rank_configs import policy_config
@@ -110,7 +111,7 @@ async def live_sharded(life: ShardedLife) -> None:
     ranks = TrustedRanks(life.folder, policy, config, life.folder / "shm", cluster)
     tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
     try:
-        given = LearnerDependencies(ranks, tracker, TOKENIZER, cluster=cluster)
+        given = LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER), cluster=cluster)
         await run_learner(runtime, given)
     finally:
         await ranks.close()

@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
+from services.common.fingerprint import TokenizerDigests
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.learner.alarms.adapters.sinks import build_alarm_sinks
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER
 
 
@@ -21,7 +22,7 @@ async def serve(runtime: Runtime[LearnerConfig]) -> None:
     sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, run_dir)
     tracker = JsonlTracker(run_dir / "metrics.jsonl")
     vendors = LearnerDependencies(
-        FakeRanks(run_dir / "weights"), tracker, TOKENIZER, alarm_sinks=sinks
+        FakeRanks(run_dir / "weights"), tracker, TokenizerDigests(TOKENIZER), alarm_sinks=sinks
     )
     try:
         await run_learner(runtime, vendors)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.learner.checkpoints.checkpoint_folders import Checkpoints, CheckpointWriteError
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.store import Journal, open_journal
 from services.learner.ports import RankError
-from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
@@ -19,6 +19,7 @@ from services.learner.run_files.checkpoint_manifest import (
     verify_checkpoint,
 )
 from services.learner.types import CheckpointFiles
+from tests.support.fake_ranks import FakeRanks
 
 MODEL = "model.bin"
 
@@ -33,7 +34,7 @@ async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, journal: Journal) -> Checkpoints:
-    return Checkpoints(tmp_path, journal, run_id="a-run", run_epoch=3, keep=2)
+    return Checkpoints(tmp_path, journal, CheckpointUploads(), run_id="a-run", run_epoch=3, keep=2)
 
 
 async def save(checkpoints: Checkpoints, *steps: int) -> FakeRanks:

@@ -11,9 +11,9 @@ import pytest
 
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
-from services.learner.ranks.fake import FakeRanks
 from services.learner.run.step_trainer import ReplayError
 from tests.learner.run.test_train_loop import query, run_to_the_end, start
+from tests.support.fake_ranks import FakeRanks
 
 EVERY = {"every": 2, "keep": 2}
 

@@ -28,10 +28,10 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import flatten_groups
-from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 from services.learner.run_files.rank_record import write_record
 from tests.support.checkpoints import load_group, write_checkpoint
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import UploadingMachine, query, train

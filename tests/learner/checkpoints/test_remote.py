@@ -20,7 +20,7 @@ from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.checkpoints.remote_upload import FencedError
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
-from services.learner.ranks.fake import FakeRanks
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, RunningLearner, learner, make_config
 from tests.support.remote_checkpoints import RUN_ID, manifests, query, train, unreliable
 

@@ -15,8 +15,8 @@ from tokenizers.models import WordLevel
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import RunDumps
 from services.learner.ranks import protocol
-from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
 from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
+from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks
 
 STEPS = 3

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from services.common.json_lines import decode_line, encode_line
 from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.jobs import DumpSetup
@@ -308,7 +309,7 @@ def test_a_spec_sets_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
     assert (found.every, found.keep, found.model) == (3, 5, "m")
     assert found.remote == "s3://bucket/prefix/test-run"
     assert found.remote_options == {"endpoint_url": "http://x"}
-    assert DumpSetup.from_line(found.to_line()) == found
+    assert decode_line(DumpSetup, encode_line(found)) == found
     local = setup(remote=False)
     assert local is not None and local.remote is None
     assert setup(enabled=False) is None

@@ -275,7 +275,7 @@ class _Run:
         self.drop_stale()
 
     def drop_stale(self) -> None:
-        bound = self.batcher.staleness.oldest_allowed(self.version)
+        bound = self.batcher.oldest_allowed(self.version)
         self.settle(self.book.drop_stale(bound))
         self.book.free_groups(
             group.spec.group_id for group in self.batcher.drop_stale(self.version)

@@ -80,7 +80,7 @@ async def test_what_is_being_written_is_not_used_after_the_engine_was_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
-        journal: Any = dispatcher.endings._journal  # pyright: ignore[reportPrivateUsage]
+        journal: Any = dispatcher.endings.journal
         receive = journal.add_trajectory
 
         async def slowly(*arguments: Any) -> bool:

@@ -9,23 +9,22 @@ import pytest
 
 from services.learner.config.guard import GuardConfig
 from services.learner.guard.control_chart import (
+    BOUNDS,
     MIN_TOKENS,
     ChartRules,
     ChartVerdict,
     ControlChart,
     GuardLevel,
     MismatchBound,
+    bound_of,
 )
-from services.learner.guard.dtype_bounds import BOUNDS, rules_of
 from services.learner.types import VersionMismatch
 
 RULES = ChartRules(
     bound=MismatchBound(mean=1.0, tail=10.0, kl=1.0),
-    sigmas=4.0,
-    smoothing=0.1,
-    warmup_versions=4,
-    floor=0.01,
-    healthy_versions=3,
+    config=GuardConfig(
+        sigmas=4.0, smoothing=0.1, warmup_versions=4, floor=0.01, healthy_versions=3
+    ),
 )
 
 
@@ -133,8 +132,8 @@ def test_perfect_agreement_is_healthy_and_its_limit_is_the_floor() -> None:
     chart, verdicts = watched([0.0] * 8)
     assert {verdict.level for verdict in verdicts} == {GuardLevel.WATCH}
     kl, tail = chart.current_limits(RULES)
-    assert kl == pytest.approx(RULES.floor * RULES.bound.kl)
-    assert tail == pytest.approx(RULES.floor * RULES.bound.tail)
+    assert kl == pytest.approx(RULES.config.floor * RULES.bound.kl)
+    assert tail == pytest.approx(RULES.config.floor * RULES.bound.tail)
 
 
 def test_a_chart_comes_back_from_the_journal_as_it_was() -> None:
@@ -157,7 +156,7 @@ def test_a_start_resumes_at_mask_at_most_and_drops_what_is_old_before_it_stops()
 @pytest.mark.parametrize("dtype", sorted(BOUNDS))
 def test_a_healthy_run_of_a_thousand_versions_raises_no_alarm(dtype: str) -> None:
     """Statistics that scatter by half and drift by a factor of three, as entropy falls."""
-    rules = rules_of(GuardConfig(), dtype)
+    rules = ChartRules(bound_of(GuardConfig(), dtype), GuardConfig())
     rng = np.random.default_rng(0)
     typical = VersionMismatch(2048, rules.bound.kl / 9, 0.0, rules.bound.tail / 5, 0.0)
     chart, levels = ControlChart(), set[GuardLevel]()

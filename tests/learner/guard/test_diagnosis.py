@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.guard.control_chart import MismatchBound
-from services.learner.guard.dtype_bounds import BOUNDS
+from services.learner.guard.control_chart import BOUNDS, MismatchBound
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (

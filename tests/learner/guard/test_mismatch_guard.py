@@ -13,8 +13,8 @@ import pytest
 from services.common import rpc
 from services.learner.guard.mismatch_report import REPORT_FILE, MismatchError
 from services.learner.journal import store
-from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Hypothesis
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config
 
 OFF = 0.5

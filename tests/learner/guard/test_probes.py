@@ -13,8 +13,8 @@ from services.common.spec import PolicyConfig
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import ProbeResult
 from services.learner.journal.store import open_journal
-from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
 from services.learner.types import ModelInfo
+from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import make_config
 
 

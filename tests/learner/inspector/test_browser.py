@@ -407,7 +407,7 @@ def test_a_bundle_opens_from_its_files_alone(
     browser: Browser, made_run: MadeRun, tmp_path: Path
 ) -> None:
     library = RunLibrary(made_run.folder.parent, load_run_tokenizer)
-    BundleMaker(library, PageRenderer(), STATIC).write(tmp_path / "out.zip", RUN, None)
+    BundleMaker(library, PageRenderer().render, STATIC).write(tmp_path / "out.zip", RUN, None)
     with zipfile.ZipFile(tmp_path / "out.zip") as file:
         file.extractall(tmp_path / "out")
     with watched_page(browser) as watched:

@@ -112,7 +112,7 @@ def test_a_bundle_has_the_screenshot(
     browser: Browser, shown: RunWithScreenshots, tmp_path: Path
 ) -> None:
     library = RunLibrary(shown.runs, load_run_tokenizer)
-    BundleMaker(library, PageRenderer(), STATIC).write(tmp_path / "out.zip", RUN, None)
+    BundleMaker(library, PageRenderer().render, STATIC).write(tmp_path / "out.zip", RUN, None)
     with zipfile.ZipFile(tmp_path / "out.zip") as file:
         held = [name for name in file.namelist() if name.endswith(".image")]
         assert [file.read(name) for name in held] == [shown.screenshot]

@@ -1,5 +1,6 @@
 """The maker of transcripts, with its real child processes."""
 
+from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -10,7 +11,7 @@ from services.learner.inspector.transcript_maker import TranscriptMaker
 def test_a_transcript_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     subject = TranscriptSubject(1)
-    with TranscriptMaker() as maker:
+    with closing(TranscriptMaker()) as maker:
         first = maker.want(tmp_path / "run-1", subject, "a")
         assert maker.want(tmp_path / "run-1", subject, "a") is first
         end = monotonic() + 120

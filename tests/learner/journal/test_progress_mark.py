@@ -13,6 +13,7 @@ import pytest_asyncio
 from services.common.errors import ConfigError
 from services.learner.checkpoints.accept_loss_command import accept_loss
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.connection import JournalError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
@@ -109,7 +110,9 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
     journal = open_journal(run_dir)
     shutil.move(run_dir / "aside", run_dir / "checkpoints")
     (run_dir / "checkpoints/step-000006").mkdir()
-    checkpoints = Checkpoints(run_dir, journal, run_id="test-run", run_epoch=1, keep=2)
+    checkpoints = Checkpoints(
+        run_dir, journal, CheckpointUploads(), run_id="test-run", run_epoch=1, keep=2
+    )
     assert await checkpoints.find_newest() is None
     assert kept_checkpoints(run_dir) == [*CHECKPOINTS]
     await journal.close()

@@ -1,7 +1,6 @@
 """A record that is not what was written is found before it is trained on, and never is."""
 
 import asyncio
-import hashlib
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +9,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import digest_arrays
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.connection import JournalError
-from services.learner.journal.record_digests import DamagedRecordError, are_intact
+from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
 from services.learner.run.step_trainer import ReplayError
@@ -73,12 +71,6 @@ async def test_any_damage_is_found_when_a_record_is_read(tmp_path: Path, damage:
         assert await journal.find_damaged(keys) == [keys[1]]
     finally:
         await journal.close()
-
-
-def test_arrays_are_compared_with_the_digest_of_their_row_also_of_one_from_before_xxh3() -> None:
-    for digest in (digest_arrays([b"arrays"]), hashlib.sha256(b"arrays").digest()):
-        assert are_intact(b"arrays", digest)
-        assert not are_intact(b"arrayt", digest)
 
 
 async def test_a_damaged_group_is_dropped_with_a_reason_and_others_take_its_place(

@@ -1,7 +1,6 @@
 """A trajectory comes back from its row of the journal as it went in."""
 
 import hashlib
-import json
 
 import numpy as np
 import pytest
@@ -75,10 +74,3 @@ def test_other_experts_are_another_content() -> None:
     assert content_digest(make_trajectory(NARROW).sequences) != content_digest(
         make_trajectory(NARROW[::-1]).sequences
     )
-
-
-def test_a_row_from_before_experts_were_kept_is_read() -> None:
-    made = make_trajectory(None)
-    text = json.loads(summary_json(made))
-    del text["experts"]
-    assert restored(made, json.dumps(text)).sequences[0].experts is None

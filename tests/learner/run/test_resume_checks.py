@@ -9,7 +9,6 @@ from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
-from services.learner.ranks.fake import FakeRanks
 from services.learner.run.resume_checks import (
     check_publications_are_alike,
     check_tasks_are_the_same,
@@ -17,6 +16,7 @@ from services.learner.run.resume_checks import (
 )
 from services.learner.sampling.tasks import load_tasks
 from services.learner.types import ModelInfo
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import make_config
 
 

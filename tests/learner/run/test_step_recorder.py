@@ -10,11 +10,11 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.learner.ports import TrackedRun
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import Histogram
 from tests.learner.tracking.tracked_learner import run_with
 from tests.support.alarm_steps import Heard
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, failed
 
 

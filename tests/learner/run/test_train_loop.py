@@ -12,12 +12,13 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.errors import ConfigError
+from services.common.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import JOURNAL_FILE
-from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import (
     TOKENIZER,
     FakeWorker,
@@ -193,7 +194,10 @@ async def start(tmp_path: Path, tokenizer: bytes = TOKENIZER, **changes: Any) ->
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen="127.0.0.1:0")
     with closing(JsonlTracker(tmp_path / "run" / "metrics.jsonl")) as tracker:
         await run_learner(
-            runtime, LearnerDependencies(FakeRanks(tmp_path / "weights"), tracker, tokenizer)
+            runtime,
+            LearnerDependencies(
+                FakeRanks(tmp_path / "weights"), tracker, TokenizerDigests(tokenizer)
+            ),
         )
 
 

@@ -12,7 +12,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import Purpose
 from services.common.errors import ConfigError
-from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_errors
+from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_error
 from services.learner.group_types import GroupSpec
 from services.learner.groups.counters import Tally
 from services.learner.journal.audit import audit_journal
@@ -165,7 +165,8 @@ def test_groups_without_a_template_error_count_for_their_environment_alone(
         )
     for _ in range(groups):
         tally.count_rendered("env0")
-    found = {verdict.scope: verdict.bad for verdict in judge_template_errors(tally.template_errors)}
+    verdicts = [judge_template_error(*item) for item in tally.template_errors.items()]
+    found = {verdict.scope: verdict.bad for verdict in verdicts}
     assert found == {"env0": bad, "env1": True}
 
 

@@ -12,10 +12,10 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.env_gateway.api import alarms
 from services.learner.alarms import event_rules, learning_rules, task_rules
 from services.learner.ports import TrackedRun
-from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
 from tests.learner.rank.test_critic import gae
 from tests.learner.tracking.tracked_learner import run_with
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, failed, graded, make_turns, write_tasks
 from tests.support.repository import ROOT
 from tests.support.tiny_ranks import make_batch, make_trainer

@@ -6,13 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from services.common.fingerprint import TokenizerDigests
 from services.common.run_membership import ReplicaIdentity
 from services.common.service_lifecycle import Lifecycle
 from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ports import Ranks, Tracker
-from services.learner.ranks.fake import FakeRanks
+from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_address
 from tests.support.learner import TOKENIZER, FakeWorker, make_config, make_runtime
 
@@ -39,7 +40,7 @@ async def run_with(
         runtime.lifecycle.launcher_metrics = reported
     ranks = ranks or FakeRanks(tmp_path / "weights")
     sinks = [heard] if heard else []
-    vendors = LearnerDependencies(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
+    vendors = LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER), alarm_sinks=sinks)
     running = asyncio.create_task(run_learner(runtime, vendors))
     try:
         async with worker(address).working() as working:

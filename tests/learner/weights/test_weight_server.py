@@ -33,7 +33,7 @@ def publish(folder: Path, version: int) -> tuple[Publication, PolicyId, bytes]:
 @pytest_asyncio.fixture
 async def weights(tmp_path: Path) -> AsyncIterator[tuple[PublicationChild, str]]:
     server = PublicationChild("services.learner.weights.weight_server", tmp_path / "weights.log")
-    yield server, await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+    yield server, await server.start_process(WeightServerConfig("run", TOKEN))
     await server.close()
     await server.close()
 

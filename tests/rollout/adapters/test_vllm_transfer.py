@@ -48,7 +48,7 @@ async def sending(
     try:
         settings = TransferSettings(stall_s, PIECE_BYTES)
         config = WeightSenderConfig(run, shares_devices=True, settings=settings)
-        yield sender, await sender.start_process(config.to_line())
+        yield sender, await sender.start_process(config)
     finally:
         await sender.close()
 

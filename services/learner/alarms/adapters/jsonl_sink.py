@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from services.common.log import get_logger
+from services.learner.alarms.ports import AlarmSink
 from services.learner.alarms.types import Alarm
 
 _log = get_logger(__name__)
 
 
-class JsonlAlarmSink:
-    """Appends one line to a file for each alarm raised or cleared. Implements `AlarmSink`."""
+class JsonlAlarmSink(AlarmSink):
+    """Appends one line to a file for each alarm raised or cleared."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,9 +29,6 @@ class JsonlAlarmSink:
             if not self._failed:
                 _log.warning("alarms cannot be written", path=str(self._path), error=str(error))
             self._failed = True
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
 
 
 def _alarm_to_json(alarm: Alarm) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class FsspecStore:
         return self._url
 
     def list_files(self, folder: str) -> list[str]:
-        """See `ports.RemoteStore`."""
         with self._translate_errors(folder):
             self._files.invalidate_cache()
             try:
@@ -53,7 +52,6 @@ class FsspecStore:
         return sorted(name.removeprefix(f"{self._root}/") for name in found)
 
     def read(self, name: str) -> bytes | None:
-        """See `ports.RemoteStore`."""
         with self._translate_errors(name):
             try:
                 return self._files.cat_file(self._full_path(name))
@@ -61,13 +59,11 @@ class FsspecStore:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
-        """See `ports.RemoteStore`."""
         with self._translate_errors(name):
             self._make_parent(name)
             self._files.pipe_file(self._full_path(name), data)
 
     def size(self, name: str) -> int | None:
-        """See `ports.RemoteStore`."""
         with self._translate_errors(name):
             self._files.invalidate_cache()
             try:
@@ -88,7 +84,6 @@ class FsspecStore:
             )
 
     def download(self, name: str, path: Path) -> bool:
-        """See `ports.RemoteStore`."""
         with self._translate_errors(name):
             try:
                 self._files.get_file(self._full_path(name), str(path))
@@ -97,7 +92,6 @@ class FsspecStore:
         return True
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `ports.RemoteStore`."""
         for name in names:
             with self._translate_errors(name), suppress(FileNotFoundError):
                 self._files.rm_file(self._full_path(name))

@@ -48,7 +48,6 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import AttemptKey
 from services.common.printable_text import make_visible
 from services.learner.dumps.assistant_text import EpisodeCall
 from services.learner.dumps.episode_text import EpisodeMessage, EpisodeTurn, SequenceText
@@ -181,7 +180,7 @@ class _SampleMaker:
             self._notes.append("The journal no longer keeps the messages of this attempt.")
         scores = self._scores()
         self._add_scores(scores)
-        sample_id, epoch = sample_place(AttemptKey(row.group_id, row.index, row.attempt_try))
+        sample_id, epoch = sample_place(row.key)
         return EvalSample(
             id=sample_id,
             epoch=epoch,

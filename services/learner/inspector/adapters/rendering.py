@@ -34,7 +34,7 @@ class PageRenderer:
         )
         self._jinja.filters.update(_FILTERS)
 
-    def render(self, page: Page, links: Links, *, policy: str = "") -> str:
+    def render(self, page: Page, links: Links, policy: str = "") -> str:
         """Render a page; `policy` is a content security policy for a page without a server."""
         template = self._jinja.get_template(page.template)
         return template.render(title=page.title, link=links, policy=policy, **page.values)

@@ -39,35 +39,22 @@ def _places(run_dir: Path) -> Iterator[tuple[str, str | None]]:
 def _with_texts(library: HubTokenizer) -> RunTokenizer:
     return RunTokenizer(
         decode=lambda ids: library.decode(list(ids), skip_special_tokens=False),
-        tokens=_StreamedTexts(library),
+        texts_of=lambda ids: list(_stream_texts(library, ids)),
     )
 
 
-class _StreamedTexts:
-    """Text that each token adds to the previous ones. Implements `TokenTexts`."""
-
-    def __init__(self, library: HubTokenizer) -> None:
-        self._library = library
-
-    def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        return list(self._stream(token_ids))
-
-    def _stream(self, token_ids: Sequence[int]) -> Iterator[str]:
-        size = self._library.get_vocab_size()
-        stream = DecodeStream(skip_special_tokens=False)
-        for token_id in token_ids:
-            # Ids in the model's padding have no text.
-            known = 0 <= token_id < size
-            yield (stream.step(self._library, token_id) or "") if known else f"[{token_id}]"
-
-
-class _NumberedTexts:
-    """Token ids in place of texts. Implements `TokenTexts`."""
-
-    def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        return [f"[{token_id}]" for token_id in token_ids]
+def _stream_texts(library: HubTokenizer, token_ids: Sequence[int]) -> Iterator[str]:
+    """Yield the text that each token adds to the previous ones."""
+    size = library.get_vocab_size()
+    stream = DecodeStream(skip_special_tokens=False)
+    for token_id in token_ids:
+        # Ids in the model's padding have no text.
+        known = 0 <= token_id < size
+        yield (stream.step(library, token_id) or "") if known else f"[{token_id}]"
 
 
 def _numbers(problem: str) -> RunTokenizer:
-    texts = _NumberedTexts()
-    return RunTokenizer(lambda ids: "".join(texts.texts_of(ids)), texts, problem)
+    def show_ids(token_ids: Sequence[int]) -> list[str]:
+        return [f"[{token_id}]" for token_id in token_ids]
+
+    return RunTokenizer(lambda ids: "".join(show_ids(ids)), show_ids, problem)

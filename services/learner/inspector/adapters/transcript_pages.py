@@ -7,7 +7,7 @@ elsewhere. Text of episodes is shown as plain text: `trust_content` is false."""
 
 import json
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -62,7 +62,7 @@ def transcript_mounts(
     if viewer is None:
         yield {}
         return
-    with TranscriptMaker(policy) as maker:
+    with closing(TranscriptMaker(policy)) as maker:
         yield {TRANSCRIPTS: TranscriptPages(library, maker, viewer).app()}
 
 
@@ -203,7 +203,7 @@ def _place_of(request: Request, attempts: TranscriptAttempts) -> str:
         return ""
     index, attempt_try = read_number(query, "index", 0), read_number(query, "attempt_try", 0)
     key = AttemptKey(query["group"], index, attempt_try)
-    if all(AttemptKey(r.group_id, r.index, r.attempt_try) != key for _, r in attempts.tries):
+    if all(row.key != key for _, row in attempts.tries):
         return ""
     sample, epoch = sample_place(key)
     return f"/samples/sample/{quote(sample, safe='')}/{epoch}/"

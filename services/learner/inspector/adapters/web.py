@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
+from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -217,7 +217,6 @@ class InspectorPages:
         return JSONResponse(curves_to_json(curves))
 
     def refuse(self, status: int) -> Response:
-        """Refuse a request."""
         values = {"status": status, "message": _REFUSALS[status], "crumbs": ()}
         return self._page(Page("refused.html", f"{status}", values), status)
 
@@ -372,13 +371,9 @@ def _to_page(request: Request, access: Access, token: str) -> Response:
 def _with_headers(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            known = {name.lower() for name, _ in message["headers"]}
-            added = [
-                (name.lower().encode(), value.encode())
-                for name, value in _HEADERS.items()
-                if name.lower().encode() not in known
-            ]
-            message["headers"] = [*message["headers"], *added]
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return send_with_headers

@@ -13,34 +13,53 @@ TRANSCRIPTS = "/runs/{run}/transcripts"
 
 
 class Links(Protocol):
-    """Addresses of pages; "" for a missing page."""
+    """Addresses of pages; "" for a missing page. Pages that need a server are missing by
+    default."""
 
     def home(self) -> str: ...
     def run(self, run: str) -> str: ...
-    def live(self, run: str) -> str: ...
-    def steps(self, run: str, before: int | None = None) -> str: ...
     def step(self, run: str, step: int, page: int = 1) -> str: ...
-    def eval(self, run: str, eval_id: str, page: int = 1) -> str: ...
     def attempt(self, run: str, row: TryRow, view: str = "conversation") -> str: ...
-    def table(self, run: str, row: TryRow, sequence: int, page: int) -> str: ...
     def sequence(self, run: str, row: TryRow, view: str, sequence: int) -> str: ...
-    def tokens(self, run: str, row: TryRow, sequence: int) -> str: ...
     def raw(self, run: str, row: TryRow, sequence: int, part: str) -> str: ...
     def media(self, run: str, row: TryRow, sequence: int, number: int) -> str: ...
-    def hold(self, run: str, row: TryRow) -> str: ...
     def curves(self, runs: Sequence[str] = (), metric: str = "") -> str: ...
-    def curve_data(self, runs: Sequence[str], metric: str) -> str: ...
     def static(self, name: str) -> str: ...
-    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str: ...
-    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str: ...
+
+    def live(self, run: str) -> str:
+        return ""
+
+    def steps(self, run: str, before: int | None = None) -> str:
+        return ""
+
+    def eval(self, run: str, eval_id: str, page: int = 1) -> str:
+        return ""
+
+    def table(self, run: str, row: TryRow, sequence: int, page: int) -> str:
+        return ""
+
+    def tokens(self, run: str, row: TryRow, sequence: int) -> str:
+        return ""
+
+    def hold(self, run: str, row: TryRow) -> str:
+        return ""
+
+    def curve_data(self, runs: Sequence[str], metric: str) -> str:
+        return ""
+
+    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
+        return ""
+
+    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
+        return ""
 
     @property
     def advice(self) -> str:
-        """Return how to get transcripts, if there are none."""
-        ...
+        """How to get transcripts, if there are none."""
+        return ""
 
 
-class ServerLinks:
+class ServerLinks(Links):
     """Addresses below a server's root."""
 
     def __init__(self, *, transcripts: bool = False) -> None:
@@ -120,12 +139,10 @@ class ServerLinks:
         return f"{self.run(run)}/attempts/{group}/{row.index}/{row.attempt_try}"
 
 
-class BundleLinks:
-    """Addresses of a bundle's files, relative to the one at `here`.
+class BundleLinks(Links):
+    """Addresses of a bundle's files, whose `paths` are given, relative to the one at `here`."""
 
-    `paths` are the bundle's paths; None while they are unknown, as if it held all."""
-
-    def __init__(self, here: str, paths: Collection[str] | None = None) -> None:
+    def __init__(self, here: str, paths: Collection[str]) -> None:
         self._here = posixpath.dirname(here)
         self._paths = paths
 
@@ -135,29 +152,14 @@ class BundleLinks:
     def run(self, run: str) -> str:
         return self._relative(f"{file_name(run)}/index.html")
 
-    def live(self, run: str) -> str:
-        return ""
-
-    def steps(self, run: str, before: int | None = None) -> str:
-        return ""
-
     def step(self, run: str, step: int, page: int = 1) -> str:
         return self._relative(step_file(run, step, page))
-
-    def eval(self, run: str, eval_id: str, page: int = 1) -> str:
-        return ""
 
     def attempt(self, run: str, row: TryRow, view: str = "conversation") -> str:
         return self._relative(attempt_file(run, row, view)) if view != "table" else ""
 
-    def table(self, run: str, row: TryRow, sequence: int, page: int) -> str:
-        return ""
-
     def sequence(self, run: str, row: TryRow, view: str, sequence: int) -> str:
         return self._relative(attempt_file(run, row, view, sequence))
-
-    def tokens(self, run: str, row: TryRow, sequence: int) -> str:
-        return ""
 
     def raw(self, run: str, row: TryRow, sequence: int, part: str) -> str:
         return self._relative(raw_file(run, row, sequence, part))
@@ -165,31 +167,16 @@ class BundleLinks:
     def media(self, run: str, row: TryRow, sequence: int, number: int) -> str:
         return self._relative(media_file(run, row, sequence, number))
 
-    def hold(self, run: str, row: TryRow) -> str:
-        return ""
-
     def curves(self, runs: Sequence[str] = (), metric: str = "") -> str:
         return self._relative("curves.html")
-
-    def curve_data(self, runs: Sequence[str], metric: str) -> str:
-        return ""
 
     def static(self, name: str) -> str:
         return posixpath.relpath(f"static/{name}", self._here or ".")
 
-    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
-        return ""
-
-    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
-        return ""
-
-    @property
-    def advice(self) -> str:
-        return ""
-
     def _relative(self, path: str) -> str:
-        known = self._paths is None or path in self._paths
-        return quote(posixpath.relpath(path, self._here or "."), safe="/.") if known else ""
+        if path not in self._paths:
+            return ""
+        return quote(posixpath.relpath(path, self._here or "."), safe="/.")
 
 
 def step_file(run: str, step: int, page: int = 1) -> str:

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ from services.learner.dumps.token_stats import (
 )
 from services.learner.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
 from services.learner.inspector.queries.run_folders import NotFoundError, read_journal
-from services.learner.inspector.queries.token_tracks import TokenTexts, TokenTrack, make_track
+from services.learner.inspector.queries.token_tracks import TokenTrack, make_track
 from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.trajectory_tables import trajectory_of
 
@@ -34,7 +34,8 @@ class RunTokenizer:
     """Decoder of a run's tokens. `problem` is the reason if they are shown as numbers."""
 
     decode: Decode
-    tokens: TokenTexts
+    # Returns the text that each token adds; "" for one that ends within a character.
+    texts_of: Callable[[Sequence[int]], list[str]]
     problem: str = ""
 
 
@@ -57,7 +58,7 @@ class Episode:
         # Includes some tokens before them, because a character may have begun there.
         lead = min(start, _LEAD)
         ids = self.trajectory.sequences[sequence].token_ids[start - lead : end].tolist()
-        return self.tokenizer.tokens.texts_of(ids)[lead:]
+        return self.tokenizer.texts_of(ids)[lead:]
 
     def media_of(self, sequence: int, number: int) -> Media:
         """Return an item of media. Raises NotFoundError."""
@@ -82,7 +83,7 @@ class EpisodeShelf:
         with read_journal(self._folder) as db:
             groups = group_rows(db, [key.group_id])
             group = with_tries(db, groups[0]) if groups else None
-            row = next((r for r in group.tries if _key_of(r) == key), None) if group else None
+            row = next((r for r in group.tries if r.key == key), None) if group else None
             if group is None or row is None:
                 raise NotFoundError(
                     f"There is no attempt {key.attempt_index}, try {key.attempt_try}, of group"
@@ -152,10 +153,6 @@ def _explain_missing(folder: Path, step: int, problem: str) -> str:
         if isinstance(row, dict) and row.get("step") == step:
             return f"{problem}: {row.get('reason', '')}"
     return problem
-
-
-def _key_of(row: TryRow) -> AttemptKey:
-    return AttemptKey(row.group_id, row.index, row.attempt_try)
 
 
 def _is_pruned(db: sqlite3.Connection, key: AttemptKey) -> bool:

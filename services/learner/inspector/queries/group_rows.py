@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.types import PASS_REWARD
 
 # Names in one SQL statement.
@@ -32,6 +33,10 @@ class TryRow:
     tokens: int
     policy_tokens: int
     seconds: float
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.group_id, self.index, self.attempt_try)
 
     @property
     def passed(self) -> bool:

@@ -1,15 +1,16 @@
 """The live board: groups in flight, the newest tries, and the newest alarms."""
 
 import json
-import os
 import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.inspector.queries.group_rows import TryRow, group_rows, with_tries
 from services.learner.inspector.queries.run_folders import read_journal
+from services.learner.run_files.progress_evidence import read_tail
 
 ALARMS_FILE = "alarms.jsonl"
 _MOST_GROUPS, _MOST_ARRIVALS, _MOST_ALARMS = 16, 12, 20
@@ -87,15 +88,8 @@ def read_live_board(folder: Path) -> LiveBoard:
 
 def read_alarms(folder: Path) -> list[AlarmLine]:
     """Read the newest alarms, newest first."""
-    try:
-        with (folder / ALARMS_FILE).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    whole = lines[1:] if size > _TAIL_BYTES else lines
-    found = [alarm for line in whole if (alarm := _parse_alarm(line))]
+    lines = read_tail(folder / ALARMS_FILE, _TAIL_BYTES)
+    found = [alarm for line in lines if (alarm := _parse_alarm(line))]
     return found[::-1][:_MOST_ALARMS]
 
 
@@ -124,10 +118,10 @@ def _open_groups(db: sqlite3.Connection, ids: list[str]) -> list[GroupInFlight]:
 
 def _newest_tries(db: sqlite3.Connection) -> list[TryRow]:
     sql = "SELECT group_id, attempt_index, try FROM trajectories ORDER BY rowid DESC LIMIT ?"
-    keys = db.execute(sql, (_MOST_ARRIVALS,)).fetchall()
+    keys = [AttemptKey(*row) for row in db.execute(sql, (_MOST_ARRIVALS,))]
     tries = {
-        (row.group_id, row.index, row.attempt_try): row
-        for group in group_rows(db, sorted({key[0] for key in keys}))
+        row.key: row
+        for group in group_rows(db, sorted({key.group_id for key in keys}))
         for row in with_tries(db, group).tries
     }
     return [tries[key] for key in keys if key in tries]

@@ -10,7 +10,6 @@ from typing import Any
 
 from services.learner.run_files.metric_lines import parse_points
 
-METRICS_FILE = "metrics.jsonl"
 # Larger files are read only from this far before their end.
 _MOST_BYTES = 256 << 20
 
@@ -59,7 +58,6 @@ class MetricSeries:
         return rows
 
     def newest(self) -> dict[str, float]:
-        """Return the newest value of each metric."""
         with self._lock:
             self._read_on()
             return {name: each.values[-1] for name, each in self._series.items()}

@@ -39,7 +39,6 @@ class RunCard:
     # pass@1 on the held-out tasks, before and after; None if not evaluated.
     before: float | None
     after: float | None
-    newest_step: int | None
     problem: str = ""
 
 
@@ -88,7 +87,6 @@ def describe_run(folder: Path) -> RunCard:
         changed=_changed(folder),
         before=passes.get("before"),
         after=passes.get("after"),
-        newest_step=step,
         problem=problem,
     )
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
 from services.learner.inspector.queries.episodes import EpisodeShelf, RunTokenizer
-from services.learner.inspector.queries.metric_series import METRICS_FILE, MetricSeries
+from services.learner.inspector.queries.metric_series import MetricSeries
 from services.learner.inspector.queries.page_holds import PageHolds
 from services.learner.inspector.queries.run_folders import RunCard, find_run, list_runs
+from services.learner.run_files.metric_lines import METRICS_FILE
 
 LoadTokenizer = Callable[[Path], RunTokenizer]
 
@@ -42,10 +42,6 @@ class RunLibrary:
         self._load_tokenizer = load_tokenizer
         self._lock = Lock()
         self._open: dict[str, OpenRun] = {}
-
-    @cached_property
-    def name(self) -> str:
-        return str(self._runs)
 
     def cards(self) -> list[RunCard]:
         """List the runs, newest activity first."""

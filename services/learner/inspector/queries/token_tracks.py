@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,6 @@ from services.learner.dumps.token_stats import SequenceStats
 
 AUTHORS = (Author.PROMPT, Author.POLICY, Author.ENVIRONMENT, Author.FORCED)
 MASKED_OUT, TRAINED, NOT_OURS, UNKNOWN = 0, 1, 2, 3
-
-
-class TokenTexts(Protocol):
-    """Texts of tokens, by the policy's tokenizer."""
-
-    def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds; "" for one that ends within a character."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

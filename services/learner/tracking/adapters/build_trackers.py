@@ -1,21 +1,40 @@
 """Construction of a run's trackers from its spec. Only listed vendors are imported."""
 
 import importlib
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
 from services.learner.config.tracking import Backend, TrackingConfig
-from services.learner.ports import Tracker
+from services.learner.ports import TrackedRun, Tracker
+from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.combined_tracker import CompositeTracker
 from services.learner.tracking.public_spec import redact_spec
+from services.learner.types import Histogram
 
-METRICS_FILE = "metrics.jsonl"
+
+class CompositeTracker(Tracker):
+    """Passes everything to each of its trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def open_run(self, run: TrackedRun) -> None:
+        for tracker in self._trackers:
+            tracker.open_run(run)
+
+    def log_metrics(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        for tracker in self._trackers:
+            tracker.log_metrics(step, metrics, histograms)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def build_trackers(
@@ -24,45 +43,35 @@ def build_trackers(
     """Build the trackers of a run.
 
     Raises ConfigError for a missing package or an unwritable file."""
+    shown = redact_spec(spec)
 
     def build_tracker(backend: Backend) -> Tracker:
+        folder = run_dir / backend
         match backend:
             case "console":
                 return ConsoleTracker()
             case "jsonl":
                 tracker: Tracker = JsonlTracker(run_dir / METRICS_FILE)
             case "tensorboard":
-                with _needed_package("tensorboard", "learner"):
-                    module = _import_adapter("tensorboard")
-                    tracker = module.TensorboardTracker(run_dir / "tensorboard")
+                tracker = _load_tracker(backend, "TensorboardTracker", folder)
             case "wandb":
-                with _needed_package("wandb", "learner"):
-                    module = _import_adapter("wandb")
-                    tracker = module.WandbTracker(config, run_id, run_dir, redact_spec(spec))
+                tracker = _load_tracker(backend, "WandbTracker", config, run_id, run_dir, shown)
             case "trackio":
-                folder = run_dir / "trackio"
-                with _needed_package("trackio", "trackio"):
-                    module = _import_adapter("trackio")
-                    tracker = module.TrackioTracker(config, run_id, folder, redact_spec(spec))
+                tracker = _load_tracker(backend, "TrackioTracker", config, run_id, folder, shown)
             case "mlflow":
-                folder = run_dir / "mlflow"
-                with _needed_package("mlflow", "mlflow"):
-                    module = _import_adapter("mlflow")
-                    tracker = module.MlflowTracker(config, run_id, folder, redact_spec(spec))
+                tracker = _load_tracker(backend, "MlflowTracker", config, run_id, folder, shown)
         return BackgroundTracker(tracker, backend)
 
     return CompositeTracker([build_tracker(backend) for backend in config.backends])
 
 
-def _import_adapter(vendor: str) -> Any:
-    return importlib.import_module(f"services.learner.tracking.adapters.{vendor}")
-
-
-@contextmanager
-def _needed_package(vendor: str, extra: str) -> Generator[None]:
+def _load_tracker(vendor: Backend, name: str, *arguments: Any) -> Tracker:
+    """Import a vendor's adapter, and make the tracker `name` of it. Raises ConfigError."""
     try:
-        yield
+        module = importlib.import_module(f"services.learner.tracking.adapters.{vendor}")
+        return getattr(module, name)(*arguments)
     except ImportError as error:
+        extra = vendor if vendor in ("trackio", "mlflow") else "learner"
         raise ConfigError(
             f"learner.tracking.backends: {vendor} is not installed ({error}); install it with"
             f" `pip install 'flotilla[{extra}]'`, or leave {vendor!r} out"

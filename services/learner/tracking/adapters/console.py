@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.common.log import get_logger
-from services.learner.ports import TrackedRun
+from services.learner.ports import Tracker
 from services.learner.types import Histogram
 
 _log = get_logger(__name__)
@@ -19,11 +19,8 @@ _SHOWN = {
 }
 
 
-class ConsoleTracker:
-    """Logs the main metrics of each step. Implements `Tracker`."""
-
-    def open_run(self, run: TrackedRun) -> None:
-        """Do nothing: the log is already set up."""
+class ConsoleTracker(Tracker):
+    """Logs the main metrics of each step."""
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -34,6 +31,3 @@ class ConsoleTracker:
         evals = {n: round(v, 4) for n, v in metrics.items() if n.endswith("/all/pass_at_1")}
         if shown or evals:
             _log.info("step", step=step, **shown, **evals)
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
-from services.learner.ports import TrackedRun
+from services.learner.ports import Tracker
 from services.learner.run_files.metric_lines import parse_points
 from services.learner.types import Histogram
 
@@ -19,8 +19,8 @@ _REMEMBERED = 64
 _TAIL_BYTES = 4 << 20
 
 
-class JsonlTracker:
-    """Appends to one file, so that a resumed run continues it. Implements `Tracker`.
+class JsonlTracker(Tracker):
+    """Appends to one file, so that a resumed run continues it.
 
     Metrics already in the file for a step are not written again; a partial last line, left by a
     kill during a write, is cut off. Histograms are objects {edges, counts}."""
@@ -35,9 +35,6 @@ class JsonlTracker:
             raise ConfigError(
                 f"learner.tracking: cannot write {path}: {error.strerror}; make it writable"
             ) from error
-
-    def open_run(self, run: TrackedRun) -> None:
-        """Do nothing: the file is already open."""
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]

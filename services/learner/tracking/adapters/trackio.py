@@ -13,7 +13,7 @@ from services.common.child_environment import seen_by_children
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.config.tracking import TrackingConfig
-from services.learner.ports import TrackedRun
+from services.learner.ports import TrackedRun, Tracker
 from services.learner.types import Histogram
 
 _log = get_logger(__name__)
@@ -22,8 +22,8 @@ _FOLDER = "TRACKIO_DIR"
 _REMEMBERED = 64
 
 
-class TrackioTracker:
-    """One run of a project, continued under its id by every start. Implements `Tracker`.
+class TrackioTracker(Tracker):
+    """One run of a project, continued under its id by every start.
 
     Writes each point to the store itself: `trackio.log` would do so in its own thread, where a
     failure is only a warning and loses points uncounted."""
@@ -93,9 +93,6 @@ class TrackioTracker:
         )
         # The store has the config from the first point on.
         self._config = None
-
-    def close(self) -> None:
-        """Do nothing: every point is in the store."""
 
     def _read_known(self) -> dict[int, set[str]]:
         quoted = self._id.replace("'", "''")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from services.common import log
+from services.common.json_lines import decode_line
 from services.common.network_addresses import join_host_port
 from services.common.network_interfaces import choose_interface
 from services.common.printable_text import print_json
@@ -68,26 +70,20 @@ class MappedFiles:
             return known[1]
 
 
+@dataclass
 class EngineGroup:
     """Workers of one engine, served by a thread until one of them is gone."""
 
-    def __init__(
-        self,
-        opening: OpenGroup,
-        store: Any,
-        host: str,
-        shelf: SnapshotCache,
-        files: MappedFiles,
-        pool: BufferPool,
-    ) -> None:
-        self._opening = opening
-        self._store = store
-        self._host = host
-        self._shelf = shelf
-        self._files = files
-        self._pool = pool
+    opening: OpenGroup
+    store: Any
+    host: str
+    shelf: SnapshotCache
+    files: MappedFiles
+    pool: BufferPool
+
+    def __post_init__(self) -> None:
         self._requests: queue.Queue[SendWeights] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=self.opening.group, daemon=True)
         self._thread.start()
 
     @property
@@ -100,13 +96,13 @@ class EngineGroup:
         self._requests.put(request)
 
     def _serve(self) -> None:
-        name = self._opening.group
+        name = self.opening.group
         try:
             group = self._join_group()
         except RuntimeError as error:
             _log.warning("no engine has joined", group=name, reason=str(error))
             return
-        _log.info("an engine has joined", group=name, workers=self._opening.workers)
+        _log.info("an engine has joined", group=name, workers=self.opening.workers)
         try:
             while True:
                 self._send_publication(group, self._requests.get(timeout=_IDLE_S))
@@ -118,26 +114,26 @@ class EngineGroup:
         group.abort()
 
     def _join_group(self) -> TransferGroup:
-        opening, stall_s = self._opening, self._store.timeout.total_seconds()
+        opening, stall_s = self.opening, self.store.timeout.total_seconds()
         if opening.backend == "ipc":
-            place = PrefixStore(opening.group, self._store)
-            return BufferSender(place, opening.workers, self._pool, stall_s)
+            place = PrefixStore(opening.group, self.store)
+            return BufferSender(place, opening.workers, self.pool, stall_s)
         size = opening.workers + 1
         return CollectiveGroup(
-            self._store, self._host, opening.group, SENDER, size, opening.backend, stall_s
+            self.store, self.host, opening.group, SENDER, size, opening.backend, stall_s
         )
 
     def _send_publication(self, group: TransferGroup, request: SendWeights) -> None:
         try:
-            snapshot = self._shelf.find_snapshot(
+            snapshot = self.shelf.find_snapshot(
                 request.run_epoch, request.version, bytes.fromhex(request.fingerprint)
             )
         except SupersededError as error:
-            self._store.set(request.answer, str(error))
+            self.store.set(request.answer, str(error))
             return
-        data = self._files.map_file(snapshot)
-        self._store.set(request.answer, ACCEPTED)
-        device = torch.device("cuda") if self._opening.backend == "nccl" else data.device
+        data = self.files.map_file(snapshot)
+        self.store.set(request.answer, ACCEPTED)
+        device = torch.device("cuda") if self.opening.backend == "nccl" else data.device
         under_way: deque[Callable[[], object]] = deque()
         for start, end in request.pieces:
             under_way.append(group.begin_broadcast(data[start:end].to(device)))
@@ -147,7 +143,7 @@ class EngineGroup:
         for wait in under_way:
             wait()
         # All workers have read the answer: they have received what followed it.
-        self._store.delete_key(request.answer)
+        self.store.delete_key(request.answer)
 
 
 class WeightSender:
@@ -197,7 +193,7 @@ class WeightSender:
 
 def serve_engines(line: bytes) -> None:
     """Serve until stdin ends; `line` is its first one, the configuration."""
-    config = WeightSenderConfig.from_line(line)
+    config = decode_line(WeightSenderConfig, line)
     log.setup("weight_sender", config.run_id)
     torch.set_num_threads(1)
     choose_interface(config.reached_at)
@@ -212,7 +208,7 @@ def serve_engines(line: bytes) -> None:
         if line == PING:
             print_json({"alive": True})
             continue
-        snapshot = WeightSnapshot.from_line(line)
+        snapshot = decode_line(WeightSnapshot, line)
         sender.shelf.add_snapshot(snapshot)
         print_json({"announced": [snapshot.run_epoch, snapshot.version]})
     # Threads that wait for engines would block an orderly exit, and have nothing to lose.
@@ -220,7 +216,6 @@ def serve_engines(line: bytes) -> None:
 
 
 def main() -> None:
-    """Run the process."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin when it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve_engines(sys.stdin.buffer.readline())
