@@ -8,7 +8,7 @@ from services.learner.group_types import GroupSpec
 from services.learner.types import StepSettings
 
 JOURNAL_FILE = "journal.sqlite"
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 
 # Key in `meta`: number of acknowledged tries that were lost with the disks of earlier starts and
 # are in no table any more.
