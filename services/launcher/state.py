@@ -108,14 +108,11 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Handle by which a backend finds a started replica again: name, (pid, start time), `ref`.
-
-    `ref` belongs to the backend: a job's number, a cluster's name."""
+    """Handle by which a backend finds a started replica again: name, (pid, start time)."""
 
     name: str
     pid: int = 0
     started: float = 0.0
-    ref: str = ""
 
     @property
     def replica_name(self) -> str:
