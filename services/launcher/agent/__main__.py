@@ -33,7 +33,6 @@ from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.sky import SkyConfig
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files
@@ -75,12 +74,6 @@ def read_agent_spec(arguments: Arguments) -> AgentSpec:
 def _uploads_url(spec: Mapping[str, Any], run_id: str) -> str | None:
     remote = spec.get("learner", {}).get("checkpoint", {}).get("remote")
     return None if remote is None else f"{remote}/{run_id}"
-
-
-def _uses_spot(config: SkyConfig, service: str) -> bool:
-    machines = {"learner": config.learner, "env_gateway": config.env_gateway}
-    candidates = machines.get(service, config.rollout).candidates
-    return any(machine.use_spot for machine in candidates)
 
 
 async def watch_replica(agent_spec: AgentSpec, secrets: SecretFiles) -> int:
@@ -152,7 +145,8 @@ async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[Po
     polls: list[PollNotice] = []
     if agent_spec.arguments.notice_file is not None:
         polls.append(poll_file(agent_spec.arguments.notice_file))
-    if _uses_spot(agent_spec.config.sky, agent_spec.arguments.key[0]):
+    machines = agent_spec.config.sky.machines_for(agent_spec.arguments.key[0])
+    if any(machine.use_spot for machine in machines.candidates):
         from services.launcher.agent.adapters.spot_notice import MetadataNotices
 
         metadata = MetadataNotices(agent_spec.arguments.metadata_url)

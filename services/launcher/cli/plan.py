@@ -12,6 +12,7 @@ from services.common.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
+from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.cli import plan_memory
@@ -121,7 +122,7 @@ def _check_resources(read: RunPlan) -> None:
 
 def _print_machine(read: RunPlan) -> None:
     machines = machine_candidates.machines_of(read.config.sky, LEARNER)
-    price = choose_price_source().replica_price(machines)
+    price = cheapest_price(machines, choose_price_source())
     shown = ", or ".join(
         task_documents.describe_machine(machine) for machine in machines.candidates
     )

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -100,6 +101,10 @@ class SkyConfig(ConfigModel):
     # A machine's replica ends when the launcher has been silent for this long.
     unit_lease_s: Seconds = 900.0
     labels: dict[str, str] = Field(default_factory=dict)
+
+    def machines_for(self, service: str) -> Machines:
+        """Return the machines as the spec requests them for a service, at any cloud."""
+        return {LEARNER: self.learner, GATEWAY: self.env_gateway, ROLLOUT: self.rollout}[service]
 
     @field_validator("secrets")
     @classmethod

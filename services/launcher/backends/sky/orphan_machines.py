@@ -10,6 +10,7 @@ from typing import Protocol
 
 from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.config.sky import SkyConfig
+from services.launcher.state import SERVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,10 @@ class CloudProvider(Protocol):
 
 def list_clouds(sky: SkyConfig) -> set[str]:
     """Return the clouds where a run's machines may be; the empty name is any cloud."""
-    by_service = (sky.learner, sky.env_gateway, sky.rollout)
     return {
         sky.cloud or cloud_of(machine)
-        for requested in by_service
-        for machine in requested.candidates
+        for service in SERVICES
+        for machine in sky.machines_for(service).candidates
     }
 
 

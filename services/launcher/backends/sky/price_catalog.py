@@ -22,9 +22,6 @@ class PriceCatalog:
 
     home: Path
 
-    def replica_price(self, machines: Machines) -> float | None:
-        return cheapest_price(machines, self.machine_price)
-
     def machine_price(self, machine: Machine) -> float | None:
         """Return $/h of one machine; None where the catalog shows none that fits."""
         if cloud_of(machine) == "slurm":
