@@ -12,8 +12,6 @@ from services.launcher.state import LEARNER
 
 async def probe_disk(context: RunContext) -> list[Finding]:
     model = await measure_policy(context)
-    if isinstance(model, Finding):
-        return [model]
     section, dtype = context.get_section(LEARNER), context.shared.policy.dtype
     kept = memory_estimate.checkpoint_bytes(model, dtype, section)
     alone = context.shared.policy.adapter_rank is not None

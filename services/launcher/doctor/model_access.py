@@ -9,12 +9,7 @@ from services.common.spec import PolicyConfig
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.policy_files import (
-    HubModel,
-    NoPolicyError,
-    look_up_policy,
-    report_missing_policy,
-)
+from services.launcher.doctor.policy_files import HubModel, NoPolicyError, look_up_policy
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
 from services.launcher.run_plan import RunPlan
 from services.launcher.state import LEARNER, ROLLOUT
@@ -32,10 +27,7 @@ async def probe_model(context: RunContext) -> list[Finding]:
         raise NotApplicableError(f"[[prepare]] makes {policy.model}")
     if await asyncio.to_thread(Path(policy.model).is_dir):
         raise NotApplicableError(f"{policy.model} is a folder")
-    try:
-        found = await look_up_policy(policy, context.environ)
-    except NoPolicyError as error:
-        return [report_missing_policy(context, error)]
+    found = await look_up_policy(context)
     return [_report_commit(policy, found), *_check_room(context, found)]
 
 
@@ -79,6 +71,6 @@ async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | Non
         return None
     try:
         async with asyncio.timeout(RESOLVE_LIMIT_S):
-            return (await look_up_policy(policy, environ)).commit
+            return (await look_up_policy(context)).commit
     except (NoPolicyError, TimeoutError):
         return None

@@ -27,7 +27,7 @@ from services.launcher.doctor.adapters.trial_episode import (
     suggest_backend_fix,
 )
 from services.launcher.doctor.canaries import Canary, choose_canaries
-from services.launcher.doctor.canary_results import PlayedEpisodes, current_time, key_of_episode
+from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episode
 from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, last_line, ok, warn
 from services.launcher.doctor.prompts import UncountedError, check_prompts
@@ -61,7 +61,7 @@ async def probe_episodes(context: RunContext) -> list[Finding]:
     due: list[Canary] = []
     for canary in found:
         key = keys[canary.env_key] = key_of_episode(context, canary)
-        at = played.played_at(key, current_time()) if key else None
+        at = played.played_at(key, time.time()) if key else None
         if at is None:
             due.append(canary)
         else:
@@ -82,7 +82,7 @@ async def probe_episodes(context: RunContext) -> list[Finding]:
     judged = [*by_env.items(), *counted.items()]
     bad = {env for env, finding in judged if finding.status is not Status.OK}
     good = set(by_env) - bad if "" not in counted else set[str]()
-    played.note_played([key for env in good if (key := keys.get(env))], current_time())
+    played.note_played([key for env in good if (key := keys.get(env))], time.time())
     return [*findings, *by_env.values(), *counted.values()]
 
 
