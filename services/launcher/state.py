@@ -190,31 +190,6 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class LifecyclePolicy:
-    """Time limits and retry limits of the launcher, in seconds and counts."""
-
-    max_restarts: int = 5
-    restart_window_s: float = 600.0
-    backoff_s: float = 1.0
-    backoff_max_s: float = 30.0
-    start_timeout_s: float = 600.0
-    drain_s: float = 60.0
-    # Requests for a machine before giving up, and the wait before the second one.
-    attempts: int = 4
-    attempt_backoff_s: float = 120.0
-    # Machines whose setup may fail before giving up.
-    setups: int = 2
-    # How long to search for the remains of an ended run.
-    clean_s: float = 600.0
-
-    def restart_delay_s(self, failures: int) -> float:
-        return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
-
-    def attempt_delay_s(self, failures: int) -> float:
-        return self.attempt_backoff_s * 2 ** (failures - 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """Known and wanted state of a run.
 

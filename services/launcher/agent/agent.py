@@ -91,8 +91,8 @@ class Watcher:
 
     def drain_replica(self, cause: EndCause, grace_s: float | None = None) -> None:
         """Drain the replica within the grace."""
-        policy = self._watch.policy
-        grace_s = policy.drain_s if grace_s is None else min(grace_s, policy.drain_s)
+        longest_s = self._watch.config.drain_s
+        grace_s = longest_s if grace_s is None else min(grace_s, longest_s)
         if self._watch.stage is not WatchStage.DRAINING:
             _log.warning("draining", cause=cause.value, grace_s=grace_s)
         self._change_state(watches.request_end(self._watch, cause, time.monotonic(), grace_s))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.state import LifecyclePolicy
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing
 
@@ -53,7 +53,7 @@ class RunFolder:
     async def ensure_ready(
         self,
         begun: bool,
-        policy: LifecyclePolicy,
+        config: LauncherConfig,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> FolderSource:
         """Ensure that the folder is there; return where it came from.
@@ -62,7 +62,7 @@ class RunFolder:
         way = self._choose_source(begun)
         if way is not FolderSource.RESTORE:
             return way
-        for failures in range(1, policy.max_restarts + 2):
+        for failures in range(1, config.max_restarts + 2):
             code = await self._run_restore()
             if code == 0:
                 return FolderSource.RESTORE
@@ -70,7 +70,7 @@ class RunFolder:
                 return FolderSource.BEGIN
             if code != _RETRYABLE:
                 raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
-            await sleep(policy.restart_delay_s(failures))
+            await sleep(config.restart_delay_s(failures))
         raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
 
     def _choose_source(self, begun: bool) -> FolderSource:

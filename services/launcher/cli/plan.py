@@ -16,13 +16,13 @@ from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.cli import plan_memory
+from services.launcher.cli.command_runner import BAD_SPEC, OK
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
-OK, BAD_SPEC = 0, 2
 # Placeholder for the launcher's name, so that the files do not depend on where they are made.
 _OWNER = "run"
 
@@ -46,7 +46,7 @@ def print_plan(
         for line in memory:
             print_visible(line)
         found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
-    except (ConfigError, BadSpecError, BackendError) as error:
+    except (ConfigError, BackendError) as error:
         print_visible(f"error: {error}")
         return BAD_SPEC
     if out is None:

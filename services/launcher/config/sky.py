@@ -66,6 +66,9 @@ class ProvisionConfig(ConfigModel):
     # Machines of a replica whose setup may fail before the setup itself counts as broken.
     setups: int = Field(default=2, ge=1, le=20)
 
+    def attempt_delay_s(self, failures: int) -> float:
+        return self.backoff_s * 2 ** (failures - 1)
+
 
 class SkyConfig(ConfigModel):
     """Settings of a run on machines that SkyPilot finds."""

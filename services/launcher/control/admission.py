@@ -22,7 +22,7 @@ from services.launcher.control import budget, spec_check
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs, kept_commit
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_plan import RunPlan
 from services.launcher.state import LEARNER, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import JOURNAL, describe_missing
@@ -50,7 +50,7 @@ class Admission:
         try:
             plan = plans.parse_spec(spec_json)
             await spec_check.check_spec(plan)
-        except (BadSpecError, ConfigError) as error:
+        except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return plan
 

@@ -37,7 +37,7 @@ from services.launcher.control.repeated_requests import CANCELLED_DIGEST, resolv
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_plan import RunPlan
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import SPEC_FILE
@@ -99,7 +99,7 @@ class Launcher:
         run_id = stored.run.run_id
         try:
             config = plans.parse_spec(stored.spec_json).config
-        except (BadSpecError, ConfigError) as error:
+        except ConfigError as error:
             why = f"this launcher cannot read its spec: {error}"
             reaper.abandon_run(self.store, reaper.mark_suspected(stored.run), why)
             return

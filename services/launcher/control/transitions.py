@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
-    LifecyclePolicy,
     ReplicaKey,
     ReplicaState,
     Run,
@@ -18,11 +18,11 @@ def mark_admitted(run: Run) -> Run:
     return replace(run, state=RunState.PROVISIONING) if run.state is RunState.PREFLIGHT else run
 
 
-def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, policy: LifecyclePolicy) -> Run:
+def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, config: LauncherConfig) -> Run:
     """Record that the backend has started this replica; its start deadline begins now."""
     replica = replace(run.replicas[key], unit=unit, attempt=1)
     if replica.state is ReplicaState.STARTING:
-        replica = replace(replica, due=now + policy.start_timeout_s)
+        replica = replace(replica, due=now + config.start_timeout_s)
     return run.with_replicas([replica])
 
 

@@ -11,7 +11,7 @@ from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import examine_run
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
+from services.launcher.run_plan import RunPlan, parse_spec
 
 
 async def pin_model(plan: RunPlan) -> str | None:
@@ -24,7 +24,7 @@ async def doctor_gate(intent: PendingRun) -> Sequence[str]:
     this machine."""
     try:
         context = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
-    except (BadSpecError, ConfigError) as error:
+    except ConfigError as error:
         raise RunRefusedError(str(error)) from error
     context = replace(context, mode=intent.run.mode)
     everything = intent.config.backend != "local"

@@ -20,7 +20,6 @@ from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     LEARNER,
     Cost,
-    LifecyclePolicy,
     Outcome,
     Replica,
     ReplicaState,
@@ -70,7 +69,7 @@ def write_a_life(store: Ledger) -> Run:
     )
     failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
     ledger_writer.write_run_change(store, run, failed, [RunNote("x")], "exited with code 1", [])
-    ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough")
+    ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LauncherConfig(drain_s=5.0), "enough")
     ledger_writer.write_run_change(store, failed, ended, [], "enough", [])
     return ended
 

@@ -16,7 +16,7 @@ from services.launcher.backends.ports import BackendUnreachable, OrphanResource
 from services.launcher.backends.sky import orphan_machines
 from services.launcher.backends.sky.orphan_machines import BilledMachine, CloudProvider
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.run_plan import BadSpecError, parse_spec
+from services.launcher.run_plan import parse_spec
 from services.launcher.store.run_files import SPEC_FILE
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
@@ -141,7 +141,7 @@ class CloudAuditor:
         for file in self._runs.glob(f"{runs}/{SPEC_FILE}"):
             try:
                 config = parse_spec(file.read_text(encoding="utf-8")).config
-            except (BadSpecError, ConfigError, OSError):
+            except (ConfigError, OSError):
                 # From another version, or being removed: its machines may be anywhere.
                 found.add("")
                 continue

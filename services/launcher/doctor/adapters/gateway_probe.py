@@ -1,7 +1,6 @@
 """Probe that opens and grades one episode of each environment, through a gateway of its own."""
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
+    grade_episode,
     is_slow,
     make_open_request,
     no_grade_name,
@@ -165,7 +165,7 @@ async def _play_canary(
             return finding
         ready[env_key] = last.ready.SerializeToString()
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
-        return _judge_grade(env_key, finding, await _grade_episode(stub, last, grade_s))
+        return _judge_grade(env_key, finding, await _grade_idle_episode(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:
         reason = rpc_error_text(error)
         return fail(
@@ -185,7 +185,7 @@ def _check_tools(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) 
     return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
 
 
-async def _grade_episode(
+async def _grade_idle_episode(
     stub: Any, last: pb.OpenEpisodeResponse, limit_s: float
 ) -> pb.GradeResponse:
     header = pb.GradeHeader(
@@ -195,12 +195,7 @@ async def _grade_episode(
         {"role": "user", "content": last.ready.facts.prompt},
         {"role": "assistant", "content": ""},
     ]
-    lines = "".join(json.dumps(message) + "\n" for message in messages)
-    requests = [
-        pb.GradeRequest(header=header),
-        pb.GradeRequest(transcript_chunk=lines.encode()),
-    ]
-    return await stub.Grade(iter(requests), timeout=limit_s + _GRADE_MARGIN_S)
+    return await grade_episode(stub, header, messages, limit_s + _GRADE_MARGIN_S)
 
 
 def _judge_grade(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:

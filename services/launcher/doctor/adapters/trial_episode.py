@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -73,6 +73,16 @@ async def open_episode(
     if last.state != pb.EPISODE_STATE_READY:
         raise NotOpenedError(last.detail or "the gateway opened no episode")
     return last
+
+
+async def grade_episode(
+    stub: Any, header: pb.GradeHeader, messages: Iterable[Mapping[str, str]], limit_s: float
+) -> pb.GradeResponse:
+    """Grade an episode by its conversation. Raises AioRpcError."""
+    lines = [json.dumps(message).encode() + b"\n" for message in messages]
+    requests = [pb.GradeRequest(header=header)]
+    requests += [pb.GradeRequest(transcript_chunk=line) for line in lines]
+    return await stub.Grade(iter(requests), timeout=limit_s)
 
 
 def _describe_error(
