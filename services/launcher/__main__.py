@@ -32,7 +32,7 @@ from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.start_gate import doctor_gate, pin_model
 from services.launcher.notify.adapters.build_sinks import make_sink
-from services.launcher.notify.assembly import open_notifier
+from services.launcher.notify.notifier import open_notifier
 from services.launcher.ports import LauncherHooks
 from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger, LedgerError

@@ -22,13 +22,12 @@ from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.common.stop_signals import StopSignals
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
-from services.launcher.agent.agent import Prepare, Watcher, WatcherDependencies
+from services.launcher.agent.agent import DEFAULT_LEFT_S, Prepare, Watcher, WatcherDependencies
 from services.launcher.agent.arguments import Arguments, parse_arguments
 from services.launcher.agent.decisions import WatchState
 from services.launcher.agent.log_uploader import LogUploader, SideLogs
 from services.launcher.agent.parent_death_reaper import cleaned_up_after_death
 from services.launcher.agent.ports import PollNotice
-from services.launcher.agent.preemption import DEFAULT_LEFT_S, poll_file
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
@@ -141,7 +140,7 @@ def _clean_up(agent_spec: AgentSpec, secrets: SecretFiles) -> None:
 async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[PollNotice]:
     polls: list[PollNotice] = []
     if agent_spec.arguments.notice_file is not None:
-        polls.append(poll_file(agent_spec.arguments.notice_file))
+        polls.append(_poll_file(agent_spec.arguments.notice_file))
     machines = agent_spec.config.sky.machines_for(agent_spec.arguments.key[0])
     if any(machine.use_spot for machine in machines.candidates):
         from services.launcher.agent.adapters.spot_notice import MetadataNotices
@@ -150,6 +149,15 @@ async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[Po
         stack.push_async_callback(metadata.close)
         polls.append(metadata.poll_notice)
     return polls
+
+
+def _poll_file(path: Path) -> PollNotice:
+    """Return the poll of a file that a scheduler's hook or an operator creates."""
+
+    async def poll() -> float | None:
+        return DEFAULT_LEFT_S if await asyncio.to_thread(path.exists) else None
+
+    return poll
 
 
 def _make_prepare(agent_spec: AgentSpec, log_path: Path) -> Prepare:

@@ -35,6 +35,9 @@ _MARGIN_S = 2.0
 # Time for the log and the last report if the machine is not taken away.
 _FAREWELL_S = 30.0
 _AGAIN_S = 0.5
+# Time left after a notice without a time (a hook's file, a scheduler's SIGTERM): a little less than
+# the 30 s before Slurm (KillWait) and Kubernetes kill by default.
+DEFAULT_LEFT_S = 25.0
 _EXIT_RETRYABLE = 3
 _log = log.get_logger(__name__)
 
@@ -184,7 +187,6 @@ class Watcher:
         self._change_state(watches.mark_unprepared(self._watch, how))
 
     async def _poll_notices(self) -> None:
-        """Poll for a preemption notice; drain the replica as soon as there is one."""
         while True:
             for poll_notice in self._parts.notices:
                 if (left_s := await poll_notice()) is not None:

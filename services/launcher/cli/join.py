@@ -94,7 +94,6 @@ async def _wait_until_over(run: JoinableRun) -> None:
 
 
 async def _wait_for_run(request: JoinRequest) -> JoinableRun:
-    """Wait for a run whose service has further machines."""
     hint_at = time.monotonic()
     while True:
         run = await asyncio.to_thread(find_joinable_run, request.runs, request.service)

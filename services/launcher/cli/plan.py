@@ -134,7 +134,6 @@ def _print_machine(read: RunPlan) -> None:
 
 
 def _print_services(read: RunPlan, runs: Path) -> None:
-    """Print services, replicas, candidates, prices and warnings."""
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
     print_visible(f"{read.name}: {kind}; network {sky.network}")

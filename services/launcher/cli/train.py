@@ -150,7 +150,6 @@ def _check_same_spec(
 def _print_spec_changes(
     stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Terminal
 ) -> None:
-    """Print how the file differs from the run's spec, which an evaluation uses."""
     found = diff_specs(_apply_overrides(stored, overrides), spec)
     if found:
         differences = "\n".join(f"  {change.format_change()}" for change in found)
@@ -239,7 +238,6 @@ def _find_newest_run(runs: Path, name: str, *, finished: bool = False) -> Stored
 
 
 def _apply_overrides(stored: StoredRun, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a run's own spec with overrides applied."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(stored.spec_json)

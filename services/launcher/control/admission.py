@@ -29,6 +29,8 @@ from services.launcher.store.run_files import JOURNAL, describe_missing
 
 ERROR_DOMAIN = "launcher.flotilla"
 MAX_REPLICAS = 256
+# Stored in place of the digest of a request that must not begin a run.
+CANCELLED_DIGEST = "cancelled"
 
 
 def refusal_error(
@@ -144,3 +146,16 @@ def check_scale(run: Run, service: str, replicas: int) -> None:
     if not 1 <= replicas <= most:
         message = f"{service} can have 1 to {most} replicas, not {replicas}"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
+
+
+def resolve_repeat(request_id: str, known: tuple[str, str], digest: str) -> str:
+    """Return the run that an earlier StartRun with this id began. Refuse an id that another
+    request has used."""
+    known_digest, run_id = known
+    if known_digest == CANCELLED_DIGEST:
+        message = f"request_id {request_id!r} was cancelled before it began a run"
+        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    if known_digest != digest:
+        message = f"request_id {request_id!r} was used for another request, of run {run_id}"
+        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    return run_id

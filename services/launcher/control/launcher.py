@@ -27,13 +27,14 @@ from services.launcher.backends.ports import (
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper
 from services.launcher.control.admission import (
+    CANCELLED_DIGEST,
     Admission,
     check_scale,
     refusal_error,
+    resolve_repeat,
 )
 from services.launcher.control.background_loops import run_safely
 from services.launcher.control.reaper import ReapReport
-from services.launcher.control.repeated_requests import CANCELLED_DIGEST, resolve_repeat
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
@@ -115,7 +116,6 @@ class Launcher:
             await asyncio.sleep(REAP_EVERY_S)
 
     def _backends_in_use(self) -> list[str]:
-        """Return the backends that may hold resources of known runs."""
         used = {"local"} | {stored.run.backend for stored in self.store.list_newest()}
         return [name for name in self._equipment.backends if name in used]
 

@@ -149,7 +149,6 @@ class Supervisor:
             self.commit_run(transitions.mark_admitted(self.run), cause="preflight passed")
 
     async def _leave_preflight(self) -> None:
-        """Return when the run has left PREFLIGHT."""
         while self.run.state is RunState.PREFLIGHT:
             await self.changed.next_change.wait()
 

@@ -150,7 +150,6 @@ def _file_digest(path: Path) -> str:
 
 
 def _last_install_time() -> int:
-    """Return when a package was last installed."""
     with suppress(OSError):
         return Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     return 0

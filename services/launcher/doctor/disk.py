@@ -5,7 +5,7 @@ from services.launcher.doctor.findings import Finding, fail, ok, warn
 from services.launcher.doctor.machine_resources import measure_machine
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.policy_size import measure_policy
+from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
 

@@ -14,7 +14,7 @@ from services.launcher.doctor.machine_resources import MachineResources, measure
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
 from services.launcher.doctor.memory_estimate import EngineMemory, format_gib
 from services.launcher.doctor.memory_needs import MemoryNeeds
-from services.launcher.doctor.policy_size import measure_policy
+from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 

@@ -13,6 +13,7 @@ from services.launcher.doctor.findings import (
     first_line,
     warn,
 )
+from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.env_filter import HUB_VARIABLE
@@ -53,6 +54,14 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     if await asyncio.to_thread(folder.is_dir):
         return folder
     return Path((await _query_hub(context)).strip())
+
+
+async def measure_policy(context: RunContext) -> ModelSize:
+    """Return the size of the policy's model. Raises FindingError, NotApplicableError."""
+    try:
+        return read_model_size(await fetch_policy_folder(context))
+    except UnknownModelSizeError as error:
+        raise FindingError(fail, str(error), "fetch the model again") from error
 
 
 def reads_text_alone(context: RunContext) -> bool:

@@ -4,18 +4,19 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from services.common.concurrency import running_tasks
 from services.common.log import get_logger
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.notify import messages, run_facts
 from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Outbox
+from services.launcher.notify.sinks import Sink
 from services.launcher.run_progress import Alarm
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, RunEvent, StoredRun
@@ -131,6 +132,25 @@ def _read_config(stored: StoredRun) -> LauncherConfig | None:
     """Read the run's config; None if this launcher does not understand it, since another version
     may have started the run."""
     try:
-        return LauncherConfig.model_validate(json.loads(stored.spec_json).get("launcher", {}))
-    except (ValidationError, ValueError):
+        return parse_launcher(json.loads(stored.spec_json))
+    except ValueError:
         return None
+
+
+@asynccontextmanager
+async def open_notifier(
+    runs: Path, make_sink: Callable[[DeliveryTarget], Sink]
+) -> AsyncGenerator[Notifier]:
+    """Open an observer of the runs in this folder and send its messages. The next launcher sends
+    those that are left at the end."""
+    store = Ledger(runs / "launcher.sqlite")
+    outbox = Outbox(runs / "launcher.sqlite")
+    post = DeliveryWorker(outbox, make_sink)
+    notifier = Notifier(runs, store, outbox, post)
+    try:
+        async with running_tasks(post.run_delivery(), notifier.watch_metrics()):
+            yield notifier
+    finally:
+        await post.close()
+        outbox.close()
+        store.close()

@@ -46,7 +46,7 @@ def find_tail_position(path: Path, count: int) -> int:
     with path.open("rb") as file:
         position = file.seek(0, 2)
         # A newline at the very end closes the last line; it does not begin another.
-        wanted = count + 1 if _ends_with_newline(path, position) else count
+        wanted = count + 1 if ends_with_newline(path, position) else count
         while position > 0:
             size = min(_BLOCK, position)
             position -= size
@@ -59,7 +59,8 @@ def find_tail_position(path: Path, count: int) -> int:
     return 0
 
 
-def _ends_with_newline(path: Path, size: int) -> bool:
+def ends_with_newline(path: Path, size: int) -> bool:
+    """Return whether the byte before position `size` is a newline."""
     with path.open("rb") as file:
         file.seek(max(0, size - 1))
         return file.read(1) == b"\n"

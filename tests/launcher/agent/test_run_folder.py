@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from services.launcher.agent.run_folder import (
-    FolderSource,
     NotResumableError,
     RunFolder,
     StoreAwayError,
@@ -34,11 +33,11 @@ async def test_a_machine_that_has_the_journal_resumes_it(tmp_path: Path) -> None
     found = folder(tmp_path, "file:///nowhere")
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
-    assert await found.ensure_ready(True, CONFIG) is FolderSource.KEEP
+    assert await found.ensure_ready(True, CONFIG) is False
 
 
 async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:
-    assert await folder(tmp_path, None).ensure_ready(False, CONFIG) is FolderSource.BEGIN
+    assert await folder(tmp_path, None).ensure_ready(False, CONFIG) is False
 
 
 async def test_a_run_that_has_trained_is_never_begun_where_nothing_was_uploaded(
@@ -58,7 +57,7 @@ async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
 
 async def test_an_empty_store_lets_a_new_run_begin_and_no_other(tmp_path: Path) -> None:
     found = folder(tmp_path, f"file://{tmp_path}/store/fake-1")
-    assert await found.ensure_ready(False, CONFIG) is FolderSource.BEGIN
+    assert await found.ensure_ready(False, CONFIG) is False
     with pytest.raises(NotResumableError, match="no run has a checkpoint there"):
         await found.ensure_ready(True, CONFIG)
 
@@ -105,6 +104,6 @@ async def test_a_new_machine_gets_the_run_from_the_store(tmp_path: Path) -> None
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(), "name": "test"}))
     found = RunFolder(tmp_path / "new" / RUN_ID, store.url, path, tmp_path / "unit.log")
-    assert await found.ensure_ready(True, CONFIG) is FolderSource.RESTORE
+    assert await found.ensure_ready(True, CONFIG) is True
     assert (found.run_dir / "journal.sqlite").exists()
-    assert await found.ensure_ready(True, CONFIG) is FolderSource.KEEP
+    assert await found.ensure_ready(True, CONFIG) is False

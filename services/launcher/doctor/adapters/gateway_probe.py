@@ -109,7 +109,6 @@ async def _play_canaries(
 
 
 def _explain_failed_start(reason: str) -> Finding:
-    """Explain why a gateway ended before it served."""
     if lacking := _NO_MODULE.search(reason):
         return fail(reason, f"install {lacking[1]}: {_INSTALL_FIX}")
     return fail(reason, "correct [env_gateway]")
