@@ -44,19 +44,11 @@ class Notifier:
 
     The first evaluation comes from the learner's metrics, which arrive with its heartbeats."""
 
-    def __init__(
-        self,
-        runs: Path,
-        store: Ledger,
-        outbox: Outbox,
-        post: DeliveryWorker,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, runs: Path, store: Ledger, outbox: Outbox, post: DeliveryWorker) -> None:
         self._runs = runs
         self._store = store
         self._outbox = outbox
         self._post = post
-        self._clock = clock
 
     async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
         config = _read_config(stored)
@@ -65,7 +57,7 @@ class Notifier:
         self._note_evaluation(stored)
         for key, message in self._messages_for_event(stored, config, event).items():
             targets = targets_of(config.notify)
-            self._outbox.put_message(stored.run.run_id, key, message, targets, self._clock())
+            self._outbox.put_message(stored.run.run_id, key, message, targets, time.time())
             self._post.wake_up()
 
     async def watch_metrics(self) -> None:
@@ -97,7 +89,7 @@ class Notifier:
             config,
             self._runs,
             before=self._outbox.get_first_evaluation(run_id),
-            now=self._clock(),
+            now=time.time(),
             with_log=state is RunState.FAILED,
         )
         # Each start of a run warns of its limits again.

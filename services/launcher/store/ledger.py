@@ -165,33 +165,30 @@ class Ledger:
         self._db.execute("UPDATE runs SET told = ? WHERE run_id = ?", (number, run_id))
 
     def get_run(self, run_id: str) -> StoredRun | None:
-        row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        return None if row is None else self._load_stored_run(row)
+        return next(iter(self._list_runs("WHERE run_id = ?", run_id)), None)
 
-    def list_newest(self, limit: int = 1_000) -> list[StoredRun]:
-        """Return the runs, newest first."""
-        found = self._db.execute(
-            "SELECT * FROM runs ORDER BY created DESC, run_id DESC LIMIT ?", (limit,)
-        ).fetchall()
-        return [self._load_stored_run(row) for row in found]
+    def list_newest(self) -> list[StoredRun]:
+        """Return up to 1,000 runs, newest first."""
+        return self._list_runs("ORDER BY created DESC, run_id DESC LIMIT 1000")
 
     def list_unended(self) -> list[StoredRun]:
         """Return the runs that have not ended, of any age."""
-        found = self._db.execute("SELECT * FROM runs WHERE ended IS NULL").fetchall()
-        return [self._load_stored_run(row) for row in found]
+        return self._list_runs("WHERE ended IS NULL")
 
     def list_suspects(self, backend: str) -> list[StoredRun]:
         """Return the ended runs that may have left resources behind."""
-        found = self._db.execute(
-            "SELECT * FROM runs WHERE ended IS NOT NULL"
-            " AND json_extract(run_json, '$.backend') = ?"
+        return self._list_runs(
+            "WHERE ended IS NOT NULL AND json_extract(run_json, '$.backend') = ?"
             " AND json_extract(run_json, '$.cleanup') = ?",
-            (backend, Cleanup.LEAK_SUSPECTED),
-        ).fetchall()
-        return [self._load_stored_run(row) for row in found]
+            *(backend, Cleanup.LEAK_SUSPECTED),
+        )
 
     def list_run_ids(self) -> set[str]:
         return {row["run_id"] for row in self._db.execute("SELECT run_id FROM runs")}
+
+    def _list_runs(self, clauses: str, *values: str) -> list[StoredRun]:
+        found = self._db.execute(f"SELECT * FROM runs {clauses}", values).fetchall()
+        return [self._load_stored_run(row) for row in found]
 
     def _load_stored_run(self, row: sqlite3.Row) -> StoredRun:
         found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))

@@ -55,9 +55,6 @@ class OperationLog:
             (state, detail, clock.now(), number),
         )
 
-    def mark_concluded(self, number: int, success: bool, detail: str) -> None:
-        self.mark_state(number, OperationState.DONE if success else OperationState.FAILED, detail)
-
     def find_open(self, run_id: str, kind: str, name: str) -> Operation | None:
         """Return the newest operation of this name, if it is not over."""
         row = self._db.execute(
