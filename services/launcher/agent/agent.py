@@ -198,13 +198,10 @@ class Watcher:
         while True:
             self._news.clear()
             again_s = min(_REPORT_S, self._watch.lease_s / 5)
-            if not await self._send_report(self._call_s()):
+            if not await self._send_report(min(_CALL_S, self._watch.lease_s / 2)):
                 await asyncio.sleep(min(again_s, _AGAIN_S))
                 continue
             await wait_for_event(self._news, again_s)
-
-    def _call_s(self) -> float:
-        return min(_CALL_S, self._watch.lease_s / 2)
 
     async def _send_report(self, timeout_s: float) -> bool:
         """Report the unit's state and follow the answer; return False if there was none."""

@@ -65,7 +65,7 @@ def train_policy(
     new_command = command_hints.format_command(*words, *overrides, runs=runs)
     start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN)
     if resume:
-        if run_id and restoring.is_url(run_id):
+        if run_id and "://" in run_id:
             run_id = restoring.restore_run(run_id, path, runs, overrides, console)
         stored = _find_run_to_resume(runs, run_id, parse_shared(spec, where=str(path)).name)
         if not update:

@@ -58,7 +58,8 @@ def _match_wanted(run: Run, now: float, config: LauncherConfig) -> tuple[Run, li
     """Start missing replicas, restart those due, drain surplus ones."""
     actions: list[RunAction] = []
     for service, wanted in run.wanted.items():
-        kept = [r for r in run.replicas_of(service) if not _is_leaving(r)]
+        leaving = (ReplicaState.DRAINING, ReplicaState.STOPPED)
+        kept = [r for r in run.replicas_of(service) if r.state not in leaving]
         surplus = sorted(kept, key=lambda r: (r.state is not ReplicaState.FAILED, -r.index))
         for replica in surplus[: max(0, len(kept) - wanted)]:
             run, drained = _drain_one(run, replica, now + config.drain_s)
@@ -73,10 +74,6 @@ def _match_wanted(run: Run, now: float, config: LauncherConfig) -> tuple[Run, li
             run = run.with_replicas([_restart_replica(replica, now, config)])
             actions.append(StartReplica(replica.key))
     return run, actions
-
-
-def _is_leaving(replica: Replica) -> bool:
-    return replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPED)
 
 
 def _restart_replica(replica: Replica, now: float, config: LauncherConfig) -> Replica:

@@ -153,9 +153,8 @@ class Supervisor:
             await self.changed.next_change.wait()
 
     async def _check_gate(self) -> None:
-        launches = tuple(self.launch_spec_for((service, 0)) for service in self.run.wanted)
         run_dir, gate = self._dependencies.run_dir, self._dependencies.hooks.gate
-        intent = PendingRun(self.run, run_dir, self._spec_json, self.config, launches)
+        intent = PendingRun(self.run, run_dir, self._spec_json, self.config)
         await prepare_run(intent, lambda text: self.commit_run(self.run, [RunNote(text)]))
         if gate is not None and (texts := await gate(intent)):
             self.commit_run(self.run, [RunNote(text) for text in texts])

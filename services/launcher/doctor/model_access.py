@@ -1,6 +1,7 @@
 """Probe of the policy's model on the hub: access, commit and size."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,7 +59,7 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
             yield judge(what, f"set disk_size in launcher.sky.{service}")
 
 
-async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
+async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the hub's present commit of a spec's revision; None if there is none to keep: the
     model is a folder, the revision is a commit, or the hub fails, which the doctor reports."""
     context = make_run_context(plan, Path(), environ)

@@ -48,7 +48,7 @@ async def test_a_refusal_lists_what_fails_alone(
     monkeypatch.setattr(run_probes, "read_sections", nothing)
     plan = parse_spec(canonical_json(spec(policy, tmp_path / "tasks.json")))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config)
     with pytest.raises(RunRefusedError) as refused:
         await doctor_gate(intent)
     lines = str(refused.value).splitlines()
