@@ -15,7 +15,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
-from services.common.concurrency import running_tasks
+from services.common.concurrency import running_tasks, wait_for_event
 from services.common.errors import ConfigError
 from services.common.network_addresses import advertised_address, is_loopback, split_host_port
 from services.common.printable_text import print_visible
@@ -165,11 +165,7 @@ async def _wait_until_stopped_or_idle(
         idle_s = time.monotonic() - launcher.idle_since
         if idle_exit is not None and launcher.is_idle and idle_s > idle_exit:
             return
-        try:
-            async with asyncio.timeout(_IDLE_CHECK_S):
-                await stop.wait()
-        except TimeoutError:
-            continue
+        await wait_for_event(stop, _IDLE_CHECK_S)
 
 
 def main() -> int:

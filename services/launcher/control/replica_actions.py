@@ -5,6 +5,7 @@ about its replicas."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from services.common import log
@@ -191,7 +192,7 @@ class ReplicaController:
         if run.unreachable != why:
             text = f"the backend is unreachable: {why}" if why else "the backend answers again"
             notes = [RunNote(text)] if bool(why) != bool(run.unreachable) else []
-            self._book.commit_run(transitions.set_unreachable(run, why), notes)
+            self._book.commit_run(replace(run, unreachable=why), notes)
 
     async def _follow_start(
         self, key: ReplicaKey, launch: LaunchSpec, start: asyncio.Task[Unit]
@@ -201,30 +202,29 @@ class ReplicaController:
             unit = start.result()
         except asyncio.CancelledError:
             await self._conclude_prevented(key, launch)
-        except CapacityError as error:
+        except (BackendError, OSError) as error:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
-            run, notes = restarts.handle_no_capacity(
-                self._book.run, key, str(error), clock.now(), self._book.config
-            )
-            self._book.commit_run(run, notes, cause=str(error))
-        except SetupError as error:
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
-        # A local fault, such as an unreadable file, counts as a remote one does.
-        except (StartLostError, OSError) as error:
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(1, str(error), began=False))
-        except BackendError as error:
-            # A retry would not help: the backend cannot provide what the spec requires.
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
+            self._conclude_failed(key, error)
         else:
             await self._note_started(key, unit, "started")
             await self._follow_unit(key, launch, unit)
+
+    def _conclude_failed(self, key: ReplicaKey, error: BackendError | OSError) -> None:
+        match error:
+            case CapacityError():
+                run, notes = restarts.handle_no_capacity(
+                    self._book.run, key, str(error), clock.now(), self._book.config
+                )
+                self._book.commit_run(run, notes, cause=str(error))
+            case SetupError():
+                self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
+            # A local fault, such as an unreadable file, counts as a remote one does.
+            case StartLostError() | OSError():
+                self._book.record_exit(key, ExitStatus(1, str(error), began=False))
+            case BackendError():
+                # A retry would not help: the backend cannot provide what the spec requires.
+                self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
 
     async def _conclude_prevented(self, key: ReplicaKey, launch: LaunchSpec) -> None:
         await self._undo_start(launch)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,8 @@ class Supervisor:
             while not self.run.state.has_ended:
                 self._wake.clear()
                 run, actions = reconcile_run(self.run, clock.now(), self.config)
-                if self._try_commit(run, actions):
+                starts = [action.key for action in actions if isinstance(action, StartReplica)]
+                if self._try_commit(run, [], starts=starts):
                     for action in actions:
                         await self._perform_action(action, tasks)
                 else:
@@ -175,8 +176,6 @@ class Supervisor:
                 self._spawn_work(tasks, self._controller.kill_replica(key))
             case CleanRun():
                 await self._controller.clean_run()
-            case RunNote():
-                return
 
     def launch_spec_for(self, key: ReplicaKey) -> LaunchSpec:
         dependencies = self._dependencies
@@ -306,15 +305,13 @@ class Supervisor:
 
     def commit_run(self, run: Run, notes: list[RunNote] | None = None, *, cause: str = "") -> None:
         """Replace the run's state: write it to the ledger first, then wake all watchers."""
-        self._try_commit(run, [*(notes or [])], cause)
+        self._try_commit(run, notes or [], cause)
 
     def _try_commit(
-        self, run: Run, actions: list[RunAction] | list[RunNote], cause: str = ""
+        self, run: Run, notes: list[RunNote], cause: str = "", *, starts: Sequence[ReplicaKey] = ()
     ) -> bool:
         """Replace the run's state. Return False if it is unchanged because the starts could
         not be written."""
-        notes = [action for action in actions if isinstance(action, RunNote)]
-        starts = [action.key for action in actions if isinstance(action, StartReplica)]
         run, notes = self._count_cost(run, notes)
         before = self.run
         if before == run and not notes and not self.is_behind:

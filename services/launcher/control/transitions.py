@@ -71,11 +71,6 @@ def mark_exit_reported(run: Run, key: ReplicaKey) -> Run:
     return run.with_replicas([replace(run.replicas[key], exited=True)])
 
 
-def set_unreachable(run: Run, why: str) -> Run:
-    """Record that the backend is unreachable; an empty `why`: it is reachable again."""
-    return replace(run, unreachable=why)
-
-
 def scale_service(run: Run, service: str, replicas: int) -> Run:
     """Set the wanted number of replicas of a service."""
     return replace(run, wanted={**run.wanted, service: replicas})

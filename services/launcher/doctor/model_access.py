@@ -24,7 +24,7 @@ async def probe_model(context: RunContext) -> list[Finding]:
     for service in (LEARNER, ROLLOUT):
         # Other implementations may not use a policy.
         context.get_section(service)
-    if context.is_policy_made_later():
+    if is_made_later(context, policy.model):
         raise NotApplicableError(f"[[prepare]] makes {policy.model}")
     if await asyncio.to_thread(Path(policy.model).is_dir):
         raise NotApplicableError(f"{policy.model} is a folder")

@@ -15,7 +15,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
 from services.launcher.doctor.probe_process import run_command
-from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.security.env_filter import HUB_VARIABLE
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -46,7 +46,7 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     for service in (LEARNER, ROLLOUT):
         # Other implementations may not use a policy.
         context.get_section(service)
-    if context.is_policy_made_later():
+    if is_made_later(context, policy.model):
         raise NotApplicableError(
             f"{policy.model} is not there yet: [[prepare]] makes it before the run"
         )

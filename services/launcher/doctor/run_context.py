@@ -80,10 +80,6 @@ class RunContext:
             "make it here for the doctor (`make setup` makes .venv); machines make their own",
         )
 
-    def is_policy_made_later(self) -> bool:
-        """Return whether a command of the spec has yet to make the policy."""
-        return is_made_later(self, self.shared.policy.model)
-
 
 def is_made_later(context: RunContext, path: str) -> bool:
     """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet."""

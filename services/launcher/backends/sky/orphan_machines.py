@@ -6,7 +6,6 @@ its bill show it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.config.sky import SkyConfig
@@ -20,25 +19,6 @@ class BilledMachine:
 
     identity: str
     name: str
-
-
-class CloudProvider(Protocol):
-    """A cloud that is queried directly. Methods raise BackendUnreachable."""
-
-    @property
-    def cloud(self) -> str:
-        """The cloud's name as in `infra`."""
-        ...
-
-    def has_key(self) -> bool:
-        """Return whether the cloud's key is here."""
-        ...
-
-    async def list_machines(self) -> list[BilledMachine]:
-        """List all machines of the account that cost money."""
-        ...
-
-    async def terminate_machines(self, machines: Iterable[BilledMachine]) -> None: ...
 
 
 def list_clouds(sky: SkyConfig) -> set[str]:
