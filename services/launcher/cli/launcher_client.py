@@ -189,10 +189,8 @@ async def connect_to_launcher(
     """Connect to the launcher that FLOTILLA_LAUNCHER names, else to the one of `runs`. With
     `start`, start one if none runs, and stop it at the end unless it has other work. Raises
     LauncherError."""
-    address, own = (
-        launcher_address.address_from_environment() or launcher_address.read_address(runs),
-        None,
-    )
+    own = None
+    address = launcher_address.address_from_environment() or launcher_address.read_address(runs)
     try:
         if address is None:
             if not start:

@@ -10,13 +10,10 @@ from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import parse_launcher
 from services.launcher.control.prepare_commands import (
     CommandOptions,
-    PrepareError,
     execute_command,
     parse_prepare_tables,
 )
 from services.launcher.security.env_filter import variables_of_any_service
-
-__all__ = ["PrepareError", "parse_prepare_tables", "run_prepare_commands"]
 
 
 async def run_prepare_commands(

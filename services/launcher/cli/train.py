@@ -28,6 +28,7 @@ from services.launcher.cli.run_source import NEWEST, read_ledger
 from services.launcher.cli.run_view import ENDED
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
+from services.launcher.control.prepare_commands import PrepareError
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.state import RunMode, RunState
@@ -169,7 +170,7 @@ async def _run_request(
     try:
         await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
         outcome = await run_to_end(runs, request.start, console, interrupts, detach=detach)
-    except prepare.PrepareError as error:
+    except PrepareError as error:
         raise CommandError(str(error)) from error
     except InterruptedByUserError:
         outcome = FollowOutcome(None, interrupted=True, seconds=0.0)

@@ -132,11 +132,8 @@ class Launcher:
     async def _reap_backends(
         self, names: list[str], *, dry_run: bool
     ) -> tuple[ReapReport, list[str]]:
-        found, seek, used = (
-            ReapReport(),
-            reaper.look_for_orphans if dry_run else reaper.reap_backend,
-            self._backends_in_use(),
-        )
+        found, used = ReapReport(), self._backends_in_use()
+        seek = reaper.look_for_orphans if dry_run else reaper.reap_backend
         for name in names:
             try:
                 backend = self.get_backend(name)

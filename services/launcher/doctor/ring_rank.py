@@ -56,7 +56,7 @@ _ASSIGNMENT, _OUTCOME = TypeAdapter(RankAssignment), TypeAdapter(RankOutcome)
 def parse_assignment(text: bytes) -> RankAssignment:
     """Parse the assignment sent by a remote caller, which never takes rank 0 itself. Raises
     ValueError."""
-    assignment = _ASSIGNMENT.validate_json(text)
+    assignment = _ASSIGNMENT.validate_json(text, strict=True, extra="forbid")
     # Raises for what is no address: no rank looks up a stranger's names.
     ipaddress.ip_address(assignment.host)
     if not 0 < assignment.rank < assignment.world <= _MOST_RANKS or not 0 < assignment.port < 2**16:
@@ -66,7 +66,7 @@ def parse_assignment(text: bytes) -> RankAssignment:
 
 def parse_outcome(text: bytes | str) -> RankOutcome:
     """Parse an outcome. Raises ValueError."""
-    return _OUTCOME.validate_json(text)
+    return _OUTCOME.validate_json(text, strict=True, extra="forbid")
 
 
 async def run_rank(
