@@ -11,7 +11,6 @@ from services.launcher.control.actions import (
     DrainReplica,
     KillReplica,
     RunAction,
-    RunNote,
     StartReplica,
 )
 from services.launcher.control.reconcile import next_reconcile_due, reconcile_run
@@ -134,5 +133,5 @@ def _obey(run: Run, action: RunAction, now: float) -> Run:
             return restarts.handle_exit(run, key, ExitStatus(-9), now, CONFIG)[0]
         case CleanRun():
             return run_end.record_cleanup(run, True, "", now)[0]
-        case DrainReplica() | KillReplica() | RunNote():
+        case DrainReplica() | KillReplica():
             return run
