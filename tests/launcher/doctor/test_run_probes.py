@@ -112,10 +112,10 @@ async def test_a_probe_that_hangs_is_ended_and_delays_no_other(
         raise ZeroDivisionError
 
     probes = [
-        Probe("hanging", "", hang, 1.5),
-        Probe("quick", "", quick, 1.0),
-        Probe("broken", "", broken, 1.0),
-        Probe("left", "", broken, 1.0),
+        Probe("hanging", hang, 1.5),
+        Probe("quick", quick, 1.0),
+        Probe("broken", broken, 1.0),
+        Probe("left", broken, 1.0),
     ]
     content = spec(policy, tasks, 'launcher.skip_probes=["secrets"]')
     about = subject(content, tmp_path)
