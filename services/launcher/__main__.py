@@ -15,7 +15,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
-from services.common.concurrency import running_tasks
+from services.common.concurrency import running_tasks, wait_for_event
 from services.common.errors import ConfigError
 from services.common.network_addresses import advertised_address, is_loopback, split_host_port
 from services.common.printable_text import print_visible
@@ -30,9 +30,10 @@ from services.launcher.backends.ports import Backend, BackendError, BackendFacto
 from services.launcher.control.budget import meter_cost
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.doctor.start_gate import doctor_gate, pin_model
+from services.launcher.doctor.model_access import resolve_commit
+from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.notify.adapters.build_sinks import make_sink
-from services.launcher.notify.assembly import open_notifier
+from services.launcher.notify.notifier import open_notifier
 from services.launcher.ports import LauncherHooks
 from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger, LedgerError
@@ -164,11 +165,7 @@ async def _wait_until_stopped_or_idle(
         idle_s = time.monotonic() - launcher.idle_since
         if idle_exit is not None and launcher.is_idle and idle_s > idle_exit:
             return
-        try:
-            async with asyncio.timeout(_IDLE_CHECK_S):
-                await stop.wait()
-        except TimeoutError:
-            continue
+        await wait_for_event(stop, _IDLE_CHECK_S)
 
 
 def main() -> int:
@@ -189,7 +186,7 @@ def main() -> int:
             advertise=given.advertise,
             idle_exit=given.idle_exit,
             backends=backend_factories(runs),
-            hooks=LauncherHooks(pin=pin_model, gate=doctor_gate, meter=meter_cost),
+            hooks=LauncherHooks(pin=resolve_commit, gate=doctor_gate, meter=meter_cost),
         )
         try:
             # Check the address before taking over the runs of a dead launcher.

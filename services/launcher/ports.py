@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_plan import RunPlan
 from services.launcher.state import Cost, Outcome, Run
@@ -50,7 +49,6 @@ class PendingRun:
     run_dir: Path
     spec_json: str
     config: LauncherConfig
-    launches: tuple[LaunchSpec, ...]
 
 
 # Admits the run in PREFLIGHT, and returns notes for people; raises RunRefusedError. If the launcher

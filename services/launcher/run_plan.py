@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json, parse_config
+from services.common.config import canonical_json
+from services.common.errors import ConfigError
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.common.python_command import python_command
 from services.common.spec import parse_shared
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.security.certificates import identity_folder
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey, RunMode
 from services.launcher.store.run_files import SPEC_FILE
@@ -22,7 +23,7 @@ _SPANNING = {LEARNER: ("ranks", "rank"), ROLLOUT: ("nodes", "engine")}
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
-class BadSpecError(ValueError):
+class BadSpecError(ConfigError):
     """The spec cannot be run; the message names the key and the cause."""
 
 
@@ -72,7 +73,7 @@ def ray_port_key(service: str) -> str:
 
 
 def parse_spec(text: str) -> RunPlan:
-    """Parse the parts of a spec that the launcher reads. Raises BadSpecError or ConfigError."""
+    """Parse the parts of a spec that the launcher reads. Raises ConfigError."""
     try:
         spec = parse_json(text, _LIMITS, strict=True)
     except TooLargeError as error:
@@ -82,9 +83,7 @@ def parse_spec(text: str) -> RunPlan:
     if not isinstance(spec, dict):
         raise BadSpecError("the spec is not a JSON object")
     name = parse_shared(spec, where="spec").name
-    config = parse_config(
-        LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher"
-    )
+    config = parse_launcher(spec)
     return RunPlan(name=name, text=canonical_json(spec), spec=spec, config=config)
 
 

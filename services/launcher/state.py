@@ -108,14 +108,11 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Handle by which a backend finds a started replica again: name, (pid, start time), `ref`.
-
-    `ref` belongs to the backend: a job's number, a cluster's name."""
+    """Handle by which a backend finds a started replica again: name, (pid, start time)."""
 
     name: str
     pid: int = 0
     started: float = 0.0
-    ref: str = ""
 
     @property
     def replica_name(self) -> str:
@@ -190,31 +187,6 @@ class Replica:
     @property
     def label(self) -> str:
         return f"{self.service}-{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class LifecyclePolicy:
-    """Time limits and retry limits of the launcher, in seconds and counts."""
-
-    max_restarts: int = 5
-    restart_window_s: float = 600.0
-    backoff_s: float = 1.0
-    backoff_max_s: float = 30.0
-    start_timeout_s: float = 600.0
-    drain_s: float = 60.0
-    # Requests for a machine before giving up, and the wait before the second one.
-    attempts: int = 4
-    attempt_backoff_s: float = 120.0
-    # Machines whose setup may fail before giving up.
-    setups: int = 2
-    # How long to search for the remains of an ended run.
-    clean_s: float = 600.0
-
-    def restart_delay_s(self, failures: int) -> float:
-        return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
-
-    def attempt_delay_s(self, failures: int) -> float:
-        return self.attempt_backoff_s * 2 ** (failures - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 from services.common.config import canonical_json, load_spec
 from services.launcher import run_plan as plans
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.cli.prepare import parse_prepare_tables
 from services.launcher.control import spec_check
+from services.launcher.control.prepare_commands import parse_prepare_tables
 from services.launcher.run_plan import BadSpecError, RunPlan
 from tests.support.doctor import forged_services
 from tests.support.repository import ROOT

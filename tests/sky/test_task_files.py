@@ -14,7 +14,7 @@ from services.launcher.backends.sky import task_documents
 from services.launcher.backends.sky.machine_candidates import NO_PORTS, SINGLE_NODE
 from services.launcher.backends.sky.price_catalog import PriceCatalog
 from services.launcher.backends.sky.sdk_prices import SkyPrices
-from services.launcher.config.sky import Machine, Machines
+from services.launcher.config.sky import Machine
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
@@ -110,7 +110,7 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
         Machine(infra="runpod", accelerators="H100-SXM:1", use_spot=True),
     ):
         # With nothing to fall back on, the price is SkyPilot's own.
-        price = SkyPrices(PriceCatalog(home / "empty")).replica_price(Machines(any_of=(machine,)))
+        price = SkyPrices(PriceCatalog(home / "empty")).machine_price(machine)
         assert price is not None and price == pytest.approx(catalog.machine_price(machine))
 
 

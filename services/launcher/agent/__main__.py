@@ -16,28 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from services.common import log, rpc
-from services.common.config import load_spec, parse_config
+from services.common.config import load_spec
 from services.common.errors import ConfigError
 from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.common.stop_signals import StopSignals
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
-from services.launcher.agent.agent import Prepare, Watcher, WatcherDependencies
+from services.launcher.agent.agent import DEFAULT_LEFT_S, Prepare, Watcher, WatcherDependencies
 from services.launcher.agent.arguments import Arguments, parse_arguments
 from services.launcher.agent.decisions import WatchState
 from services.launcher.agent.log_uploader import LogUploader, SideLogs
 from services.launcher.agent.parent_death_reaper import cleaned_up_after_death
 from services.launcher.agent.ports import PollNotice
-from services.launcher.agent.preemption import DEFAULT_LEFT_S, poll_file
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.sky import SkyConfig
+from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files
-from services.launcher.state import EXIT_BAD_CONFIG, LEARNER, LifecyclePolicy
+from services.launcher.state import EXIT_BAD_CONFIG, LEARNER
 
 # Ctrl-C and schedulers signal the whole session: signals this close count as one.
 _SAME_SIGNAL_S = 0.5
@@ -66,8 +64,7 @@ class AgentSpec:
 def read_agent_spec(arguments: Arguments) -> AgentSpec:
     """Read the command line and the spec that it names. Raises ConfigError."""
     spec = load_spec(arguments.config)
-    table, where = spec.get("launcher", {}), str(arguments.config)
-    config = parse_config(LauncherConfig, table, where=where, section="launcher")
+    config = parse_launcher(spec, where=str(arguments.config))
     inherits = inherited_variables(spec, config, arguments.here[0])
     return AgentSpec(arguments, config, _uploads_url(spec, arguments.run_id), inherits)
 
@@ -75,12 +72,6 @@ def read_agent_spec(arguments: Arguments) -> AgentSpec:
 def _uploads_url(spec: Mapping[str, Any], run_id: str) -> str | None:
     remote = spec.get("learner", {}).get("checkpoint", {}).get("remote")
     return None if remote is None else f"{remote}/{run_id}"
-
-
-def _uses_spot(config: SkyConfig, service: str) -> bool:
-    machines = {"learner": config.learner, "env_gateway": config.env_gateway}
-    candidates = machines.get(service, config.rollout).candidates
-    return any(machine.use_spot for machine in candidates)
 
 
 async def watch_replica(agent_spec: AgentSpec, secrets: SecretFiles) -> int:
@@ -124,13 +115,11 @@ async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGen
             launcher=launcher,
             notices=await _open_notices(agent_spec, stack),
             uploader=uploader,
-            prepare=_make_prepare(agent_spec, uploader.log, config.to_policy()),
+            prepare=_make_prepare(agent_spec, uploader.log),
             hostname=socket.gethostname(),
             resume=given.resume,
         )
-        yield Watcher(
-            WatchState(time.monotonic(), config.sky.unit_lease_s, config.to_policy()), parts
-        )
+        yield Watcher(WatchState(time.monotonic(), config.sky.unit_lease_s, config), parts)
 
 
 async def _end_leftovers(agent_spec: AgentSpec) -> None:
@@ -151,8 +140,9 @@ def _clean_up(agent_spec: AgentSpec, secrets: SecretFiles) -> None:
 async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[PollNotice]:
     polls: list[PollNotice] = []
     if agent_spec.arguments.notice_file is not None:
-        polls.append(poll_file(agent_spec.arguments.notice_file))
-    if _uses_spot(agent_spec.config.sky, agent_spec.arguments.key[0]):
+        polls.append(_poll_file(agent_spec.arguments.notice_file))
+    machines = agent_spec.config.sky.machines_for(agent_spec.arguments.key[0])
+    if any(machine.use_spot for machine in machines.candidates):
         from services.launcher.agent.adapters.spot_notice import MetadataNotices
 
         metadata = MetadataNotices(agent_spec.arguments.metadata_url)
@@ -161,14 +151,23 @@ async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> list[Po
     return polls
 
 
-def _make_prepare(agent_spec: AgentSpec, log_path: Path, policy: LifecyclePolicy) -> Prepare:
+def _poll_file(path: Path) -> PollNotice:
+    """Return the poll of a file that a scheduler's hook or an operator creates."""
+
+    async def poll() -> float | None:
+        return DEFAULT_LEFT_S if await asyncio.to_thread(path.exists) else None
+
+    return poll
+
+
+def _make_prepare(agent_spec: AgentSpec, log_path: Path) -> Prepare:
     given = agent_spec.arguments
     folder = RunFolder(given.run_dir, agent_spec.url, given.config, log_path, agent_spec.inherits)
 
     async def prepare_folder(begun: bool) -> None:
         # Further machines have no files of the run.
         if agent_spec.arguments.here[0] == LEARNER:
-            await folder.ensure_ready(begun, policy)
+            await folder.ensure_ready(begun, agent_spec.config)
 
     return prepare_folder
 

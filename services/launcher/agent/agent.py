@@ -35,6 +35,9 @@ _MARGIN_S = 2.0
 # Time for the log and the last report if the machine is not taken away.
 _FAREWELL_S = 30.0
 _AGAIN_S = 0.5
+# Time left after a notice without a time (a hook's file, a scheduler's SIGTERM): a little less than
+# the 30 s before Slurm (KillWait) and Kubernetes kill by default.
+DEFAULT_LEFT_S = 25.0
 _EXIT_RETRYABLE = 3
 _log = log.get_logger(__name__)
 
@@ -91,8 +94,8 @@ class Watcher:
 
     def drain_replica(self, cause: EndCause, grace_s: float | None = None) -> None:
         """Drain the replica within the grace."""
-        policy = self._watch.policy
-        grace_s = policy.drain_s if grace_s is None else min(grace_s, policy.drain_s)
+        longest_s = self._watch.config.drain_s
+        grace_s = longest_s if grace_s is None else min(grace_s, longest_s)
         if self._watch.stage is not WatchStage.DRAINING:
             _log.warning("draining", cause=cause.value, grace_s=grace_s)
         self._change_state(watches.request_end(self._watch, cause, time.monotonic(), grace_s))
@@ -184,7 +187,6 @@ class Watcher:
         self._change_state(watches.mark_unprepared(self._watch, how))
 
     async def _poll_notices(self) -> None:
-        """Poll for a preemption notice; drain the replica as soon as there is one."""
         while True:
             for poll_notice in self._parts.notices:
                 if (left_s := await poll_notice()) is not None:
@@ -196,13 +198,10 @@ class Watcher:
         while True:
             self._news.clear()
             again_s = min(_REPORT_S, self._watch.lease_s / 5)
-            if not await self._send_report(self._call_s()):
+            if not await self._send_report(min(_CALL_S, self._watch.lease_s / 2)):
                 await asyncio.sleep(min(again_s, _AGAIN_S))
                 continue
             await wait_for_event(self._news, again_s)
-
-    def _call_s(self) -> float:
-        return min(_CALL_S, self._watch.lease_s / 2)
 
     async def _send_report(self, timeout_s: float) -> bool:
         """Report the unit's state and follow the answer; return False if there was none."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, ExitStatus, LifecyclePolicy
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, ExitStatus
 
 # Grace of a stop command; a service takes at most 5 seconds to clean up.
 STOP_GRACE_S = 7.0
@@ -50,7 +51,7 @@ class WatchState:
 
     renewed: float
     lease_s: float
-    policy: LifecyclePolicy
+    config: LauncherConfig
     stage: WatchStage = WatchStage.PREPARING
     due: float = 0.0
     cause: EndCause | None = None
@@ -90,7 +91,7 @@ def decide_action(watch: WatchState, now: float) -> tuple[WatchState, ProcessAct
     if watch.stage is WatchStage.OVER:
         return watch, None
     if watch.cause is None and now >= watch.renewed + watch.lease_s:
-        watch = request_end(watch, EndCause.SILENCE, now, watch.policy.drain_s)
+        watch = request_end(watch, EndCause.SILENCE, now, watch.config.drain_s)
     if watch.stage is WatchStage.WAITING and now >= watch.due:
         return replace(
             watch, stage=WatchStage.RUNNING, starts=watch.starts + 1
@@ -145,12 +146,12 @@ def record_exit(watch: WatchState, how: ExitStatus, now: float) -> WatchState:
     watch = replace(watch, ending=how)
     if watch.stage is WatchStage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
         return replace(watch, stage=WatchStage.OVER)
-    policy = watch.policy
-    recent = [at for at in watch.failures if now - at < policy.restart_window_s]
+    config = watch.config
+    recent = [at for at in watch.failures if now - at < config.restart_window_s]
     watch = replace(watch, failures=(*recent, now))
-    if len(watch.failures) > policy.max_restarts:
+    if len(watch.failures) > config.max_restarts:
         return replace(watch, stage=WatchStage.OVER)
-    return _wait_until(watch, now + policy.restart_delay_s(len(watch.failures)))
+    return _wait_until(watch, now + config.restart_delay_s(len(watch.failures)))
 
 
 def _wait_until(watch: WatchState, due: float) -> WatchState:

@@ -9,12 +9,11 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.state import LifecyclePolicy
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing
 
@@ -28,14 +27,6 @@ class NotResumableError(Exception):
 
 class StoreAwayError(Exception):
     """The store stayed out of reach through all retries."""
-
-
-class FolderSource(StrEnum):
-    """Source of a learner's run folder."""
-
-    KEEP = "keep"
-    RESTORE = "restore"
-    BEGIN = "begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +44,40 @@ class RunFolder:
     async def ensure_ready(
         self,
         begun: bool,
-        policy: LifecyclePolicy,
+        config: LauncherConfig,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> FolderSource:
-        """Ensure that the folder is there; return where it came from.
+    ) -> bool:
+        """Restore the folder if it has to be; return whether it was restored.
 
         Raises NotResumableError, StoreAwayError."""
-        way = self._choose_source(begun)
-        if way is not FolderSource.RESTORE:
-            return way
-        for failures in range(1, policy.max_restarts + 2):
+        if not self._must_be_restored(begun):
+            return False
+        for failures in range(1, config.max_restarts + 2):
             code = await self._run_restore()
             if code == 0:
-                return FolderSource.RESTORE
+                return True
             if code == _NOTHING and not begun:
-                return FolderSource.BEGIN
+                return False
             if code != _RETRYABLE:
                 raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
-            await sleep(policy.restart_delay_s(failures))
+            await sleep(config.restart_delay_s(failures))
         raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
 
-    def _choose_source(self, begun: bool) -> FolderSource:
+    def _must_be_restored(self, begun: bool) -> bool:
         if (self.run_dir / JOURNAL).exists():
-            return FolderSource.KEEP
+            return False
         there = self.run_dir.exists()
         if there and (gone := describe_missing(self.run_dir.parent, self.run_dir.name)):
             raise NotResumableError(f"{self._lost_text()}: {gone}")
         if self.url is not None and (begun or not there):
-            return FolderSource.RESTORE
+            return True
         if begun:
             raise NotResumableError(
                 f"{self._lost_text()}, and learner.checkpoint.remote names no store to fetch"
                 " it from:"
                 " resume it where its folder is, or begin a new run with a remote"
             )
-        return FolderSource.BEGIN
+        return False
 
     def _lost_text(self) -> str:
         return f"run {self.run_dir.name} has trained, but this machine has nothing of it"
@@ -96,17 +86,8 @@ class RunFolder:
         """Run the learner's own restore program, for the store is the learner's. Return its
         exit code."""
         runs, url = str(self.run_dir.parent), str(self.url)
-        command = python_command(
-            *(
-                "-m",
-                "services.learner.checkpoints.restore_command",
-                url,
-                "--config",
-                str(self.spec),
-                "--runs",
-                runs,
-            )
-        )
+        arguments = (url, "--config", str(self.spec), "--runs", runs)
+        command = python_command("-m", "services.learner.checkpoints.restore_command", *arguments)
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -1,9 +1,11 @@
 """Registry server of each run: on its own port, accepting only the run's own token."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import grpc.aio
 
 from services.common import log, rpc
 from services.common.arguments import TOKEN_VARIABLE
@@ -14,11 +16,6 @@ from services.launcher.backends.local.own_address import route_address
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import certificates
 from services.launcher.security.certificates import RunIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import grpc.aio
 
 _GRACE_S = 1.0
 _log = log.get_logger(__name__)
@@ -44,7 +41,7 @@ class GrpcRegistry:
 class GrpcRegistryHost:
     """Host of the runs' registries. `add` adds the registry of a run to its server."""
 
-    def __init__(self, runs: Path, add: "Callable[[str, grpc.aio.Server], None]") -> None:
+    def __init__(self, runs: Path, add: Callable[[str, grpc.aio.Server], None]) -> None:
         self._runs = runs
         self._add = add
         self._open: dict[str, AsyncExitStack] = {}

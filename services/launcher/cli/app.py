@@ -85,7 +85,7 @@ def train(
         extra, run_id = [run_id, *extra], None
     if not resume:
         _require_resume(run_id, update=update, accept_loss=accept_loss)
-    _exit_with(
+    raise typer.Exit(
         command.train_policy(
             *(spec, runs, extra),
             resume=resume,
@@ -98,7 +98,6 @@ def train(
 
 
 def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> None:
-    """Refuse options that require --resume."""
     if run_id is not None:
         raise typer.BadParameter(f"{run_id!r}: a run id requires --resume", param_hint="RUN")
     for given, name in ((update, "--update"), (accept_loss, "--accept-loss")):
@@ -120,7 +119,7 @@ def evaluate(
     """
     from services.launcher.cli import train as command
 
-    _exit_with(command.evaluate_policy(target, runs, list(context.args)))
+    raise typer.Exit(command.evaluate_policy(target, runs, list(context.args)))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -149,7 +148,7 @@ def plan(
     from services.launcher.cli import plan as command
 
     log.setup("plan", "", level="WARNING")
-    _exit_with(
+    raise typer.Exit(
         command.print_plan(
             spec,
             runs,
@@ -179,7 +178,7 @@ def scale(
     """
     from services.launcher.cli import scale as command
 
-    _exit_with(command.scale_services(run, counts, runs))
+    raise typer.Exit(command.scale_services(run, counts, runs))
 
 
 @app.command()
@@ -194,7 +193,7 @@ def stop(
     """
     from services.launcher.cli import stop as command
 
-    _exit_with(command.stop_run(run, grace, runs))
+    raise typer.Exit(command.stop_run(run, grace, runs))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -237,17 +236,13 @@ def doctor(
         as_json=as_json,
         gpus=gpus.each if gpus else (),
     )
-    _exit_with(found)
+    raise typer.Exit(found)
 
 
 # Added last because `--help` lists commands in this order.
 env_commands.add_env_commands(app)
 remote_commands.add_remote_commands(app)
 tool_commands.add_tool_commands(app)
-
-
-def _exit_with(code: int) -> None:
-    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -13,16 +13,15 @@ from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
 from services.common.printable_text import print_json
 from services.common.tls import read_tls
-from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.findings import ProbeResult, Status, combine_findings
 from services.launcher.doctor.findings import fail as failing
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import SPEC, examine_run, find_unknown_probes
-from services.launcher.run_plan import BadSpecError, parse_spec
+from services.launcher.run_plan import parse_spec
 
-_OK, _FAILED = 0, 1
 _COLOURS = {
     Status.OK: "green",
     Status.WARN: "yellow",
@@ -50,7 +49,7 @@ def run_doctor(
         plan = parse_spec(canonical_json(load_spec(spec, overrides)))
         context = make_run_context(plan, runs, os.environ)
         context = replace(context, nodes=tuple(nodes), tls=read_tls(tls_dir), gpus=gpus)
-    except (ConfigError, BadSpecError) as error:
+    except ConfigError as error:
         results = [combine_findings(SPEC, [failing(str(error), "correct the spec")])]
     else:
         results = asyncio.run(examine_run(context, skip))
@@ -58,7 +57,7 @@ def run_doctor(
         print_json([result.to_dict() for result in results])
     else:
         _print_results(results)
-    return _FAILED if any(result.status is Status.FAIL for result in results) else _OK
+    return FAILED if any(result.status is Status.FAIL for result in results) else OK
 
 
 def _print_results(results: Sequence[ProbeResult]) -> None:

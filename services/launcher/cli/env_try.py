@@ -18,15 +18,16 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.config import load_spec, parse_config
+from services.common.config import load_spec
 from services.common.errors import ConfigError
 from services.common.printable_text import print_visible
-from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import parse_launcher
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
+    grade_episode,
     is_slow,
     make_open_request,
     no_grade_name,
@@ -39,7 +40,6 @@ from services.launcher.doctor.dataset import env_key_of
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
-_OK, _FAILED = 0, 1
 _OPEN_S = 180.0
 _CALL_S = 120.0
 _GRADE_S = 300.0
@@ -97,10 +97,7 @@ async def _play_episode(
 ) -> int:
     given = load_spec(spec, overrides)
     section = given.get(GATEWAY, {})
-    config = parse_config(
-        LauncherConfig, given.get("launcher", {}), where=str(spec), section="launcher"
-    )
-    inherits = inherited_variables(given, config, GATEWAY)
+    inherits = inherited_variables(given, parse_launcher(given, where=str(spec)), GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (
         serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
@@ -110,9 +107,10 @@ async def _play_episode(
         episode = await _open_with_progress(stub, section, task, console)
         try:
             _show_ready(episode.ready, console)
-            messages = [_format_message("user", episode.ready.facts.prompt)]
+            messages = [_make_message("user", episode.ready.facts.prompt)]
             messages += await _make_calls(stub, episode.episode_id, console)
-            return await _grade_episode(stub, episode.episode_id, answer, messages, console)
+            header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
+            return _show_grade(await grade_episode(stub, header, messages, _GRADE_S), console)
         finally:
             request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)
@@ -162,9 +160,9 @@ def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
         console.print(f"tool     {tool.name}({arguments})  {''.join(description)}")
 
 
-async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
-    """Make the calls from standard input; return the conversation as transcript lines."""
-    messages: list[bytes] = []
+async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[dict[str, str]]:
+    """Make the calls from standard input; return the conversation."""
+    messages: list[dict[str, str]] = []
     if sys.stdin is not None and sys.stdin.isatty():
         console.print(
             '\nenter one call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades'
@@ -187,7 +185,7 @@ async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[byt
         outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
         texts = [_part_to_text(part) for part in answer.parts]
         console.print(f"{match['name']}: {outcome}", *texts)
-        messages += [_format_message("assistant", line), _format_message("tool", "\n".join(texts))]
+        messages += [_make_message("assistant", line), _make_message("tool", "\n".join(texts))]
         if answer.done:
             break
     return messages
@@ -234,13 +232,7 @@ async def _read_line(lines: asyncio.StreamReader) -> str:
     return ""
 
 
-async def _grade_episode(
-    stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Terminal
-) -> int:
-    header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
-    requests = [pb.GradeRequest(header=header)]
-    requests += [pb.GradeRequest(transcript_chunk=message) for message in messages]
-    grade: pb.GradeResponse = await stub.Grade(iter(requests), timeout=_GRADE_S)
+def _show_grade(grade: pb.GradeResponse, console: Terminal) -> int:
     for check in grade.checks_passed:
         console.print(f"passed   {check}")
     for check in grade.checks_failed:
@@ -249,13 +241,13 @@ async def _grade_episode(
         console.print(f"suspect  {line}")
     if grade.HasField("reward"):
         console.print(f"reward   {grade.reward:g}")
-        return _OK
+        return OK
     console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}")
-    return _FAILED
+    return FAILED
 
 
-def _format_message(role: str, content: str) -> bytes:
-    return json.dumps({"role": role, "content": content[:_MESSAGE_CHARS]}).encode() + b"\n"
+def _make_message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content[:_MESSAGE_CHARS]}
 
 
 def _part_to_text(part: pb.ContentPart) -> str:

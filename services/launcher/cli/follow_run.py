@@ -1,6 +1,5 @@
 """Start of a run, and following it to its end across reconnects and launcher deaths."""
 
-import asyncio
 import json
 import time
 import uuid
@@ -14,6 +13,7 @@ import grpc
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common.concurrency import running_tasks, wait_beside
 from services.common.rpc import service_error
 from services.launcher.cli.inspector_process import linked_inspector
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
@@ -170,17 +170,12 @@ def _find_begun_run(runs: Path, request_id: str) -> pb.Run | None:
 async def _follow_run(
     connection: LauncherConnection, followed: FollowedRun, console: Terminal, interrupts: Interrupts
 ) -> None:
-    run_id = followed.run_id
-    async with asyncio.TaskGroup() as tasks:
-        with open_view(console) as view:
-            stopping = tasks.create_task(stop_on_interrupt(connection, run_id, view, interrupts))
-            try:
-                problem = await watch_to_end(connection, followed, view, interrupts)
-            finally:
-                stopping.cancel()
-    # Raised outside of the group, which would wrap it into an ExceptionGroup.
-    if problem is not None:
-        raise problem
+    with open_view(console) as view:
+        async with running_tasks(
+            watch_to_end(connection, followed, view, interrupts),
+            stop_on_interrupt(connection, followed.run_id, view, interrupts),
+        ) as (watching, stopping):
+            await wait_beside(watching, [stopping])
 
 
 async def watch_until_left(
@@ -192,13 +187,9 @@ async def watch_until_left(
     """Follow the run; return True at its end, False if the user has left. A launcher that this
     command started keeps running. Raises LauncherError, AioRpcError."""
     try:
-        problem = await interrupts.unless_interrupted(
-            watch_to_end(connection, followed, view, interrupts)
-        )
+        await interrupts.unless_interrupted(watch_to_end(connection, followed, view, interrupts))
     except InterruptedByUserError:
         return False
-    if problem is not None:
-        raise problem
     return True
 
 
@@ -207,9 +198,9 @@ async def watch_to_end(
     followed: FollowedRun,
     view: ProgressView,
     interrupts: Interrupts,
-) -> Exception | None:
-    """Process events until the run has ended, over as many streams as needed. Return an error
-    if its end cannot be observed because the launcher is gone.
+) -> None:
+    """Process events until the run has ended, over as many streams as needed. Raises
+    LauncherError, AioRpcError if its end cannot be observed.
 
     The server closes the stream of an ended run, so an end in the past does not count."""
     board, patience = followed.board, ReconnectDeadline(connection)
@@ -227,32 +218,15 @@ async def watch_to_end(
                     view.show_board(board)
         except grpc.aio.AioRpcError as error:
             if error.code() not in TRANSIENT_CODES:
-                return error
+                raise
             if not connection.is_alive():
-                return connection.make_gone_error()
+                raise connection.make_gone_error() from error
+            # No local file shows whether a remote launcher is gone: it is retried for a while, or
+            # until the user interrupts again.
             if connection.address.elsewhere:
-                problem = await _await_remote_launcher(connection, patience, interrupts, error)
-                if problem is not None:
-                    return problem
+                if interrupts.second.is_set() and not await connection.is_answering():
+                    message = "the launcher does not answer; its runs may continue without it"
+                    raise LauncherError(message) from error
+                await patience.retry_after_cut(error)
         if board.has_ended:
-            return None
-
-
-async def _await_remote_launcher(
-    connection: LauncherConnection,
-    patience: ReconnectDeadline,
-    interrupts: Interrupts,
-    error: grpc.aio.AioRpcError,
-) -> LauncherError | None:
-    """Wait for a remote launcher. No local file shows whether it is gone: it is retried for a
-    while, or until the user interrupts again."""
-    if await connection.is_answering():
-        patience.note_answer()
-        return None
-    if interrupts.second.is_set():
-        return LauncherError("the launcher does not answer; its runs may continue without it")
-    try:
-        await patience.wait_before_retry(error)
-    except LauncherError as gone:
-        return gone
-    return None
+            return

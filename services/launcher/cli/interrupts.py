@@ -70,7 +70,6 @@ class Interrupts:
 
 
 def _terminal_descriptors() -> Iterator[int]:
-    """Yield the descriptors of standard streams that are a terminal."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None and stream.isatty():
             yield stream.fileno()

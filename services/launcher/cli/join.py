@@ -22,7 +22,7 @@ from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_error
 from services.launcher.control.restarts import describe_exit
-from services.launcher.run_plan import BadSpecError, RunPlan, further_machine_module, parse_spec
+from services.launcher.run_plan import RunPlan, further_machine_module, parse_spec
 from services.launcher.security.certificates import find_identities
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus
@@ -94,7 +94,6 @@ async def _wait_until_over(run: JoinableRun) -> None:
 
 
 async def _wait_for_run(request: JoinRequest) -> JoinableRun:
-    """Wait for a run whose service has further machines."""
     hint_at = time.monotonic()
     while True:
         run = await asyncio.to_thread(find_joinable_run, request.runs, request.service)
@@ -111,7 +110,7 @@ def find_joinable_run(runs: Path, service: str) -> JoinableRun | None:
     for run_id, folder in find_identities(runs):
         try:
             plan = parse_spec((runs / run_id / SPEC_FILE).read_text())
-        except (FileNotFoundError, BadSpecError, ConfigError):
+        except (FileNotFoundError, ConfigError):
             # The run's launcher is about to write its spec.
             continue
         if plan.machines_of(service) > 1:
@@ -126,7 +125,7 @@ class _Membership:
     def __init__(
         self, request: JoinRequest, run: JoinableRun, leave: asyncio.Event, now: asyncio.Event
     ) -> None:
-        self._policy = run.plan.config.to_policy()
+        self._config = run.plan.config
         self._launch = _make_launch(request, run)
         self._processes = LocalBackend(_own_folder(request, run))
         self._leave = leave
@@ -145,12 +144,12 @@ class _Membership:
                 return None
             if how.code == OK:
                 return OK
-            since = time.monotonic() - self._policy.restart_window_s
+            since = time.monotonic() - self._config.restart_window_s
             failures = [*(at for at in failures if at > since), time.monotonic()]
             code = self._judge_failure(how, len(failures))
             if code is not None:
                 return code
-            pause_s = self._policy.restart_delay_s(len(failures))
+            pause_s = self._config.restart_delay_s(len(failures))
             await run_unless(self._leave, asyncio.sleep(pause_s))
             if self._leave.is_set():
                 return None
@@ -158,7 +157,7 @@ class _Membership:
     def _judge_failure(self, how: ExitStatus, failures: int) -> int | None:
         """Report the failure; return an exit code if a restart would not help."""
         text = f"{self._launch.name} {describe_exit(how)}"
-        if how.code != EXIT_BAD_CONFIG and failures <= self._policy.max_restarts:
+        if how.code != EXIT_BAD_CONFIG and failures <= self._config.max_restarts:
             print_visible(f"{text}; restarting it, see {self._launch.log}")
             return None
         report_error(f"{text}. Its last lines:\n{how.tail}")
@@ -171,7 +170,7 @@ class _Membership:
         sent_away = not await wait_unless(self._leave, ended)
         if sent_away:
             await self._processes.drain_replica(unit)
-            if not await wait_unless(self._now, ended, self._policy.drain_s):
+            if not await wait_unless(self._now, ended, self._config.drain_s):
                 await self._processes.kill_replica(unit)
         return await ended, sent_away
 

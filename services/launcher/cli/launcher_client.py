@@ -139,15 +139,10 @@ class ReconnectDeadline:
 
     async def retry_after_cut(self, error: grpc.aio.AioRpcError) -> None:
         """Wait before reopening a broken stream, unless the launcher answers already. Raises
-        LauncherError when the deadline has passed."""
+        LauncherError when the launcher is dead or the deadline has passed."""
         if await self._connection.is_answering():
             self.note_answer()
-        else:
-            await self.wait_before_retry(error)
-
-    async def wait_before_retry(self, error: grpc.aio.AioRpcError) -> None:
-        """Wait briefly before a retry. Raises LauncherError when the launcher is dead or the
-        deadline has passed."""
+            return
         if not self._connection.is_alive():
             raise self._connection.make_gone_error() from error
         if time.monotonic() > self._deadline:
@@ -194,10 +189,8 @@ async def connect_to_launcher(
     """Connect to the launcher that FLOTILLA_LAUNCHER names, else to the one of `runs`. With
     `start`, start one if none runs, and stop it at the end unless it has other work. Raises
     LauncherError."""
-    address, own = (
-        launcher_address.address_from_environment() or launcher_address.read_address(runs),
-        None,
-    )
+    own = None
+    address = launcher_address.address_from_environment() or launcher_address.read_address(runs)
     try:
         if address is None:
             if not start:

@@ -12,16 +12,17 @@ from services.common.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
+from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.cli import plan_memory
+from services.launcher.cli.command_runner import BAD_SPEC, OK
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
-OK, BAD_SPEC = 0, 2
 # Placeholder for the launcher's name, so that the files do not depend on where they are made.
 _OWNER = "run"
 
@@ -45,7 +46,7 @@ def print_plan(
         for line in memory:
             print_visible(line)
         found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
-    except (ConfigError, BadSpecError, BackendError) as error:
+    except (ConfigError, BackendError) as error:
         print_visible(f"error: {error}")
         return BAD_SPEC
     if out is None:
@@ -121,7 +122,7 @@ def _check_resources(read: RunPlan) -> None:
 
 def _print_machine(read: RunPlan) -> None:
     machines = machine_candidates.machines_of(read.config.sky, LEARNER)
-    price = choose_price_source().replica_price(machines)
+    price = cheapest_price(machines, choose_price_source())
     shown = ", or ".join(
         task_documents.describe_machine(machine) for machine in machines.candidates
     )
@@ -133,7 +134,6 @@ def _print_machine(read: RunPlan) -> None:
 
 
 def _print_services(read: RunPlan, runs: Path) -> None:
-    """Print services, replicas, candidates, prices and warnings."""
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
     print_visible(f"{read.name}: {kind}; network {sky.network}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from services.launcher.doctor.findings import Finding, NotApplicableError, Status
+from services.launcher.doctor.findings import Finding, FindingError, NotApplicableError, Status
 from services.launcher.doctor.memory import check_candidates, check_gpus, measure_needs
 from services.launcher.doctor.memory_needs import MemoryNeeds
 from services.launcher.doctor.run_context import RunContext, make_run_context, read_sections
@@ -24,8 +24,8 @@ async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> S
         needs = await measure_needs(context)
     except NotApplicableError as error:
         return [f"memory: not computed, {error}"]
-    if isinstance(needs, Finding):
-        return [f"memory: not computed, {_explain(context.shared.policy.model, needs)}"]
+    except FindingError as error:
+        return [f"memory: not computed, {_explain(context.shared.policy.model, error.finding)}"]
     found = list(_judge(context, needs))
     refused = [finding.detail for finding in found if finding.status is Status.FAIL]
     if refused:

@@ -5,19 +5,15 @@ from typing import Any
 
 from rich.text import Text
 
-from services.common.config import parse_config
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import parse_launcher
 from services.launcher.control.prepare_commands import (
     CommandOptions,
-    PrepareError,
     execute_command,
     parse_prepare_tables,
 )
 from services.launcher.security.env_filter import variables_of_any_service
-
-__all__ = ["PrepareError", "parse_prepare_tables", "run_prepare_commands"]
 
 
 async def run_prepare_commands(
@@ -25,10 +21,7 @@ async def run_prepare_commands(
 ) -> None:
     """Make missing results and, with `refresh`, outdated ones. A resumed run keeps the results
     with which it began. Raises PrepareError, InterruptedByUserError."""
-    config = parse_config(
-        LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher"
-    )
-    options = CommandOptions(inherits=variables_of_any_service(spec, config))
+    options = CommandOptions(inherits=variables_of_any_service(spec, parse_launcher(spec)))
     for prepare in parse_prepare_tables(spec):
         if prepare.is_done() and not (refresh and prepare.is_outdated()):
             continue

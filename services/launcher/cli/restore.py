@@ -16,11 +16,6 @@ class RestoreFailedError(CommandError):
     """Raised when the run cannot be recovered; the message states the cause."""
 
 
-def is_url(run: str) -> bool:
-    """Return whether `run` is the URL of an upload rather than a run id."""
-    return "://" in run
-
-
 def restore_run(
     url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Terminal
 ) -> str:

@@ -163,7 +163,6 @@ class RunMirror:
                 self._files[path] = FileCopy(self.folder, path)
 
     def _write_marks(self, running: bool) -> None:
-        """Write the facts about this copy for the inspector."""
         marks = {"launcher": self._connection.address.address, "running": running}
         _write_json(self.folder / MIRROR_FILE, {**marks, "refreshed": time.time()})
 
@@ -209,7 +208,6 @@ class FileCopy:
         del digests[-(-size // BLOCK_BYTES) :]
 
     def _begin(self) -> None:
-        """Begin the new version as a copy of the last one."""
         if self.begun:
             return
         self.path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -244,7 +242,6 @@ def _is_locked_for_us(stack: ExitStack, folder: Path) -> bool:
 
 
 def _remove_old(runs: Path, own: Path) -> None:
-    """Remove the copies of all but the newest few runs."""
     marks = sorted(runs.glob(f"*/{MIRROR_FILE}"), key=lambda path: -path.stat().st_mtime)
     for path in marks[_KEPT_RUNS:]:
         if path.parent != own:

@@ -1,7 +1,6 @@
 """Display state of a run, gathered from its events. Pure."""
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
@@ -87,18 +86,14 @@ class RunBoard:
         return None if pace is None else pace * max(0, self.total_steps - self.step)
 
     def pass_by_env(self) -> dict[str, float]:
-        return pass_rates_by_env(self.metrics, "reward")
-
-
-def pass_rates_by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Return pass@1 of each environment out of `{prefix}/{env}/pass_at_1`."""
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        head, _, rest = name.partition("/")
-        env, _, metric = rest.partition("/")
-        if head == prefix and metric == "pass_at_1" and env != "all":
-            found[env] = value
-    return found
+        """Return pass@1 of each environment out of `reward/{env}/pass_at_1`."""
+        found: dict[str, float] = {}
+        for name, value in self.metrics.items():
+            head, _, rest = name.partition("/")
+            env, _, metric = rest.partition("/")
+            if head == "reward" and metric == "pass_at_1" and env != "all":
+                found[env] = value
+        return found
 
 
 def alarm_name(alarm: alarm_pb.Alarm) -> str:

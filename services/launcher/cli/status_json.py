@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli.progress_view import HELD_OUT, TRAINING
@@ -32,8 +30,8 @@ def _run_to_json(run: pb.Run) -> dict[str, Any]:
         "state": STATE_NAMES[run.state],
         "mode": _enum_to_word(pb.RunMode.Name(run.mode), "RUN_MODE_"),
         "backend": run.backend,
-        "created": _format_time(run.create_time),
-        "ended": _format_time(run.end_time) if run.HasField("end_time") else None,
+        "created": run.create_time.ToJsonString(),
+        "ended": run.end_time.ToJsonString() if run.HasField("end_time") else None,
         "step": run.step,
         "total_steps": run.total_steps,
         "held_out_pass_at_1": metrics.get(HELD_OUT),
@@ -78,10 +76,6 @@ def _replica_to_json(replica: pb.ServiceReplica) -> dict[str, Any]:
 def _finite_or_null(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Replace non-finite values by None: JSON cannot express them."""
     return {n: v if math.isfinite(v) else None for n, v in sorted(metrics.items())}
-
-
-def _format_time(stamp: Timestamp) -> str:
-    return stamp.ToJsonString()
 
 
 def _enum_to_word(name: str, prefix: str) -> str | None:

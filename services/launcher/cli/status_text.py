@@ -81,7 +81,6 @@ def _metrics_url(replica: pb.ServiceReplica) -> str:
 
 
 def _format_ending(run: pb.Run) -> str:
-    """Format the backend, the cost so far and its estimate, the outcome and the cleanup."""
     words = [f"backend {run.backend}"]
     if run.cost.accrued or run.cost.per_hour:
         words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")

@@ -68,7 +68,6 @@ def submit_run(submission: SubmitRequest, runs: Path) -> int:
 
 
 async def _explain_newest_refusal(connection: LauncherConnection, name: str) -> str:
-    """Explain the refusal of `newest`, and name the run id to use instead."""
     listed = await connection.await_answer(
         connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S)
     )

@@ -28,6 +28,7 @@ from services.launcher.cli.run_source import NEWEST, read_ledger
 from services.launcher.cli.run_view import ENDED
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
+from services.launcher.control.prepare_commands import PrepareError
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.state import RunMode, RunState
@@ -65,7 +66,7 @@ def train_policy(
     new_command = command_hints.format_command(*words, *overrides, runs=runs)
     start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN)
     if resume:
-        if run_id and restoring.is_url(run_id):
+        if run_id and "://" in run_id:
             run_id = restoring.restore_run(run_id, path, runs, overrides, console)
         stored = _find_run_to_resume(runs, run_id, parse_shared(spec, where=str(path)).name)
         if not update:
@@ -150,7 +151,6 @@ def _check_same_spec(
 def _print_spec_changes(
     stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Terminal
 ) -> None:
-    """Print how the file differs from the run's spec, which an evaluation uses."""
     found = diff_specs(_apply_overrides(stored, overrides), spec)
     if found:
         differences = "\n".join(f"  {change.format_change()}" for change in found)
@@ -170,7 +170,7 @@ async def _run_request(
     try:
         await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
         outcome = await run_to_end(runs, request.start, console, interrupts, detach=detach)
-    except prepare.PrepareError as error:
+    except PrepareError as error:
         raise CommandError(str(error)) from error
     except InterruptedByUserError:
         outcome = FollowOutcome(None, interrupted=True, seconds=0.0)
@@ -239,7 +239,6 @@ def _find_newest_run(runs: Path, name: str, *, finished: bool = False) -> Stored
 
 
 def _apply_overrides(stored: StoredRun, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a run's own spec with overrides applied."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(stored.spec_json)

@@ -114,7 +114,6 @@ def draw_curve(run_dir: Path) -> Path | None:
 
 
 def _read_pass_rates(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Read pass@1 by kind of task: steps and values."""
     records = read_metrics(run_dir)
     return {
         "training tasks": metric_series(records, "reward/avg_pass_at_1"),

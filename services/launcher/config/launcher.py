@@ -2,16 +2,17 @@
 
 `drain_s` bounds the drain that `services/common/service_lifecycle.py` performs in a service."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
-from services.common.config import ConfigModel
+from services.common.config import ConfigModel, parse_config
 from services.common.number_ranges import Seconds
 from services.launcher.config.local import LocalConfig
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.config.sky import SkyConfig
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, LifecyclePolicy
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 
 class ServiceShape(ConfigModel):
@@ -66,19 +67,8 @@ class LauncherConfig(ConfigModel):
     # Services drain on their own when the launcher has been silent for this long.
     orphan_after_s: Seconds = 60.0
 
-    def to_policy(self) -> LifecyclePolicy:
-        return LifecyclePolicy(
-            max_restarts=self.max_restarts,
-            restart_window_s=self.restart_window_s,
-            backoff_s=self.backoff_s,
-            backoff_max_s=self.backoff_max_s,
-            start_timeout_s=self.start_timeout_s,
-            drain_s=self.drain_s,
-            attempts=self.sky.provision.attempts,
-            attempt_backoff_s=self.sky.provision.backoff_s,
-            setups=self.sky.provision.setups,
-            clean_s=self.clean_s,
-        )
+    def restart_delay_s(self, failures: int) -> float:
+        return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
 
     def patience_s(self) -> float:
         """Return how long services continue without hearing from the launcher.
@@ -107,3 +97,8 @@ class LauncherConfig(ConfigModel):
             LEARNER: self.learner.gpus,
             ROLLOUT: self.rollout.gpus,
         }
+
+
+def parse_launcher(spec: Mapping[str, Any], *, where: str = "spec") -> LauncherConfig:
+    """Parse the `[launcher]` of a spec. Raises ConfigError."""
+    return parse_config(LauncherConfig, spec.get("launcher", {}), where=where, section="launcher")

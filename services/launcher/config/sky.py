@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -65,6 +66,9 @@ class ProvisionConfig(ConfigModel):
     # Machines of a replica whose setup may fail before the setup itself counts as broken.
     setups: int = Field(default=2, ge=1, le=20)
 
+    def attempt_delay_s(self, failures: int) -> float:
+        return self.backoff_s * 2 ** (failures - 1)
+
 
 class SkyConfig(ConfigModel):
     """Settings of a run on machines that SkyPilot finds."""
@@ -100,6 +104,10 @@ class SkyConfig(ConfigModel):
     # A machine's replica ends when the launcher has been silent for this long.
     unit_lease_s: Seconds = 900.0
     labels: dict[str, str] = Field(default_factory=dict)
+
+    def machines_for(self, service: str) -> Machines:
+        """Return the machines as the spec requests them for a service, at any cloud."""
+        return {LEARNER: self.learner, GATEWAY: self.env_gateway, ROLLOUT: self.rollout}[service]
 
     @field_validator("secrets")
     @classmethod

@@ -38,4 +38,4 @@ class RunNote:
     text: str
 
 
-RunAction = StartReplica | DrainReplica | KillReplica | CleanRun | RunNote
+RunAction = StartReplica | DrainReplica | KillReplica | CleanRun

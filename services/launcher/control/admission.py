@@ -22,13 +22,15 @@ from services.launcher.control import budget, spec_check
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs, kept_commit
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_plan import RunPlan
 from services.launcher.state import LEARNER, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import JOURNAL, describe_missing
 
 ERROR_DOMAIN = "launcher.flotilla"
 MAX_REPLICAS = 256
+# Stored in place of the digest of a request that must not begin a run.
+CANCELLED_DIGEST = "cancelled"
 
 
 def refusal_error(
@@ -50,7 +52,7 @@ class Admission:
         try:
             plan = plans.parse_spec(spec_json)
             await spec_check.check_spec(plan)
-        except (BadSpecError, ConfigError) as error:
+        except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return plan
 
@@ -144,3 +146,16 @@ def check_scale(run: Run, service: str, replicas: int) -> None:
     if not 1 <= replicas <= most:
         message = f"{service} can have 1 to {most} replicas, not {replicas}"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
+
+
+def resolve_repeat(request_id: str, known: tuple[str, str], digest: str) -> str:
+    """Return the run that an earlier StartRun with this id began. Refuse an id that another
+    request has used."""
+    known_digest, run_id = known
+    if known_digest == CANCELLED_DIGEST:
+        message = f"request_id {request_id!r} was cancelled before it began a run"
+        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    if known_digest != digest:
+        message = f"request_id {request_id!r} was used for another request, of run {run_id}"
+        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    return run_id

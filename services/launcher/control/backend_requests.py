@@ -48,9 +48,8 @@ class BackendRequests:
         )
 
     async def conclude_clean(self, number: int, success: bool, detail: str) -> None:
-        await self._write_until_done(
-            lambda: self._operations.mark_concluded(number, success, detail)
-        )
+        state = OperationState.DONE if success else OperationState.FAILED
+        await self._write_until_done(lambda: self._operations.mark_state(number, state, detail))
 
     async def _write_until_done(self, write: Callable[[], T]) -> T:
         while True:

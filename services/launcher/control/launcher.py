@@ -27,17 +27,18 @@ from services.launcher.backends.ports import (
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper
 from services.launcher.control.admission import (
+    CANCELLED_DIGEST,
     Admission,
     check_scale,
     refusal_error,
+    resolve_repeat,
 )
 from services.launcher.control.background_loops import run_safely
 from services.launcher.control.reaper import ReapReport
-from services.launcher.control.repeated_requests import CANCELLED_DIGEST, resolve_repeat
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_plan import RunPlan
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import SPEC_FILE
@@ -99,7 +100,7 @@ class Launcher:
         run_id = stored.run.run_id
         try:
             config = plans.parse_spec(stored.spec_json).config
-        except (BadSpecError, ConfigError) as error:
+        except ConfigError as error:
             why = f"this launcher cannot read its spec: {error}"
             reaper.abandon_run(self.store, reaper.mark_suspected(stored.run), why)
             return
@@ -115,7 +116,6 @@ class Launcher:
             await asyncio.sleep(REAP_EVERY_S)
 
     def _backends_in_use(self) -> list[str]:
-        """Return the backends that may hold resources of known runs."""
         used = {"local"} | {stored.run.backend for stored in self.store.list_newest()}
         return [name for name in self._equipment.backends if name in used]
 
@@ -132,11 +132,8 @@ class Launcher:
     async def _reap_backends(
         self, names: list[str], *, dry_run: bool
     ) -> tuple[ReapReport, list[str]]:
-        found, seek, used = (
-            ReapReport(),
-            reaper.look_for_orphans if dry_run else reaper.reap_backend,
-            self._backends_in_use(),
-        )
+        found, used = ReapReport(), self._backends_in_use()
+        seek = reaper.look_for_orphans if dry_run else reaper.reap_backend
         for name in names:
             try:
                 backend = self.get_backend(name)

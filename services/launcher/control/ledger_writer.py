@@ -1,7 +1,7 @@
 """Writer of a run's changes: its state, its events for people, its permanent transitions."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +27,7 @@ class LedgerWriter:
         self.behind = False
 
     def write_change(
-        self, run: Run, notes: list[RunNote], cause: str, starts: list[ReplicaKey]
+        self, run: Run, notes: list[RunNote], cause: str, starts: Sequence[ReplicaKey]
     ) -> bool:
         """Write a change; return whether it was written. Starts that could not be written are
         dropped, and must be decided again."""

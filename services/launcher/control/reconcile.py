@@ -5,6 +5,7 @@ It is level-triggered: repeated calls are harmless, and every change triggers on
 from dataclasses import replace
 
 from services.launcher.agent_protocol import ReplicaCommand
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import (
     CleanRun,
     DrainReplica,
@@ -16,7 +17,6 @@ from services.launcher.control.run_end import begin_teardown
 from services.launcher.state import (
     DRAIN_STAGES,
     KILL_AGAIN_S,
-    LifecyclePolicy,
     Replica,
     ReplicaKey,
     ReplicaState,
@@ -25,16 +25,16 @@ from services.launcher.state import (
 )
 
 
-def reconcile_run(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+def reconcile_run(run: Run, now: float, config: LauncherConfig) -> tuple[Run, list[RunAction]]:
     """Compare the known state with the wanted one, and return the actions."""
     if run.state.has_ended or run.state is RunState.PREFLIGHT:
         return run, []
     if run.state is RunState.TEARDOWN:
         return run, [CleanRun()] if now >= run.clean_at else []
     if run.state is RunState.DRAINING:
-        run, actions = _advance_drain(run, now, policy)
+        run, actions = _advance_drain(run, now, config)
     else:
-        run, actions = _match_wanted(run, now, policy)
+        run, actions = _match_wanted(run, now, config)
         run = _advance_start(run)
     overdue = [
         replace(r, killed=now) for r in run.replicas.values() if _must_be_killed(run, r, now)
@@ -54,39 +54,36 @@ def _must_be_killed(run: Run, replica: Replica, now: float) -> bool:
     return late and replica.state is ReplicaState.DRAINING
 
 
-def _match_wanted(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+def _match_wanted(run: Run, now: float, config: LauncherConfig) -> tuple[Run, list[RunAction]]:
     """Start missing replicas, restart those due, drain surplus ones."""
     actions: list[RunAction] = []
     for service, wanted in run.wanted.items():
-        kept = [r for r in run.replicas_of(service) if not _is_leaving(r)]
+        leaving = (ReplicaState.DRAINING, ReplicaState.STOPPED)
+        kept = [r for r in run.replicas_of(service) if r.state not in leaving]
         surplus = sorted(kept, key=lambda r: (r.state is not ReplicaState.FAILED, -r.index))
         for replica in surplus[: max(0, len(kept) - wanted)]:
-            run, drained = _drain_one(run, replica, now + policy.drain_s)
+            run, drained = _drain_one(run, replica, now + config.drain_s)
             actions += drained
         # Never reuse an index: a late message from an old replica must not affect a new one.
         first = max((r.index for r in run.replicas_of(service)), default=-1) + 1
         for index in range(first, first + wanted - len(kept)):
-            run = run.with_replicas([Replica(service, index, due=now + policy.start_timeout_s)])
+            run = run.with_replicas([Replica(service, index, due=now + config.start_timeout_s)])
             actions.append(StartReplica((service, index)))
     for replica in run.replicas.values():
         if replica.state is ReplicaState.RESTARTING and now >= replica.due:
-            run = run.with_replicas([_restart_replica(replica, now, policy)])
+            run = run.with_replicas([_restart_replica(replica, now, config)])
             actions.append(StartReplica(replica.key))
     return run, actions
 
 
-def _is_leaving(replica: Replica) -> bool:
-    return replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPED)
-
-
-def _restart_replica(replica: Replica, now: float, policy: LifecyclePolicy) -> Replica:
+def _restart_replica(replica: Replica, now: float, config: LauncherConfig) -> Replica:
     return replace(
         replica,
         state=ReplicaState.STARTING,
         phase="",
         # Requesting a machine again, or another one, is no restart.
         restarts=replica.restarts + (replica.attempt == 1 and not replica.setups),
-        due=now + policy.start_timeout_s,
+        due=now + config.start_timeout_s,
     )
 
 
@@ -111,7 +108,7 @@ def _advance_start(run: Run) -> Run:
     return replace(run, state=RunState.PROVISIONING)
 
 
-def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+def _advance_drain(run: Run, now: float, config: LauncherConfig) -> tuple[Run, list[RunAction]]:
     """Drain stage by stage; when time is up, drain all remaining ones at once. The next stage
     does not wait for the machine of an exited replica to be released."""
     actions: list[RunAction] = []
@@ -128,16 +125,16 @@ def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, 
         if now < run.drain_by and not all(replica.exited for replica in live):
             return run, actions
     all_over = all(replica.state.is_over for replica in run.replicas.values())
-    if all_over or _is_kill_futile(run, now, policy):
-        run = begin_teardown(run, now, policy)
+    if all_over or _is_kill_futile(run, now, config):
+        run = begin_teardown(run, now, config)
         actions.append(CleanRun())
     return run, actions
 
 
-def _is_kill_futile(run: Run, now: float, policy: LifecyclePolicy) -> bool:
+def _is_kill_futile(run: Run, now: float, config: LauncherConfig) -> bool:
     """Return whether a reachable backend has been killing replicas for too long without
     reporting their end. Their remains are then left to cleanup, which reports any leak."""
-    return now >= run.drain_by + policy.clean_s and not run.unreachable
+    return now >= run.drain_by + config.clean_s and not run.unreachable
 
 
 def next_reconcile_due(run: Run, now: float) -> float | None:

@@ -5,7 +5,7 @@ about its replicas."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from services.common import log
@@ -19,13 +19,13 @@ from services.launcher.backends.ports import (
     SetupError,
     StartLostError,
 )
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import restarts, run_end, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.control.backend_requests import BackendRequests, replica_label
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     ExitStatus,
-    LifecyclePolicy,
     ReplicaKey,
     ReplicaState,
     Run,
@@ -45,6 +45,7 @@ class RunOwner(Protocol):
     """Owner of the run, which knows its state and records its changes."""
 
     run: Run
+    config: LauncherConfig
 
     def commit_run(
         self, run: Run, notes: list[RunNote] | None = None, *, cause: str = ""
@@ -55,25 +56,13 @@ class RunOwner(Protocol):
     def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerDependencies:
-    """Dependencies of a replica controller."""
-
-    backend: Backend
-    store: Ledger
-    policy: LifecyclePolicy
-    # Longest start of a machine; None if the backend answers at once.
-    start_limit_s: float | None = None
-
-
 class ReplicaController:
     """Controller of the replicas of one run."""
 
-    def __init__(self, book: RunOwner, dependencies: ControllerDependencies) -> None:
+    def __init__(self, book: RunOwner, backend: Backend, store: Ledger) -> None:
         self._book = book
-        self._dependencies = dependencies
-        self._backend = dependencies.backend
-        self._intents = BackendRequests(dependencies.store, book.run.run_id)
+        self._backend = backend
+        self._intents = BackendRequests(store, book.run.run_id)
         # Starts that a drain or a kill may still prevent.
         self._starting: dict[ReplicaKey, asyncio.Task[Any]] = {}
         # Units that are being killed or were killed just now, and the kills of each.
@@ -203,7 +192,7 @@ class ReplicaController:
         if run.unreachable != why:
             text = f"the backend is unreachable: {why}" if why else "the backend answers again"
             notes = [RunNote(text)] if bool(why) != bool(run.unreachable) else []
-            self._book.commit_run(transitions.set_unreachable(run, why), notes)
+            self._book.commit_run(replace(run, unreachable=why), notes)
 
     async def _follow_start(
         self, key: ReplicaKey, launch: LaunchSpec, start: asyncio.Task[Unit]
@@ -213,30 +202,29 @@ class ReplicaController:
             unit = start.result()
         except asyncio.CancelledError:
             await self._conclude_prevented(key, launch)
-        except CapacityError as error:
+        except (BackendError, OSError) as error:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
-            run, notes = restarts.handle_no_capacity(
-                self._book.run, key, str(error), clock.now(), self._dependencies.policy
-            )
-            self._book.commit_run(run, notes, cause=str(error))
-        except SetupError as error:
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
-        # A local fault, such as an unreadable file, counts as a remote one does.
-        except (StartLostError, OSError) as error:
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(1, str(error), began=False))
-        except BackendError as error:
-            # A retry would not help: the backend cannot provide what the spec requires.
-            await self._undo_start(launch)
-            await self._mark_failed(key, str(error))
-            self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
+            self._conclude_failed(key, error)
         else:
             await self._note_started(key, unit, "started")
             await self._follow_unit(key, launch, unit)
+
+    def _conclude_failed(self, key: ReplicaKey, error: BackendError | OSError) -> None:
+        match error:
+            case CapacityError():
+                run, notes = restarts.handle_no_capacity(
+                    self._book.run, key, str(error), clock.now(), self._book.config
+                )
+                self._book.commit_run(run, notes, cause=str(error))
+            case SetupError():
+                self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
+            # A local fault, such as an unreadable file, counts as a remote one does.
+            case StartLostError() | OSError():
+                self._book.record_exit(key, ExitStatus(1, str(error), began=False))
+            case BackendError():
+                # A retry would not help: the backend cannot provide what the spec requires.
+                self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
 
     async def _conclude_prevented(self, key: ReplicaKey, launch: LaunchSpec) -> None:
         await self._undo_start(launch)
@@ -268,7 +256,9 @@ class ReplicaController:
         return await self.retry_until_answered(find_or_start)
 
     async def _request_start(self, launch: LaunchSpec) -> Unit:
-        limit = self._dependencies.start_limit_s
+        # A backend without provisioning answers at once.
+        config = self._book.config
+        limit = config.sky.provision.timeout_s if config.backend == "sky" else None
         try:
             async with asyncio.timeout(limit):
                 return await self._backend.start_replica(launch)
@@ -289,9 +279,7 @@ class ReplicaController:
                 return self._book.record_exit(key, how)
 
     async def _note_started(self, key: ReplicaKey, unit: Unit, cause: str) -> None:
-        run = transitions.mark_started(
-            self._book.run, key, unit, clock.now(), self._dependencies.policy
-        )
+        run = transitions.mark_started(self._book.run, key, unit, clock.now(), self._book.config)
         self._book.commit_run(run, cause=cause)
         await self._intents.mark_start(key, OperationState.DONE, unit.name)
 

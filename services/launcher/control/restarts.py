@@ -3,6 +3,7 @@ Pure."""
 
 from dataclasses import replace
 
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import RunNote
 from services.launcher.control.run_end import end_run
 from services.launcher.state import (
@@ -11,7 +12,6 @@ from services.launcher.state import (
     LEARNER,
     PHASE_DONE,
     ExitStatus,
-    LifecyclePolicy,
     Outcome,
     Replica,
     ReplicaKey,
@@ -26,17 +26,17 @@ _REFUSAL = "\nerror: "
 
 
 def handle_no_capacity(
-    run: Run, key: ReplicaKey, error: str, now: float, policy: LifecyclePolicy
+    run: Run, key: ReplicaKey, error: str, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
     """Handle the lack of a machine for this replica: request one again later, up to
-    `policy.attempts` times."""
+    `launcher.sky.provision.attempts` times."""
     replica = run.replicas[key]
     if replica.state is ReplicaState.DRAINING or run.is_ending:
         return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
-    number = replica.attempt
-    cause = f"{replica.label} found no machine in attempt {number} of {policy.attempts}: {error}"
-    if number < policy.attempts:
-        delay = policy.attempt_delay_s(number)
+    number, provision = replica.attempt, config.sky.provision
+    cause = f"{replica.label} found no machine in attempt {number} of {provision.attempts}: {error}"
+    if number < provision.attempts:
+        delay = provision.attempt_delay_s(number)
         replica = replace(
             replica,
             state=ReplicaState.RESTARTING,
@@ -45,11 +45,11 @@ def handle_no_capacity(
             due=now + delay,
         )
         return run.with_replicas([replica]), [RunNote(f"{cause}; next in {delay:g} s")]
-    return _give_up_replica(run, replica, Outcome.CAPACITY, now, policy, cause)
+    return _give_up_replica(run, replica, Outcome.CAPACITY, now, config, cause)
 
 
 def handle_exit(
-    run: Run, key: ReplicaKey, how: ExitStatus, now: float, policy: LifecyclePolicy
+    run: Run, key: ReplicaKey, how: ExitStatus, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
     """Handle the end of this replica's process: by request, at its goal, or by a failure."""
     replica = _without_unit(run.replicas[key])
@@ -60,8 +60,8 @@ def handle_exit(
         return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), notes
     if replica.service == LEARNER and not how.code and replica.phase == PHASE_DONE:
         run = run.with_replicas([replace(replica, state=ReplicaState.STOPPED)])
-        return end_run(run, Outcome.COMPLETED, now, policy), []
-    return _restart_or_give_up(run, replica, how, now, policy)
+        return end_run(run, Outcome.COMPLETED, now, config), []
+    return _restart_or_give_up(run, replica, how, now, config)
 
 
 def _without_unit(replica: Replica) -> Replica:
@@ -77,26 +77,26 @@ def _without_unit(replica: Replica) -> Replica:
 
 
 def _restart_or_give_up(
-    run: Run, replica: Replica, how: ExitStatus, now: float, policy: LifecyclePolicy
+    run: Run, replica: Replica, how: ExitStatus, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
     if how.preempted:
-        return _retry_after_preemption(run, replica, now, policy)
+        return _retry_after_preemption(run, replica, now, config)
     if how.unready:
-        return _retry_after_failed_setup(run, replica, how.tail, now, policy)
-    recent = [at for at in replica.failures if now - at < policy.restart_window_s]
+        return _retry_after_failed_setup(run, replica, how.tail, now, config)
+    recent = [at for at in replica.failures if now - at < config.restart_window_s]
     failures = (*recent, now)
     replica = replace(replica, failures=failures)
     cause = f"{replica.label} {describe_exit(how)}"
-    if how.code != EXIT_BAD_CONFIG and len(failures) <= policy.max_restarts:
-        delay = policy.restart_delay_s(len(failures))
+    if how.code != EXIT_BAD_CONFIG and len(failures) <= config.max_restarts:
+        delay = config.restart_delay_s(len(failures))
         replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
-        text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
+        text = f"{cause}; restart {len(failures)} of {config.max_restarts} in {delay:g} s"
         return run.with_replicas([replica]), [RunNote(text)]
     plural = "" if len(failures) == 1 else "s"
     verdict = f"{cause}; gave up after {len(failures)} failure{plural}"
     tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
-    return _give_up_replica(run, replica, outcome, now, policy, verdict, tail)
+    return _give_up_replica(run, replica, outcome, now, config, verdict, tail)
 
 
 def _last_words(how: ExitStatus) -> str:
@@ -111,7 +111,7 @@ def _give_up_replica(
     replica: Replica,
     outcome: Outcome,
     now: float,
-    policy: LifecyclePolicy,
+    config: LauncherConfig,
     verdict: str,
     tail: str = "",
 ) -> tuple[Run, list[RunNote]]:
@@ -121,31 +121,31 @@ def _give_up_replica(
     gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
     if not all(other.state in gone for other in run.replicas_of(replica.service)):
         return run, [RunNote(verdict + tail)]
-    return end_run(run, outcome, now, policy, verdict + tail), [RunNote(verdict)]
+    return end_run(run, outcome, now, config, verdict + tail), [RunNote(verdict)]
 
 
 def _retry_after_failed_setup(
-    run: Run, replica: Replica, why: str, now: float, policy: LifecyclePolicy
+    run: Run, replica: Replica, why: str, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
     """Retry a failed setup on another machine. One machine may be broken; if several fail,
     the setup itself is."""
-    number = replica.setups + 1
+    number, most = replica.setups + 1, config.sky.provision.setups
     replica = replace(replica, setups=number)
-    cause = f"{replica.label}: setup failed on machine {number} of {policy.setups}: {why}"
-    if number >= policy.setups:
+    cause = f"{replica.label}: setup failed on machine {number} of {most}: {why}"
+    if number >= most:
         verdict = f"{cause}; check launcher.sky.setup and SkyPilot's log"
-        return _give_up_replica(run, replica, Outcome.FAILED, now, policy, verdict)
-    delay = policy.restart_delay_s(number)
+        return _give_up_replica(run, replica, Outcome.FAILED, now, config, verdict)
+    delay = config.restart_delay_s(number)
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.with_replicas([replica]), [RunNote(f"{cause}; another in {delay:g} s")]
 
 
 def _retry_after_preemption(
-    run: Run, replica: Replica, now: float, policy: LifecyclePolicy
+    run: Run, replica: Replica, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
     """Request another machine in place of a preempted one. Preemptions never make a run give
     up."""
-    delay = policy.restart_delay_s(1)
+    delay = config.restart_delay_s(1)
     text = f"{replica.label} has lost its machine; the next request is in {delay:g} s"
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.with_replicas([replica]), [RunNote(text)]

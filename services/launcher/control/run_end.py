@@ -2,20 +2,19 @@
 
 from dataclasses import replace
 
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import RunNote
-from services.launcher.state import Cleanup, LifecyclePolicy, Outcome, Run, RunState
+from services.launcher.state import Cleanup, Outcome, Run, RunState
 
 # Wait between two searches for the remains of a run: the first one, and the longest.
 CLEAN_AGAIN_S, CLEAN_AGAIN_MAX_S = 0.5, 30.0
 
 
-def end_run(
-    run: Run, outcome: Outcome, now: float, policy: LifecyclePolicy, error: str = ""
-) -> Run:
+def end_run(run: Run, outcome: Outcome, now: float, config: LauncherConfig, error: str = "") -> Run:
     """Drain the run towards this outcome; a run that is already ending keeps its outcome."""
     if run.is_ending:
         return run
-    return _drain_towards(replace(run, error=error), outcome, now + policy.drain_s)
+    return _drain_towards(replace(run, error=error), outcome, now + config.drain_s)
 
 
 def request_stop(run: Run, now: float, grace_s: float) -> Run:
@@ -31,14 +30,14 @@ def _drain_towards(run: Run, outcome: Outcome, by: float) -> Run:
     return replace(run, state=RunState.DRAINING, outcome=outcome, drain_by=by)
 
 
-def begin_teardown(run: Run, now: float, policy: LifecyclePolicy) -> Run:
+def begin_teardown(run: Run, now: float, config: LauncherConfig) -> Run:
     """Begin teardown once all replicas are over: release their machines, search for remains."""
     return replace(
         run,
         state=RunState.TEARDOWN,
         cleanup=Cleanup.VERIFYING,
         clean_at=now,
-        clean_by=now + policy.clean_s,
+        clean_by=now + config.clean_s,
     )
 
 

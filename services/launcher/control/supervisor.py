@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from services.launcher.control.cost_tracker import CostTracker
 from services.launcher.control.launch_spec import make_launch_spec
 from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
-from services.launcher.control.replica_actions import ControllerDependencies, ReplicaController
+from services.launcher.control.replica_actions import ReplicaController
 from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
 from services.launcher.run_progress import ChangeSignal, Progress, RaisedAlarms
 from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
@@ -71,12 +71,7 @@ class Supervisor:
         self.changed = ChangeSignal()
         self._spec_json = stored.spec_json
         self._dependencies = dependencies
-        self._policy = config.to_policy()
-        limit = config.sky.provision.timeout_s if config.backend == "sky" else None
-        controller_dependencies = ControllerDependencies(
-            dependencies.backend, dependencies.store, self._policy, limit
-        )
-        self._controller = ReplicaController(self, controller_dependencies)
+        self._controller = ReplicaController(self, dependencies.backend, dependencies.store)
         self._ledger_writer = ledger_writer.LedgerWriter(dependencies.store, stored.run)
         self._cost_tracker = CostTracker(
             dependencies.hooks.meter, config, stored.prices, stored.begun
@@ -93,7 +88,7 @@ class Supervisor:
         await self._pass_preflight()
         if self.run.state is RunState.TEARDOWN:
             # Restart the search for remains: without a launcher, its time passed unused.
-            run = run_end.begin_teardown(self.run, clock.now(), self._policy)
+            run = run_end.begin_teardown(self.run, clock.now(), self.config)
             self.commit_run(run, cause="another launcher looks")
         self.run = transitions.extend_start_deadlines(
             self.run, clock.now(), self.config.silent_after_s
@@ -104,8 +99,9 @@ class Supervisor:
                     self._spawn_work(tasks, self._controller.take_over_replica(replica.key))
             while not self.run.state.has_ended:
                 self._wake.clear()
-                run, actions = reconcile_run(self.run, clock.now(), self._policy)
-                if self._try_commit(run, actions):
+                run, actions = reconcile_run(self.run, clock.now(), self.config)
+                starts = [action.key for action in actions if isinstance(action, StartReplica)]
+                if self._try_commit(run, [], starts=starts):
                     for action in actions:
                         await self._perform_action(action, tasks)
                 else:
@@ -145,7 +141,7 @@ class Supervisor:
             gate_check.result()
         except RunRefusedError as error:
             run = run_end.end_run(
-                self.run, state.Outcome.REFUSED, clock.now(), self._policy, str(error)
+                self.run, state.Outcome.REFUSED, clock.now(), self.config, str(error)
             )
             # No event: the run's end follows at once and carries the error.
             _log.warning("refused", run_id=self.run.run_id, why=str(error))
@@ -154,14 +150,12 @@ class Supervisor:
             self.commit_run(transitions.mark_admitted(self.run), cause="preflight passed")
 
     async def _leave_preflight(self) -> None:
-        """Return when the run has left PREFLIGHT."""
         while self.run.state is RunState.PREFLIGHT:
             await self.changed.next_change.wait()
 
     async def _check_gate(self) -> None:
-        launches = tuple(self.launch_spec_for((service, 0)) for service in self.run.wanted)
         run_dir, gate = self._dependencies.run_dir, self._dependencies.hooks.gate
-        intent = PendingRun(self.run, run_dir, self._spec_json, self.config, launches)
+        intent = PendingRun(self.run, run_dir, self._spec_json, self.config)
         await prepare_run(intent, lambda text: self.commit_run(self.run, [RunNote(text)]))
         if gate is not None and (texts := await gate(intent)):
             self.commit_run(self.run, [RunNote(text) for text in texts])
@@ -182,8 +176,6 @@ class Supervisor:
                 self._spawn_work(tasks, self._controller.kill_replica(key))
             case CleanRun():
                 await self._controller.clean_run()
-            case RunNote():
-                return
 
     def launch_spec_for(self, key: ReplicaKey) -> LaunchSpec:
         dependencies = self._dependencies
@@ -203,7 +195,7 @@ class Supervisor:
         self._silent.discard(key)
         self._alarms.drop_alarms(key)
         self._note_progress(self.progress)
-        run, notes = restarts.handle_exit(self.run, key, how, clock.now(), self._policy)
+        run, notes = restarts.handle_exit(self.run, key, how, clock.now(), self.config)
         self.commit_run(
             run, notes, cause=how.tail if how.code is None else restarts.describe_exit(how)
         )
@@ -313,15 +305,13 @@ class Supervisor:
 
     def commit_run(self, run: Run, notes: list[RunNote] | None = None, *, cause: str = "") -> None:
         """Replace the run's state: write it to the ledger first, then wake all watchers."""
-        self._try_commit(run, [*(notes or [])], cause)
+        self._try_commit(run, notes or [], cause)
 
     def _try_commit(
-        self, run: Run, actions: list[RunAction] | list[RunNote], cause: str = ""
+        self, run: Run, notes: list[RunNote], cause: str = "", *, starts: Sequence[ReplicaKey] = ()
     ) -> bool:
         """Replace the run's state. Return False if it is unchanged because the starts could
         not be written."""
-        notes = [action for action in actions if isinstance(action, RunNote)]
-        starts = [action.key for action in actions if isinstance(action, StartReplica)]
         run, notes = self._count_cost(run, notes)
         before = self.run
         if before == run and not notes and not self.is_behind:
@@ -343,7 +333,7 @@ class Supervisor:
         if verdict is None:
             return run, notes
         if verdict.stop is not None:
-            run = run_end.end_run(run, verdict.stop, now, self._policy, verdict.note)
+            run = run_end.end_run(run, verdict.stop, now, self.config, verdict.note)
         return run, [*notes, RunNote(verdict.note)] if verdict.note else notes
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
-    LifecyclePolicy,
     ReplicaKey,
     ReplicaState,
     Run,
@@ -18,11 +18,11 @@ def mark_admitted(run: Run) -> Run:
     return replace(run, state=RunState.PROVISIONING) if run.state is RunState.PREFLIGHT else run
 
 
-def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, policy: LifecyclePolicy) -> Run:
+def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, config: LauncherConfig) -> Run:
     """Record that the backend has started this replica; its start deadline begins now."""
     replica = replace(run.replicas[key], unit=unit, attempt=1)
     if replica.state is ReplicaState.STARTING:
-        replica = replace(replica, due=now + policy.start_timeout_s)
+        replica = replace(replica, due=now + config.start_timeout_s)
     return run.with_replicas([replica])
 
 
@@ -69,11 +69,6 @@ def mark_exit_reported(run: Run, key: ReplicaKey) -> Run:
     if key not in run.replicas:
         return run
     return run.with_replicas([replace(run.replicas[key], exited=True)])
-
-
-def set_unreachable(run: Run, why: str) -> Run:
-    """Record that the backend is unreachable; an empty `why`: it is reachable again."""
-    return replace(run, unreachable=why)
 
 
 def scale_service(run: Run, service: str, replicas: int) -> Run:

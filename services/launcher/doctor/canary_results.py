@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -15,8 +14,9 @@ from typing import Any
 
 from services.common.durable_files import replace_file
 from services.launcher.doctor.canaries import Canary
-from services.launcher.doctor.dataset import FLEET_BACKENDS, version_of
+from services.launcher.doctor.dataset import version_of
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, ROLLOUT
 
 RESULTS_FILE = ".doctor.json"
@@ -97,10 +97,6 @@ def _prompt_inputs(context: RunContext) -> object:
     )
 
 
-def current_time() -> float:
-    return time.time()
-
-
 def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
     """Return the identity of the environment's server; None if it cannot be determined."""
     config = section["backends"].get(canary.backend) or {}
@@ -154,7 +150,6 @@ def _file_digest(path: Path) -> str:
 
 
 def _last_install_time() -> int:
-    """Return when a package was last installed."""
     with suppress(OSError):
         return Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     return 0

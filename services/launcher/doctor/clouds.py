@@ -5,8 +5,9 @@ import sys
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.doctor.findings import Finding, NotApplicableError
 from services.launcher.doctor.probe_process import run_probe_module
-from services.launcher.doctor.run_context import SERVICES, RunContext
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.env_filter import CLOUD_VARIABLES
+from services.launcher.state import SERVICES
 
 
 async def probe_clouds(context: RunContext) -> list[Finding]:

@@ -16,7 +16,6 @@ from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"
-FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
 # The learner's own functions select the tasks, in a separate process. Prints for each file the keys
 # of the selected tasks, each with its offered tools unless all are, and an error with its fix.
 _SELECT_SCRIPT = """

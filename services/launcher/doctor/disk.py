@@ -5,15 +5,13 @@ from services.launcher.doctor.findings import Finding, fail, ok, warn
 from services.launcher.doctor.machine_resources import measure_machine
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.policy_size import measure_policy
+from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
 
 
 async def probe_disk(context: RunContext) -> list[Finding]:
     model = await measure_policy(context)
-    if isinstance(model, Finding):
-        return [model]
     section, dtype = context.get_section(LEARNER), context.shared.policy.dtype
     kept = memory_estimate.checkpoint_bytes(model, dtype, section)
     alone = context.shared.policy.adapter_rank is not None

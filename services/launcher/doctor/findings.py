@@ -1,6 +1,6 @@
 """Findings of probes, and how they combine into one result per probe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,13 +43,17 @@ def fail(what: str, fix: str) -> Finding:
     return Finding(Status.FAIL, f"{what}; {fix}")
 
 
-class UnprobedError(Exception):
+class FindingError(Exception):
+    """Raised when a probe ends with this finding; the message states the fault without its fix."""
+
+    def __init__(self, judge: Callable[[str, str], Finding], what: str, fix: str) -> None:
+        super().__init__(what)
+        self.finding = judge(what, fix)
+
+
+class UnprobedError(FindingError):
     """Raised when a probe applies but cannot run here. That is no fault of the run, but the
     user must know of it."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}; {fix}")
-        self.finding = warn(what, fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ def _shared_memory() -> tuple[int, int]:
 
 
 async def _list_gpu_memory() -> tuple[int, ...]:
-    """Return the memory of each GPU that may be used."""
     count = len(visible_gpus())
     if not count or shutil.which(_GPU_QUERY[0]) is None:
         return ()

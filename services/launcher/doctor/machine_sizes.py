@@ -1,13 +1,12 @@
 """Sizes of the machines that a spec requests from SkyPilot, as far as the spec or SkyPilot's
 catalog states them."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.backends.sky.machine_candidates import machines_of, parse_accelerator
-from services.launcher.backends.sky.price_catalog import PriceCatalog
+from services.launcher.backends.sky.price_catalog import PriceCatalog, parse_least
 from services.launcher.config.sky import Machine, SkyConfig
 
 _GIB = 2**30
@@ -61,7 +60,7 @@ def list_capacities(sky: SkyConfig, service: str, home: Path) -> Iterator[Machin
 
 
 def _candidate_capacity(machine: Machine, catalog: PriceCatalog) -> MachineCapacity:
-    memory = float(_leading_number(machine.memory)) or catalog.machine_memory(machine) or 0.0
+    memory = parse_least(machine.memory) or catalog.machine_memory(machine) or 0.0
     kind, count = parse_accelerator(machine.accelerators) or ("", 0)
     words = (machine.infra, machine.accelerators, machine.memory and f"{machine.memory} GiB")
     # Slurm and Kubernetes may have their GPUs in a partition or a pod, and name none.
@@ -81,8 +80,3 @@ def gpu_bytes(kind: str) -> int:
     """Return the memory of one GPU; 0 if its kind is not known."""
     known = [name for name in _GPU_GIB if kind.upper().startswith(name.upper())]
     return _GPU_GIB[max(known, key=len)] * _GIB if kind and known else 0
-
-
-def _leading_number(text: str | None) -> str:
-    found = re.match(r"\d+(\.\d+)?", text or "")
-    return found.group() if found else "0"

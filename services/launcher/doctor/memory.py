@@ -12,13 +12,9 @@ from services.launcher.doctor.gpu_room import (
 )
 from services.launcher.doctor.machine_resources import MachineResources, measure_machine
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
-from services.launcher.doctor.memory_estimate import (
-    EngineMemory,
-    TrainerMemory,
-    format_gib,
-)
+from services.launcher.doctor.memory_estimate import EngineMemory, format_gib
 from services.launcher.doctor.memory_needs import MemoryNeeds
-from services.launcher.doctor.policy_size import measure_policy
+from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 
@@ -32,8 +28,6 @@ _GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_p
 
 async def probe_memory(context: RunContext) -> list[Finding]:
     needs = await measure_needs(context)
-    if isinstance(needs, Finding):
-        return [needs]
     estimate, config = ok(needs.describe()), context.plan.config
     if context.gpus:
         return [estimate, *check_gpus(context.gpus, needs, config, "the machine of --gpus")]
@@ -45,11 +39,9 @@ async def probe_memory(context: RunContext) -> list[Finding]:
     return [estimate, *check_candidates(context, needs)]
 
 
-async def measure_needs(context: RunContext) -> MemoryNeeds | Finding:
-    """Return what a run needs, or the finding that it is unknown. Raises NotApplicableError."""
+async def measure_needs(context: RunContext) -> MemoryNeeds:
+    """Return what a run needs. Raises FindingError, NotApplicableError."""
     model = await measure_policy(context)
-    if isinstance(model, Finding):
-        return model
     sections = context.get_section(LEARNER), context.get_section(ROLLOUT)
     return MemoryNeeds.from_spec(model, context.shared.policy, *sections)
 
@@ -72,7 +64,8 @@ def _check_here(here: MachineResources, needs: MemoryNeeds, replicas: int) -> It
         )
         yield warn(what, "end other processes here")
     if (trainer.device or engine.uses_gpu) and not here.gpus:
-        keys = [k for k, gpu in _gpu_keys(trainer, engine) if gpu]
+        keys = ["learner.rank.device"] if trainer.device else []
+        keys += ["rollout.engine.device"] if engine.uses_gpu else []
         cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
         yield fail(f"{' and '.join(keys)} require a GPU, and there is none here", cpu)
 
@@ -111,10 +104,6 @@ def _gpus_key(service: str, engine: EngineMemory) -> str:
 def _too_few_gpus(key: str, service: str, wanted: int, there: int, given: str) -> Finding:
     what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {wanted}"
     return fail(what, f"lower {key}, or give each replica of {service} more GPUs")
-
-
-def _gpu_keys(trainer: TrainerMemory, engine: EngineMemory) -> list[tuple[str, bool]]:
-    return [("learner.rank.device", trainer.device > 0), ("rollout.engine.device", engine.uses_gpu)]
 
 
 def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:

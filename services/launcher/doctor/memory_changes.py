@@ -34,7 +34,8 @@ def suggest_for_trainer(needs: MemoryNeeds, gpu: int) -> str:
             if fits(needs.with_rank(**keys)):
                 return f"set {_format_keys('learner.rank', keys)}"
     every = {key: value for each in settings for key, value in each.items()}
-    return _more_ranks(needs, every, fits) or _shorter(needs, every, fits) or _larger(needs)
+    larger = f"take GPUs of {format_gib(needs.trainer.device)} or more"
+    return _more_ranks(needs, every, fits) or _shorter(needs, every, fits) or larger
 
 
 def suggest_for_engine(needs: MemoryNeeds, gpu: int) -> str:
@@ -114,10 +115,6 @@ def _shorter(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> st
             keys = {**every, "pack_tokens": length}
             return f"set policy.max_model_len = {length} and {_format_keys('learner.rank', keys)}"
     return ""
-
-
-def _larger(needs: MemoryNeeds) -> str:
-    return f"take GPUs of {format_gib(needs.trainer.device)} or more"
 
 
 def _format_keys(table: str, keys: Mapping[str, object]) -> str:

@@ -139,7 +139,6 @@ def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -
 
 
 def _saved_bytes(model: ModelSize, section: Mapping[str, Any]) -> int:
-    """Return the bytes of one checkpoint."""
     models = 2 if section["algorithm"]["advantage"] == "gae" else 1
     lora = section.get("lora")
     trained = model.parameters if lora is None else adapter_parameters(model, lora)

@@ -1,6 +1,7 @@
 """Probe of the policy's model on the hub: access, commit and size."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,12 +10,7 @@ from services.common.spec import PolicyConfig
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.policy_files import (
-    HubModel,
-    NoPolicyError,
-    look_up_policy,
-    report_missing_policy,
-)
+from services.launcher.doctor.policy_files import HubModel, NoPolicyError, look_up_policy
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
 from services.launcher.run_plan import RunPlan
 from services.launcher.state import LEARNER, ROLLOUT
@@ -28,14 +24,11 @@ async def probe_model(context: RunContext) -> list[Finding]:
     for service in (LEARNER, ROLLOUT):
         # Other implementations may not use a policy.
         context.get_section(service)
-    if context.is_policy_made_later():
+    if is_made_later(context, policy.model):
         raise NotApplicableError(f"[[prepare]] makes {policy.model}")
     if await asyncio.to_thread(Path(policy.model).is_dir):
         raise NotApplicableError(f"{policy.model} is a folder")
-    try:
-        found = await look_up_policy(policy, context.environ)
-    except NoPolicyError as error:
-        return [report_missing_policy(context, error)]
+    found = await look_up_policy(context)
     return [_report_commit(policy, found), *_check_room(context, found)]
 
 
@@ -66,7 +59,7 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
             yield judge(what, f"set disk_size in launcher.sky.{service}")
 
 
-async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
+async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the hub's present commit of a spec's revision; None if there is none to keep: the
     model is a folder, the revision is a commit, or the hub fails, which the doctor reports."""
     context = make_run_context(plan, Path(), environ)
@@ -79,6 +72,6 @@ async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | Non
         return None
     try:
         async with asyncio.timeout(RESOLVE_LIMIT_S):
-            return (await look_up_policy(policy, environ)).commit
+            return (await look_up_policy(context)).commit
     except (NoPolicyError, TimeoutError):
         return None

@@ -4,7 +4,7 @@ for reading those files."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,8 @@ def read_model_size(folder: Path) -> ModelSize:
             f"{folder / CONFIG} lacks what a decoder has: {error!r}"
         ) from error
     tied = bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    parameters = _count_parameters(folder, outer) or _estimate_parameters(found, heads, tied)
-    return ModelSize(parameters, *(getattr(found, name) for name in _REST))
-
-
-_REST = ("layers", "hidden", "intermediate", "vocab", "kv_heads", "head_dim", "positions", "heads")
+    parameters = _count_parameters(folder, outer) or _estimate_parameters(found, tied)
+    return replace(found, parameters=parameters)
 
 
 def _count_parameters(folder: Path, config: Mapping[str, Any]) -> int:
@@ -96,10 +93,10 @@ def _count_in_file(path: Path) -> int:
         raise UnknownModelSizeError(f"{path} is no safetensors file: {error!r}") from error
 
 
-def _estimate_parameters(f: ModelSize, heads: int, tied: bool) -> int:
+def _estimate_parameters(f: ModelSize, tied: bool) -> int:
     """Estimate the parameters of a dense decoder with gated feed-forward layers, without norms
     and biases."""
-    attention = 2 * f.hidden * f.head_dim * (heads + f.kv_heads)
+    attention = 2 * f.hidden * f.head_dim * (f.heads + f.kv_heads)
     layer = attention + 3 * f.hidden * f.intermediate
     return f.layers * layer + f.vocab * f.hidden * (1 if tied else 2)
 

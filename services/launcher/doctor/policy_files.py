@@ -2,15 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.python_command import python_command
-from services.common.spec import PolicyConfig
-from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
+from services.launcher.doctor.findings import (
+    FindingError,
+    NotApplicableError,
+    fail,
+    first_line,
+    warn,
+)
+from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
 from services.launcher.doctor.probe_process import run_command
-from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.security.env_filter import HUB_VARIABLE
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -30,13 +35,8 @@ class HubModel:
     cache: str
 
 
-class NoPolicyError(Exception):
-    """Raised when the policy's files are not available; the message gives the reason. `refused`: no
-    other machine can get them either."""
-
-    def __init__(self, message: str, *, refused: bool) -> None:
-        super().__init__(message)
-        self.refused = refused
+class NoPolicyError(FindingError):
+    """Raised when the policy's files are not available; the message gives the reason."""
 
 
 async def fetch_policy_folder(context: RunContext) -> Path:
@@ -46,14 +46,22 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     for service in (LEARNER, ROLLOUT):
         # Other implementations may not use a policy.
         context.get_section(service)
-    if context.is_policy_made_later():
+    if is_made_later(context, policy.model):
         raise NotApplicableError(
             f"{policy.model} is not there yet: [[prepare]] makes it before the run"
         )
     folder = Path(policy.model)
     if await asyncio.to_thread(folder.is_dir):
         return folder
-    return Path((await _query_hub(policy, context.environ)).strip())
+    return Path((await _query_hub(context)).strip())
+
+
+async def measure_policy(context: RunContext) -> ModelSize:
+    """Return the size of the policy's model. Raises FindingError, NotApplicableError."""
+    try:
+        return read_model_size(await fetch_policy_folder(context))
+    except UnknownModelSizeError as error:
+        raise FindingError(fail, str(error), "fetch the model again") from error
 
 
 def reads_text_alone(context: RunContext) -> bool:
@@ -63,30 +71,25 @@ def reads_text_alone(context: RunContext) -> bool:
     return not (context.shared.policy.trust_remote_code or dialect["parser"])
 
 
-async def look_up_policy(policy: PolicyConfig, environ: Mapping[str, str]) -> HubModel:
-    """Query the hub for a model's commit and size. Raises NoPolicyError."""
-    return HubModel(**json.loads(await _query_hub(policy, environ, look_up=True)))
+async def look_up_policy(context: RunContext) -> HubModel:
+    """Query the hub for the policy's commit and size. Raises NoPolicyError."""
+    return HubModel(**json.loads(await _query_hub(context, look_up=True)))
 
 
-async def _query_hub(
-    policy: PolicyConfig, environ: Mapping[str, str], *, look_up: bool = False
-) -> str:
+async def _query_hub(context: RunContext, *, look_up: bool = False) -> str:
     """Return what the hub's probe prints. Raises NoPolicyError."""
+    policy = context.shared.policy
     question = {"model": policy.model, "revision": policy.revision, "look_up": look_up}
     # A download that hangs can be ended only in a process of its own.
     command = python_command("-m", "services.launcher.doctor.adapters.hub_probe")
     code, output, errors = await run_command(
-        command, json.dumps(question).encode(), environ, also=(HUB_VARIABLE,)
+        command, json.dumps(question).encode(), context.environ, also=(HUB_VARIABLE,)
     )
     if code != 0:
         reason = first_line(errors) or f"the hub's probe ended with code {code}"
-        raise NoPolicyError(reason, refused=code == _HUB_REFUSED)
+        # Rented machines may reach what this one does not.
+        judge = fail if context.backend == "local" or code == _HUB_REFUSED else warn
+        raise NoPolicyError(
+            judge, reason, "correct policy.model, or set HF_TOKEN for a gated model"
+        )
     return output
-
-
-def report_missing_policy(context: RunContext, error: NoPolicyError) -> Finding:
-    """Report a policy that is not available from here. Rented machines may reach what this one
-    does not."""
-    fix = "correct policy.model, or set HF_TOKEN for a gated model"
-    judge = fail if context.backend == "local" or error.refused else warn
-    return judge(str(error), fix)

@@ -16,13 +16,12 @@ class Probe:
     before a start on this machine. All probes run before money is spent."""
 
     name: str
-    what: str
     run: ProbeFunction
     limit_s: float
     local: bool = True
 
 
-def _lazy_probe(name: str, what: str, module: str, limit_s: float, *, local: bool = True) -> Probe:
+def _lazy_probe(name: str, module: str, limit_s: float, *, local: bool = True) -> Probe:
     """Make a probe from the function `probe_NAME` of a module, imported when it first runs: vendors
     are slow to import and may not be installed."""
 
@@ -30,29 +29,27 @@ def _lazy_probe(name: str, what: str, module: str, limit_s: float, *, local: boo
         run = pkgutil.resolve_name(f"services.launcher.doctor.{module}:probe_{name}")
         return await run(context)
 
-    return Probe(name, what, run_probe, limit_s, local)
+    return Probe(name, run_probe, limit_s, local)
 
 
 PROBES = (
-    _lazy_probe("versions", "packages of the services' environment", "versions", 30.0),
-    _lazy_probe("secrets", "variables to hand over", "secrets", 5.0),
-    _lazy_probe("fleet", "Fleet's API key", "adapters.key_probe", 15.0),
-    _lazy_probe("wandb", "Weights & Biases", "adapters.key_probe", 15.0),
-    _lazy_probe("slack", "Slack's token", "adapters.key_probe", 15.0),
-    _lazy_probe("webhook", "the webhook's host", "tcp_ports", 10.0),
-    _lazy_probe("store", "where checkpoints go", "checkpoint_store", 60.0),
-    _lazy_probe("clouds", "SkyPilot and clouds", "clouds", 120.0),
-    _lazy_probe("ports", "ports and addresses", "tcp_ports", 10.0),
-    _lazy_probe("model", "access to the model, and room for it", "model_access", 60.0),
-    _lazy_probe("memory", "memory of hosts and GPUs", "memory", 60.0),
-    _lazy_probe("disk", "disk and shared memory", "disk", 60.0),
-    _lazy_probe("tokenizer", "tokenizer and chat template", "tokenizer", 60.0, local=False),
-    _lazy_probe("dialect", "a rehearsal of the chat template", "dialect", 120.0, local=False),
-    _lazy_probe("dataset", "tasks and their versions", "adapters.dataset_probe", 30.0),
-    _lazy_probe("echo", "gRPC between nodes", "node_echo", 30.0, local=False),
-    _lazy_probe("ring", "gloo or NCCL between nodes", "ring", 90.0, local=False),
+    _lazy_probe("versions", "versions", 30.0),
+    _lazy_probe("secrets", "secrets", 5.0),
+    _lazy_probe("fleet", "adapters.key_probe", 15.0),
+    _lazy_probe("wandb", "adapters.key_probe", 15.0),
+    _lazy_probe("slack", "adapters.key_probe", 15.0),
+    _lazy_probe("webhook", "tcp_ports", 10.0),
+    _lazy_probe("store", "checkpoint_store", 60.0),
+    _lazy_probe("clouds", "clouds", 120.0),
+    _lazy_probe("ports", "tcp_ports", 10.0),
+    _lazy_probe("model", "model_access", 60.0),
+    _lazy_probe("memory", "memory", 60.0),
+    _lazy_probe("disk", "disk", 60.0),
+    _lazy_probe("tokenizer", "tokenizer", 60.0, local=False),
+    _lazy_probe("dialect", "dialect", 120.0, local=False),
+    _lazy_probe("dataset", "adapters.dataset_probe", 30.0),
+    _lazy_probe("echo", "node_echo", 30.0, local=False),
+    _lazy_probe("ring", "ring", 90.0, local=False),
     # The limits that the spec sets for opening and grading apply first.
-    _lazy_probe(
-        "episodes", "one graded episode of each environment", "adapters.gateway_probe", 2 * 3600.0
-    ),
+    _lazy_probe("episodes", "adapters.gateway_probe", 2 * 3600.0),
 )

@@ -1,10 +1,11 @@
 """One rank of a ring: its assignment, its outcome, and the process that runs it."""
 
 import ipaddress
-import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
 
 from services.common import python_command
 from services.launcher.doctor.findings import last_line
@@ -29,7 +30,7 @@ class RankAssignment:
     gpu: int | None = None
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return _ASSIGNMENT.dump_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +47,26 @@ class RankOutcome:
     torch: str = ""
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return _OUTCOME.dump_json(self)
+
+
+_ASSIGNMENT, _OUTCOME = TypeAdapter(RankAssignment), TypeAdapter(RankOutcome)
 
 
 def parse_assignment(text: bytes) -> RankAssignment:
     """Parse the assignment sent by a remote caller, which never takes rank 0 itself. Raises
     ValueError."""
-    try:
-        assignment = RankAssignment(**json.loads(text))
-        # Raises for what is no address: no rank looks up a stranger's names.
-        ipaddress.ip_address(assignment.host)
-        if (
-            not 0 < assignment.rank < assignment.world <= _MOST_RANKS
-            or not 0 < assignment.port < 2**16
-        ):
-            raise ValueError("no seat of a ring")
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    assignment = _ASSIGNMENT.validate_json(text, strict=True, extra="forbid")
+    # Raises for what is no address: no rank looks up a stranger's names.
+    ipaddress.ip_address(assignment.host)
+    if not 0 < assignment.rank < assignment.world <= _MOST_RANKS or not 0 < assignment.port < 2**16:
+        raise ValueError("no seat of a ring")
     return assignment
 
 
 def parse_outcome(text: bytes | str) -> RankOutcome:
     """Parse an outcome. Raises ValueError."""
-    try:
-        return RankOutcome(**json.loads(text))
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    return _OUTCOME.validate_json(text, strict=True, extra="forbid")
 
 
 async def run_rank(

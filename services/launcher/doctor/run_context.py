@@ -18,12 +18,11 @@ from services.launcher.doctor.findings import (
     fail,
     first_line,
     ok,
+    warn,
 )
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.run_plan import RunPlan, check_command
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
-
-SERVICES = (GATEWAY, LEARNER, ROLLOUT)
+from services.launcher.state import SERVICES, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,10 @@ class RunContext:
     def make_unprobed_error(self, why: str) -> UnprobedError:
         """Build the error for a probe that needs the services' interpreter."""
         return UnprobedError(
+            warn,
             f"not checked: there is no {self.plan.config.sky.python} here, and {why}",
             "make it here for the doctor (`make setup` makes .venv); machines make their own",
         )
-
-    def is_policy_made_later(self) -> bool:
-        """Return whether a command of the spec has yet to make the policy."""
-        return is_made_later(self, self.shared.policy.model)
 
 
 def is_made_later(context: RunContext, path: str) -> bool:

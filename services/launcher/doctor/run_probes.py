@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from services.launcher.doctor.findings import (
     Finding,
+    FindingError,
     NotApplicableError,
     ProbeResult,
     Status,
-    UnprobedError,
     combine_findings,
     fail,
     hide_secrets,
@@ -57,7 +57,7 @@ async def _run_probe(probe: Probe, context: RunContext, left_out: Collection[str
         findings = [_make_timeout_finding(probe.limit_s)]
     except NotApplicableError as error:
         findings = [Finding(Status.SKIPPED, str(error))]
-    except UnprobedError as error:
+    except FindingError as error:
         findings = [error.finding]
     # A defect of a probe is a result as well, and must not hide the others' results.
     except Exception as error:  # noqa: BLE001

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 from services.common.errors import ConfigError
 from services.launcher.doctor.findings import Status
-from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import examine_run
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
-
-
-async def pin_model(plan: RunPlan) -> str | None:
-    """Resolve the model's commit as `ports.ModelPin`."""
-    return await resolve_commit(plan, os.environ)
+from services.launcher.run_plan import parse_spec
 
 
 async def doctor_gate(intent: PendingRun) -> Sequence[str]:
@@ -24,7 +18,7 @@ async def doctor_gate(intent: PendingRun) -> Sequence[str]:
     this machine."""
     try:
         context = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
-    except (BadSpecError, ConfigError) as error:
+    except ConfigError as error:
         raise RunRefusedError(str(error)) from error
     context = replace(context, mode=intent.run.mode)
     everything = intent.config.backend != "local"

@@ -29,7 +29,6 @@ async def probe_ports(context: RunContext) -> list[Finding]:
 
 
 def _list_fixed_ports(context: RunContext) -> Iterator[tuple[str, int]]:
-    """Yield the ports of this machine that the spec sets."""
     sky = context.plan.config.sky
     if context.backend == "sky":
         if sky.registry_port:

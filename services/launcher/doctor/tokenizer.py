@@ -3,13 +3,9 @@
 import json
 from pathlib import Path
 
-from services.common.fingerprint import TokenizerDigests, tokenizer_digests
+from services.common.fingerprint import tokenizer_digests
 from services.launcher.doctor.findings import Finding, Status, UnprobedError, fail, ok, warn
-from services.launcher.doctor.policy_files import (
-    NoPolicyError,
-    fetch_policy_folder,
-    report_missing_policy,
-)
+from services.launcher.doctor.policy_files import fetch_policy_folder
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
 
@@ -21,8 +17,6 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
         folder = await fetch_policy_folder(context)
         digests = tokenizer_digests(folder)
         second = _check_second_template(folder)
-    except NoPolicyError as error:
-        return [report_missing_policy(context, error)]
     except FileNotFoundError:
         fix = (
             "choose a model with a fast tokenizer, or save one: AutoTokenizer(...).save_pretrained"
@@ -35,17 +29,11 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
         python = context.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
         return [*findings, error.finding]
-    module, question = (
-        "services.launcher.doctor.adapters.tokenizer_probe",
-        _make_question(folder, digests),
-    )
+    module = "services.launcher.doctor.adapters.tokenizer_probe"
+    question = {"folder": str(folder), "chat_template": digests.chat_template.hex()}
     loaded = await run_probe_module(python, module, question, context.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*findings, *(bad or loaded)]
-
-
-def _make_question(folder: Path, digests: TokenizerDigests) -> dict[str, str]:
-    return {"folder": str(folder), "chat_template": digests.chat_template.hex()}
 
 
 def _check_second_template(folder: Path) -> list[Finding]:

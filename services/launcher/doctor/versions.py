@@ -41,20 +41,17 @@ async def probe_versions(context: RunContext) -> list[Finding]:
     except ScriptError as error:
         return [fail(f"{python} {error}", "rebuild the environment: `make setup`")]
     packages: dict[str, str] = there["packages"]
-    problems = [*_check_python(there["python"]), *_check_packages(packages, context)]
-    shown = ", ".join(
-        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
-    )
-    return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
-
-
-def _check_packages(packages: Mapping[str, str], context: RunContext) -> list[Finding]:
-    return [
+    problems = [
+        *_check_python(there["python"]),
         *(p for service in FLOORS for p in _check_floors(service, packages, context)),
         *_check_one_engine(packages),
         *_check_cuda_packages(packages),
         *_check_device(packages, context),
     ]
+    shown = ", ".join(
+        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
+    )
+    return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
 
 
 def _check_python(version: list[int]) -> list[Finding]:

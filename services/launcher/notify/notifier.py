@@ -4,18 +4,19 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from services.common.concurrency import running_tasks
 from services.common.log import get_logger
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.notify import messages, run_facts
 from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Outbox
+from services.launcher.notify.sinks import Sink
 from services.launcher.run_progress import Alarm
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, RunEvent, StoredRun
@@ -43,19 +44,11 @@ class Notifier:
 
     The first evaluation comes from the learner's metrics, which arrive with its heartbeats."""
 
-    def __init__(
-        self,
-        runs: Path,
-        store: Ledger,
-        outbox: Outbox,
-        post: DeliveryWorker,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, runs: Path, store: Ledger, outbox: Outbox, post: DeliveryWorker) -> None:
         self._runs = runs
         self._store = store
         self._outbox = outbox
         self._post = post
-        self._clock = clock
 
     async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
         config = _read_config(stored)
@@ -64,7 +57,7 @@ class Notifier:
         self._note_evaluation(stored)
         for key, message in self._messages_for_event(stored, config, event).items():
             targets = targets_of(config.notify)
-            self._outbox.put_message(stored.run.run_id, key, message, targets, self._clock())
+            self._outbox.put_message(stored.run.run_id, key, message, targets, time.time())
             self._post.wake_up()
 
     async def watch_metrics(self) -> None:
@@ -96,7 +89,7 @@ class Notifier:
             config,
             self._runs,
             before=self._outbox.get_first_evaluation(run_id),
-            now=self._clock(),
+            now=time.time(),
             with_log=state is RunState.FAILED,
         )
         # Each start of a run warns of its limits again.
@@ -131,6 +124,25 @@ def _read_config(stored: StoredRun) -> LauncherConfig | None:
     """Read the run's config; None if this launcher does not understand it, since another version
     may have started the run."""
     try:
-        return LauncherConfig.model_validate(json.loads(stored.spec_json).get("launcher", {}))
-    except (ValidationError, ValueError):
+        return parse_launcher(json.loads(stored.spec_json))
+    except ValueError:
         return None
+
+
+@asynccontextmanager
+async def open_notifier(
+    runs: Path, make_sink: Callable[[DeliveryTarget], Sink]
+) -> AsyncGenerator[Notifier]:
+    """Open an observer of the runs in this folder and send its messages. The next launcher sends
+    those that are left at the end."""
+    store = Ledger(runs / "launcher.sqlite")
+    outbox = Outbox(runs / "launcher.sqlite")
+    post = DeliveryWorker(outbox, make_sink)
+    notifier = Notifier(runs, store, outbox, post)
+    try:
+        async with running_tasks(post.run_delivery(), notifier.watch_metrics()):
+            yield notifier
+    finally:
+        await post.close()
+        outbox.close()
+        store.close()

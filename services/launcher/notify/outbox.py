@@ -8,13 +8,14 @@ arrived."""
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from services.common.redaction import redact
-from services.launcher.notify.messages import Message, MessageKind
+from services.launcher.notify.messages import Message
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -67,6 +68,9 @@ class Letter:
     def key(self) -> str:
         """Idempotency key: the same for every attempt at this letter, and unique to it."""
         return f"{self.run_id}/{self.event}"
+
+
+_LETTER = TypeAdapter(Letter)
 
 
 class Outbox:
@@ -166,9 +170,5 @@ def _target_to_json(target: DeliveryTarget) -> str:
 
 
 def _letter_from_row(row: sqlite3.Row) -> Letter:
-    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Letter)}
-    message = json.loads(row["message"])
-    message |= {"kind": MessageKind(message["kind"]), "facts": tuple(map(tuple, message["facts"]))}
-    values["message"], values["state"] = Message(**message), LetterState(row["state"])
-    values["target"] = DeliveryTarget(**json.loads(row["target"]))
-    return Letter(**values)
+    read = {name: json.loads(row[name]) for name in ("message", "target")}
+    return _LETTER.validate_python({**dict(row), **read})

@@ -13,8 +13,8 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 # Every service's identity within the run, from the launcher.
 IDENTITY_VARIABLES = (TOKEN_VARIABLE, TLS_VARIABLE)
 _FLEET_DEFAULT, _WANDB = "FLEET_API_KEY", "WANDB_API_KEY"
-# Backends whose `api_key_env` defaults to FLEET_API_KEY.
-_AT_FLEET = ("fleet", "fleet_openenv")
+# Backends of Fleet, whose `api_key_env` defaults to FLEET_API_KEY.
+FLEET_BACKENDS = ("fleet", "fleet_openenv")
 # Secrets that a store may need; all are optional.
 STORE_SECRETS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -82,7 +82,7 @@ def _backend_keys(section: Mapping[str, Any]) -> list[str]:
     named: list[str] = []
     for backend in sorted(name for name in used if name):
         options: Mapping[str, Any] = section.get("backends", {}).get(backend, {})
-        default = _FLEET_DEFAULT if backend in _AT_FLEET else None
+        default = _FLEET_DEFAULT if backend in FLEET_BACKENDS else None
         variable = options.get("api_key_env", default)
         if variable and not options.get("command"):
             named.append(variable)

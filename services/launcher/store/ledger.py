@@ -12,9 +12,16 @@ from typing import Any
 
 from services.launcher.run_progress import Progress
 from services.launcher.state import Cleanup, Replica, Run
-from services.launcher.store import row_codec
 from services.launcher.store.operation_log import OperationLog
-from services.launcher.store.row_codec import RunEvent, StoredRun, Transition
+from services.launcher.store.row_codec import (
+    RunEvent,
+    StoredRun,
+    Transition,
+    alarms_to_json,
+    replica_to_json,
+    run_to_json,
+    stored_run_from_row,
+)
 from services.launcher.store.schema import LedgerError, prepare_schema
 
 __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
@@ -69,38 +76,32 @@ class Ledger:
     def begin_run(
         self, run: Run, spec_json: str, now: float, prices: Mapping[str, float] | None = None
     ) -> None:
-        """Write a run that starts or resumes. Its accrued cost is kept."""
+        """Write a run that starts or resumes."""
         self._db.execute(
-            "INSERT INTO runs (run_id, name, state, mode, spec_json, error, wanted_json, created)"
-            " VALUES (?, ?, ?, ?, ?, '', '{}', ?) ON CONFLICT (run_id) DO UPDATE SET"
-            " mode = excluded.mode, spec_json = excluded.spec_json, ended = NULL",
-            (run.run_id, run.name, run.state, run.mode, spec_json, now),
-        )
-        self._db.execute(
-            "UPDATE runs SET backend = ?, begun = ?, prices_json = ?, registry = ''"
-            " WHERE run_id = ?",
-            (run.backend, now, json.dumps(dict(prices or {})), run.run_id),
+            "INSERT INTO runs (run_id, run_json, spec_json, prices_json, created, begun)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET"
+            " run_json = excluded.run_json, spec_json = excluded.spec_json,"
+            " prices_json = excluded.prices_json, begun = excluded.begun, registry = '',"
+            " ended = NULL",
+            (run.run_id, run_to_json(run), spec_json, json.dumps(dict(prices or {})), now, now),
         )
         self._db.execute("DELETE FROM replicas WHERE run_id = ?", (run.run_id,))
-        self.save_run(run, [], None)
 
     def save_run(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
         """Write a run's row and its changed replicas. The end time is set only once."""
-        columns = ", ".join(f"{column} = ?" for column in row_codec.RUN_COLUMNS)
         self._db.execute(
-            f"UPDATE runs SET {columns},"
-            " ended = iif(? IS NULL, NULL, coalesce(ended, ?)) WHERE run_id = ?",
-            (*row_codec.run_to_values(run), ended, ended, run.run_id),
+            "UPDATE runs SET run_json = ?, ended = iif(? IS NULL, NULL, coalesce(ended, ?))"
+            " WHERE run_id = ?",
+            (run_to_json(run), ended, ended, run.run_id),
         )
         self._db.executemany(
-            f"INSERT OR REPLACE INTO replicas ({', '.join(row_codec.REPLICA_COLUMNS)})"
-            f" VALUES ({', '.join('?' * len(row_codec.REPLICA_COLUMNS))})",
-            [row_codec.replica_to_values(run.run_id, replica) for replica in replicas],
+            "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?)",
+            [(run.run_id, *each.key, replica_to_json(each)) for each in replicas],
         )
 
     def save_progress(self, run_id: str, progress: Progress) -> None:
         """Store the latest progress that a learner reported."""
-        latest = (json.dumps(dict(progress.metrics)), row_codec.alarms_to_json(progress.alarms))
+        latest = (json.dumps(dict(progress.metrics)), alarms_to_json(progress.alarms))
         self._db.execute(
             "UPDATE runs SET metrics_json = ?, alarms_json = ?, step = ?, total_steps = ?"
             " WHERE run_id = ?",
@@ -117,13 +118,6 @@ class Ledger:
             " VALUES (?, ?, ?, ?, ?, ?)",
             [(run_id, now, t.subject, t.old, t.new, t.cause) for t in found],
         )
-
-    def list_transitions(self, run_id: str) -> list[Transition]:
-        """Return all changes of a run and of its replicas, oldest first."""
-        found = self._db.execute(
-            "SELECT * FROM transitions WHERE run_id = ? ORDER BY number", (run_id,)
-        ).fetchall()
-        return [Transition(r["subject"], r["old"], r["new"], r["cause"], r["time"]) for r in found]
 
     def add_event(self, run_id: str, now: float, kind: str, body: Mapping[str, Any]) -> int:
         """Append an event and return its number; drop the oldest progress events."""
@@ -171,34 +165,31 @@ class Ledger:
         self._db.execute("UPDATE runs SET told = ? WHERE run_id = ?", (number, run_id))
 
     def get_run(self, run_id: str) -> StoredRun | None:
-        row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        return None if row is None else self._load_stored_run(row)
+        return next(iter(self._list_runs("WHERE run_id = ?", run_id)), None)
 
-    def list_newest(self, limit: int = 1_000) -> list[StoredRun]:
-        """Return the runs, newest first."""
-        found = self._db.execute(
-            "SELECT * FROM runs ORDER BY created DESC, run_id DESC LIMIT ?", (limit,)
-        ).fetchall()
-        return [self._load_stored_run(row) for row in found]
+    def list_newest(self) -> list[StoredRun]:
+        """Return up to 1,000 runs, newest first."""
+        return self._list_runs("ORDER BY created DESC, run_id DESC LIMIT 1000")
 
     def list_unended(self) -> list[StoredRun]:
         """Return the runs that have not ended, of any age."""
-        found = self._db.execute("SELECT * FROM runs WHERE ended IS NULL").fetchall()
-        return [self._load_stored_run(row) for row in found]
+        return self._list_runs("WHERE ended IS NULL")
 
     def list_suspects(self, backend: str) -> list[StoredRun]:
         """Return the ended runs that may have left resources behind."""
-        found = self._db.execute(
-            "SELECT * FROM runs WHERE backend = ? AND cleanup = ? AND ended IS NOT NULL",
-            (backend, Cleanup.LEAK_SUSPECTED),
-        ).fetchall()
-        return [self._load_stored_run(row) for row in found]
+        return self._list_runs(
+            "WHERE ended IS NOT NULL AND json_extract(run_json, '$.backend') = ?"
+            " AND json_extract(run_json, '$.cleanup') = ?",
+            *(backend, Cleanup.LEAK_SUSPECTED),
+        )
 
     def list_run_ids(self) -> set[str]:
         return {row["run_id"] for row in self._db.execute("SELECT run_id FROM runs")}
 
+    def _list_runs(self, clauses: str, *values: str) -> list[StoredRun]:
+        found = self._db.execute(f"SELECT * FROM runs {clauses}", values).fetchall()
+        return [self._load_stored_run(row) for row in found]
+
     def _load_stored_run(self, row: sqlite3.Row) -> StoredRun:
         found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
-        return row_codec.stored_run_from_row(
-            row, [row_codec.replica_from_row(replica) for replica in found]
-        )
+        return stored_run_from_row(row, found)

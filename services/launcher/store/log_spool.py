@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.common.durable_files import replace_file
+from services.launcher.store.logs import ends_with_newline
 
 MAX_CHUNK_BYTES = 256 * 1024
 
@@ -78,20 +79,12 @@ class LogSpool:
         of newlines still to write."""
         last = self._segments[-1] if self._segments else None
         if last is None or last.incarnation != incarnation or size < last.offset:
-            pad = 0 if _ends_a_line(self._log, size) else 1
+            pad = 0 if size == 0 or ends_with_newline(self._log, size) else 1
             last = LogSegment(incarnation, position, size, pad)
             self._segments.append(last)
             text = json.dumps([asdict(segment) for segment in self._segments])
             replace_file(self._index, text.encode())
         return max(0, last.offset + last.pad - size)
-
-
-def _ends_a_line(log: Path, size: int) -> bool:
-    if size == 0:
-        return True
-    with log.open("rb") as file:
-        file.seek(size - 1)
-        return file.read(1) == b"\n"
 
 
 def _read_segments(path: Path) -> list[LogSegment]:

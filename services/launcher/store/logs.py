@@ -8,6 +8,7 @@ from services.common.redaction import redact
 # Longest log line; longer ones are split.
 LINE_BYTES = 16 * 1024
 _BLOCK = 64 * 1024
+_TAIL_CHARACTERS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,14 @@ def list_sources(run_dir: Path, service: str = "") -> dict[str, Path]:
     return {name: path for name, path in logs.items() if name.startswith(f"{service}-")}
 
 
-def read_last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
-    """Return the last lines of a log for an error message, at most `limit` characters.
+def read_last_lines(path: Path, count: int = 15) -> str:
+    """Return the last lines of a log for an error message, at most 4,000 characters.
     Secrets are redacted: messages travel further than logs."""
     if not path.exists():
         return ""
     lines = read_lines(path, find_tail_position(path, count), 10 * _BLOCK)
     # Redact before the cut: it could leave half of a secret.
-    return redact("\n".join(line.text for line in lines))[-limit:]
+    return redact("\n".join(line.text for line in lines))[-_TAIL_CHARACTERS:]
 
 
 def find_tail_position(path: Path, count: int) -> int:
@@ -46,7 +47,7 @@ def find_tail_position(path: Path, count: int) -> int:
     with path.open("rb") as file:
         position = file.seek(0, 2)
         # A newline at the very end closes the last line; it does not begin another.
-        wanted = count + 1 if _ends_with_newline(path, position) else count
+        wanted = count + 1 if ends_with_newline(path, position) else count
         while position > 0:
             size = min(_BLOCK, position)
             position -= size
@@ -59,7 +60,8 @@ def find_tail_position(path: Path, count: int) -> int:
     return 0
 
 
-def _ends_with_newline(path: Path, size: int) -> bool:
+def ends_with_newline(path: Path, size: int) -> bool:
+    """Return whether the byte before position `size` is a newline."""
     with path.open("rb") as file:
         file.seek(max(0, size - 1))
         return file.read(1) == b"\n"

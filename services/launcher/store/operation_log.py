@@ -3,7 +3,6 @@ after a crash the open ones are known. Arguments carry no secrets."""
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,11 +29,7 @@ class Operation:
     """One request to a backend, sent or about to be sent."""
 
     number: int
-    kind: str
-    name: str
     state: OperationState
-    arguments: Mapping[str, Any]
-    detail: str
 
 
 class OperationLog:
@@ -60,33 +55,12 @@ class OperationLog:
             (state, detail, clock.now(), number),
         )
 
-    def mark_concluded(self, number: int, success: bool, detail: str) -> None:
-        self.mark_state(number, OperationState.DONE if success else OperationState.FAILED, detail)
-
-    def list_operations(self, run_id: str) -> list[Operation]:
-        """Return a run's operations in the order of their intent."""
-        rows = self._db.execute(
-            "SELECT * FROM operations WHERE run_id = ? ORDER BY number", (run_id,)
-        ).fetchall()
-        return [_operation_from_row(row) for row in rows]
-
     def find_open(self, run_id: str, kind: str, name: str) -> Operation | None:
         """Return the newest operation of this name, if it is not over."""
         row = self._db.execute(
-            "SELECT * FROM operations WHERE run_id = ? AND kind = ? AND name = ?"
+            "SELECT number, state FROM operations WHERE run_id = ? AND kind = ? AND name = ?"
             " ORDER BY number DESC LIMIT 1",
             (run_id, kind, name),
         ).fetchone()
-        found = None if row is None else _operation_from_row(row)
+        found = None if row is None else Operation(row["number"], OperationState(row["state"]))
         return None if found is None or found.state.is_over else found
-
-
-def _operation_from_row(row: sqlite3.Row) -> Operation:
-    return Operation(
-        row["number"],
-        row["kind"],
-        row["name"],
-        OperationState(row["state"]),
-        json.loads(row["arguments_json"]),
-        row["detail"],
-    )

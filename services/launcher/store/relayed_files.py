@@ -209,7 +209,6 @@ def _remove_left_copies(run_dir: Path) -> None:
 
 
 def _copy_journal(run_dir: Path) -> BinaryIO:
-    """Copy the current journal into an unlinked file."""
     size = (run_dir / JOURNAL).stat().st_size
     free = shutil.disk_usage(run_dir).free
     if free < size + _LEAST_FREE_BYTES:

@@ -3,13 +3,13 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from services.launcher.run_progress import Alarm
-from services.launcher.state import Replica, Run, Unit
+from services.launcher.state import Replica, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class Transition:
     old: str
     new: str
     cause: str
-    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,57 +54,26 @@ class StoredRun:
     total_steps: int = 0
 
 
-_RUN, _STORED_RUN = TypeAdapter(Run), TypeAdapter(StoredRun)
-_REPLICA, _UNIT = TypeAdapter(Replica), TypeAdapter(Unit)
-# Columns of a run that change while it runs, in the order of `run_to_values`.
-RUN_COLUMNS = (
-    *("state", "outcome", "drain_by", "cleanup", "cleanup_detail", "cleanings", "clean_at"),
-    *("clean_by", "error", "unreachable", "wanted_json", "cost_json", "metered"),
-)
-REPLICA_COLUMNS = (
-    *("run_id", "service", "replica", "state", "phase", "address", "restarts", "failures_json"),
-    *("attempt", "setups", "price", "due", "unit", "pid", "started", "ref", "metrics_address"),
-)
+_RUN, _STORED_RUN, _REPLICA = TypeAdapter(Run), TypeAdapter(StoredRun), TypeAdapter(Replica)
+# A successor of this launcher does not know these of a replica.
+_UNSTORED = {"killed", "exited"}
 
 
-def run_to_values(run: Run) -> tuple[Any, ...]:
-    cleaning = (run.cleanup, run.cleanup_detail, run.cleanings, run.clean_at, run.clean_by)
-    counts = (json.dumps(dict(run.wanted)), json.dumps(asdict(run.cost)), run.metered)
-    why = (run.error, run.unreachable)
-    return (run.state, run.outcome, run.drain_by, *cleaning, *why, *counts)
+def run_to_json(run: Run) -> str:
+    """Return a run as JSON, without its replicas."""
+    return _RUN.dump_json(run, exclude={"replicas"}).decode()
+
+
+def replica_to_json(replica: Replica) -> str:
+    return _REPLICA.dump_json(replica, exclude=_UNSTORED).decode()
 
 
 def alarms_to_json(alarms: Iterable[Alarm]) -> str:
     return json.dumps([asdict(alarm) for alarm in alarms])
 
 
-def replica_to_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
-    unit = replica.unit
-    found = (
-        (None, None, None, "") if unit is None else (unit.name, unit.pid, unit.started, unit.ref)
-    )
-    head = (run_id, replica.service, replica.index, replica.state, replica.phase)
-    past = (replica.restarts, json.dumps(replica.failures), replica.attempt, replica.setups)
-    last = (replica.price, replica.due, *found, replica.metrics_address)
-    return (*head, replica.address, *past, *last)
-
-
-def stored_run_from_row(row: sqlite3.Row, replicas: Iterable[Replica]) -> StoredRun:
-    values = _fields_from_row(row)
-    run = _RUN.validate_python({**values, "replicas": {each.key: each for each in replicas}})
-    return _STORED_RUN.validate_python({**values, "run": run, "spec_json": row["spec_json"]})
-
-
-def replica_from_row(row: sqlite3.Row) -> Replica:
-    values = _fields_from_row(row)
-    name = values.pop("unit")
-    unit = None if name is None else _UNIT.validate_python({**values, "name": name})
-    return _REPLICA.validate_python({**values, "index": row["replica"], "unit": unit})
-
-
-def _fields_from_row(row: sqlite3.Row) -> dict[str, Any]:
-    """Return a row's values by field; a column NAME_json holds the field NAME as JSON."""
-    return {
-        name.removesuffix("_json"): json.loads(row[name]) if name.endswith("_json") else row[name]
-        for name in row.keys()  # noqa: SIM118 (a row iterates over its values)
-    }
+def stored_run_from_row(row: sqlite3.Row, replicas: Iterable[sqlite3.Row]) -> StoredRun:
+    known = [_REPLICA.validate_json(each["replica_json"]) for each in replicas]
+    run = replace(_RUN.validate_json(row["run_json"]), replicas={each.key: each for each in known})
+    read = {name: json.loads(row[f"{name}_json"]) for name in ("metrics", "prices", "alarms")}
+    return _STORED_RUN.validate_python({**dict(row), **read, "run": run})

@@ -65,13 +65,13 @@ class FileCloud(Backend):
             log.write(".")
         if self.starts(label) <= wishes.get("sold_out", 0):
             raise CapacityError(f"no machine in attempt {launch.attempt}")
-        unit = Unit(launch.name, 1, 1.0, ref=str(self.starts(label)))
+        unit = Unit(launch.name, 1, 1.0)
         file = self._file(unit)
         # The machine boots before the answer comes, as in clouds.
         if not file.exists() or _read(file)["state"] != "running":
             crashes = wishes.get("crashes") and launch.key[0] == ROLLOUT
             state = {"state": "ended", "code": 1} if crashes else {"state": "running", "code": 0}
-            _write(file, {**state, "ref": unit.ref})
+            _write(file, state)
         await asyncio.sleep(wishes.get("start_s", 0.0))
         if wishes.get("setup_fails"):
             file.unlink()
@@ -101,7 +101,7 @@ class FileCloud(Backend):
     async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
         self._wishes_of_one_that_answers()
         names = [name.replace("%", "/") for name in self.running()]
-        return [Unit(name, 1, 1.0, ref=self._state(Unit(name))["ref"]) for name in names]
+        return [Unit(name, 1, 1.0) for name in names]
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
         wishes = self._wishes_of_one_that_answers()
@@ -116,7 +116,7 @@ class FileCloud(Backend):
 
     def _state(self, unit: Unit) -> dict[str, Any]:
         file = self._file(unit)
-        return _read(file) if file.exists() else {"state": "ended", "code": None, "ref": ""}
+        return _read(file) if file.exists() else {"state": "ended", "code": None}
 
     def _wishes(self) -> dict[str, Any]:
         return _read(self._script) if self._script.exists() else {}

@@ -128,7 +128,7 @@ async def test_a_machine_of_no_run_is_ended_by_the_next_launcher(tmp_path: Path)
         await starting(folder)
         await folder.kill()
         folder.ledger_write("DELETE FROM replicas WHERE service = 'rollout'")
-        folder.ledger_write('UPDATE runs SET wanted_json = \'{"learner": 1, "env_gateway": 1}\'')
+        folder.ledger_write("UPDATE runs SET run_json = json_remove(run_json, '$.wanted.rollout')")
         await folder.launch()
         assert [name.rpartition("%")[2] for name in folder.cloud.running()] == [
             "env_gateway-0",

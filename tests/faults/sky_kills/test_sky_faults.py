@@ -243,7 +243,10 @@ async def test_what_machines_cost_while_no_launcher_is_there_may_use_up_the_budg
         await folder.until(lambda: folder.stored().run.cost.per_hour == 3 * 3600.0)
         await folder.kill()
         # As if it had been away for two hours.
-        folder.ledger_write("UPDATE runs SET metered = metered - 7200")
+        metered = "json_extract(run_json, '$.metered') - 7200"
+        folder.ledger_write(
+            f"UPDATE runs SET run_json = json_set(run_json, '$.metered', {metered})"
+        )
         await folder.launch()
         run = (await folder.gone(Outcome.BUDGET)).run
         assert run.state is RunState.STOPPED

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.agent.agent import DEFAULT_LEFT_S
 from services.launcher.agent.decisions import EXIT_SILENCE
-from services.launcher.agent.preemption import DEFAULT_LEFT_S
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from tests.support.launcher import TOKEN
 from tests.support.watched_machine import WatchedMachine, machine, metadata_server

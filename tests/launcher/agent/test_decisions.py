@@ -13,14 +13,15 @@ from services.launcher.agent.decisions import (
     WatchState,
 )
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import ExitStatus, LifecyclePolicy
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.state import ExitStatus
 
-POLICY = LifecyclePolicy(max_restarts=2, restart_window_s=100.0, backoff_s=1.0, drain_s=10.0)
+CONFIG = LauncherConfig(max_restarts=2, restart_window_s=100.0, backoff_s=1.0, drain_s=10.0)
 
 
 def running(lease_s: float = 1000.0) -> WatchState:
     watch, action = watches.decide_action(
-        watches.mark_prepared(WatchState(0.0, lease_s, POLICY), 0.0), 0.0
+        watches.mark_prepared(WatchState(0.0, lease_s, CONFIG), 0.0), 0.0
     )
     assert action is ProcessAction.START
     return watch
@@ -99,7 +100,7 @@ def test_a_lost_machine_is_reported_until_the_end() -> None:
 
 
 def test_a_replica_that_cannot_be_prepared_never_starts() -> None:
-    watch = watches.mark_unprepared(WatchState(0.0, 10.0, POLICY), ExitStatus(2, "no journal"))
+    watch = watches.mark_unprepared(WatchState(0.0, 10.0, CONFIG), ExitStatus(2, "no journal"))
     assert watches.decide_action(watches.mark_prepared(watch, 1.0), 1.0)[1] is None
     assert watch.verdict == ExitStatus(2, "no journal")
 

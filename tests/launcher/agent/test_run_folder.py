@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from services.launcher.agent.run_folder import (
-    FolderSource,
     NotResumableError,
     RunFolder,
     StoreAwayError,
 )
-from services.launcher.state import LifecyclePolicy
+from services.launcher.config.launcher import LauncherConfig
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.support.launcher import spec
 from tests.support.remote_checkpoints import RUN_ID
 from tests.support.remote_checkpoints import UploadingMachine as Uploading
 from tests.support.watched_machine import machine
 
-POLICY = LifecyclePolicy(max_restarts=1, backoff_s=0.01)
+CONFIG = LauncherConfig(max_restarts=1, backoff_s=0.01)
 
 
 def folder(tmp_path: Path, url: str | None) -> RunFolder:
@@ -34,18 +33,18 @@ async def test_a_machine_that_has_the_journal_resumes_it(tmp_path: Path) -> None
     found = folder(tmp_path, "file:///nowhere")
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
-    assert await found.ensure_ready(True, POLICY) is FolderSource.KEEP
+    assert await found.ensure_ready(True, CONFIG) is False
 
 
 async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:
-    assert await folder(tmp_path, None).ensure_ready(False, POLICY) is FolderSource.BEGIN
+    assert await folder(tmp_path, None).ensure_ready(False, CONFIG) is False
 
 
 async def test_a_run_that_has_trained_is_never_begun_where_nothing_was_uploaded(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(NotResumableError, match=r"learner\.checkpoint\.remote names no store"):
-        await folder(tmp_path, None).ensure_ready(True, POLICY)
+        await folder(tmp_path, None).ensure_ready(True, CONFIG)
 
 
 async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
@@ -53,14 +52,14 @@ async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
     found.run_dir.mkdir()
     (found.run_dir / "journal.lock").touch()
     with pytest.raises(NotResumableError, match=r"its journal .* is gone"):
-        await found.ensure_ready(False, POLICY)
+        await found.ensure_ready(False, CONFIG)
 
 
 async def test_an_empty_store_lets_a_new_run_begin_and_no_other(tmp_path: Path) -> None:
     found = folder(tmp_path, f"file://{tmp_path}/store/fake-1")
-    assert await found.ensure_ready(False, POLICY) is FolderSource.BEGIN
+    assert await found.ensure_ready(False, CONFIG) is False
     with pytest.raises(NotResumableError, match="no run has a checkpoint there"):
-        await found.ensure_ready(True, POLICY)
+        await found.ensure_ready(True, CONFIG)
 
 
 async def test_a_store_out_of_reach_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ async def test_a_store_out_of_reach_is_tried_again_and_then_given_up(tmp_path: P
     found = folder(tmp_path, "s3://bucket/fake-1")
     away = UnreachableStore(found.run_dir, found.url, found.spec, found.log)
     with pytest.raises(StoreAwayError, match="out of reach"):
-        await away.ensure_ready(True, POLICY, sleep)
+        await away.ensure_ready(True, CONFIG, sleep)
     assert slept == [0.01, 0.02]
 
 
@@ -105,6 +104,6 @@ async def test_a_new_machine_gets_the_run_from_the_store(tmp_path: Path) -> None
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(), "name": "test"}))
     found = RunFolder(tmp_path / "new" / RUN_ID, store.url, path, tmp_path / "unit.log")
-    assert await found.ensure_ready(True, POLICY) is FolderSource.RESTORE
+    assert await found.ensure_ready(True, CONFIG) is True
     assert (found.run_dir / "journal.sqlite").exists()
-    assert await found.ensure_ready(True, POLICY) is FolderSource.KEEP
+    assert await found.ensure_ready(True, CONFIG) is False

@@ -114,7 +114,7 @@ async def test_a_stop_whose_launcher_dies_reports_it_and_the_fix(tmp_path: Path)
     printed, _ = await asyncio.wait_for(stop.communicate(), NOTICED_S)
     assert stop.returncode == 1
     assert f"error: the launcher (process {address.pid}) has died" in printed.decode()
-    assert "the same command again starts another launcher" in printed.decode()
+    assert "Repeat the command to start another launcher" in printed.decode()
     again = await start_cli("stop", "newest", "--runs", str(runs), "--grace", "0.1")
     printed, _ = await asyncio.wait_for(again.communicate(), 60.0)
     assert (again.returncode, "stopped" in printed.decode()) == (0, True), printed.decode()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.prepare import PrepareError, run_prepare_commands
+from services.launcher.cli.prepare import run_prepare_commands
 from services.launcher.cli.terminal import Terminal
+from services.launcher.control.prepare_commands import PrepareError
 
 
 async def test_a_failed_preparation_shows_its_output(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from services.launcher.cli.run_view import RunBoard
 from services.launcher.cli.status_json import format_status_json
 from services.launcher.cli.status_text import make_runs_table, print_run, print_table
 from services.launcher.cli.terminal import Terminal
+from services.launcher.doctor.adapters import trial_episode
 from services.launcher.doctor.findings import Finding, ProbeResult, Status
 from services.launcher.run_plan import BadSpecError
 from tests.support.hostile_text import HOSTILE, SURROGATES, assert_harmless
@@ -228,7 +229,9 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     stub, console = SimpleNamespace(CallTool=answered, Grade=graded), terminal()
     env_try._show_ready(ready, console)  # pyright: ignore[reportPrivateUsage]
     messages = await env_try._make_calls(stub, "e", console)  # pyright: ignore[reportPrivateUsage]
-    await env_try._grade_episode(stub, "e", None, messages, console)  # pyright: ignore[reportPrivateUsage]
+    header = gateway_pb.GradeHeader(episode_id="e")
+    found = await trial_episode.grade_episode(stub, header, messages, 1.0)
+    env_try._show_grade(found, console)  # pyright: ignore[reportPrivateUsage]
     assert_harmless(written(console))
     assert written(console).count("0;owned") >= 8
     env_try._show_warning(HOSTILE)  # pyright: ignore[reportPrivateUsage]

@@ -1,11 +1,12 @@
 """Runs of four replicas as the pure core sees them, in states set by hand."""
 
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import transitions
 from services.launcher.control.actions import StartReplica
 from services.launcher.control.reconcile import reconcile_run
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, LifecyclePolicy, Run, Unit
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Run, Unit
 
-POLICY = LifecyclePolicy(
+CONFIG = LauncherConfig(
     max_restarts=2, backoff_s=1.0, backoff_max_s=8.0, start_timeout_s=100, drain_s=10
 )
 WANTED = {GATEWAY: 1, LEARNER: 1, ROLLOUT: 2}
@@ -16,11 +17,11 @@ def new_run() -> Run:
 
 
 def all_started(run: Run, now: float = 0.0) -> Run:
-    run, actions = reconcile_run(run, now, POLICY)
+    run, actions = reconcile_run(run, now, CONFIG)
     for action in actions:
         if isinstance(action, StartReplica):
             run = transitions.mark_started(
-                run, action.key, Unit("u", 100 + action.key[1], now), now, POLICY
+                run, action.key, Unit("u", 100 + action.key[1], now), now, CONFIG
             )
     return run
 
@@ -29,4 +30,4 @@ def running_run(now: float = 0.0) -> Run:
     run = all_started(new_run(), now)
     for key in run.replicas:
         run = transitions.mark_heartbeat(run, key, "serving", serving=True)
-    return reconcile_run(run, now, POLICY)[0]
+    return reconcile_run(run, now, CONFIG)[0]

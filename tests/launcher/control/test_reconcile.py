@@ -11,7 +11,6 @@ from services.launcher.control.actions import (
     DrainReplica,
     KillReplica,
     RunAction,
-    RunNote,
     StartReplica,
 )
 from services.launcher.control.reconcile import next_reconcile_due, reconcile_run
@@ -24,12 +23,12 @@ from services.launcher.state import (
     RunState,
     Unit,
 )
-from tests.launcher.control.played_runs import POLICY, all_started, new_run, running_run
+from tests.launcher.control.played_runs import CONFIG, all_started, new_run, running_run
 from tests.support.examples import examples
 
 
 def test_a_new_run_starts_every_replica_at_once() -> None:
-    run, actions = reconcile_run(new_run(), 0.0, POLICY)
+    run, actions = reconcile_run(new_run(), 0.0, CONFIG)
     assert {a.key for a in actions if isinstance(a, StartReplica)} == {
         (GATEWAY, 0),
         (LEARNER, 0),
@@ -37,47 +36,47 @@ def test_a_new_run_starts_every_replica_at_once() -> None:
         (ROLLOUT, 1),
     }
     assert run.state is RunState.PROVISIONING
-    assert reconcile_run(run, 0.0, POLICY)[1] == []
+    assert reconcile_run(run, 0.0, CONFIG)[1] == []
 
 
 def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
     run = all_started(new_run())
-    run = reconcile_run(run, 0.0, POLICY)[0]
+    run = reconcile_run(run, 0.0, CONFIG)[0]
     assert run.state is RunState.STARTING
     for key in ((GATEWAY, 0), (LEARNER, 0)):
         run = transitions.mark_heartbeat(run, key, "serving", serving=True)
     run = transitions.mark_heartbeat(run, (ROLLOUT, 1), "loading", serving=False)
-    assert reconcile_run(run, 0.0, POLICY)[0].state is RunState.STARTING
+    assert reconcile_run(run, 0.0, CONFIG)[0].state is RunState.STARTING
     run = transitions.mark_heartbeat(run, (ROLLOUT, 1), "serving", serving=True)
-    assert reconcile_run(run, 0.0, POLICY)[0].state is RunState.RUNNING
+    assert reconcile_run(run, 0.0, CONFIG)[0].state is RunState.RUNNING
 
 
 def test_what_is_drained_in_vain_is_killed_even_if_its_start_was_never_reported() -> None:
-    run, _ = reconcile_run(new_run(), 0.0, POLICY)
+    run, _ = reconcile_run(new_run(), 0.0, CONFIG)
     run = transitions.mark_registered(run, (ROLLOUT, 1), "10.0.0.2:1")
-    run, _ = reconcile_run(transitions.scale_service(run, ROLLOUT, 1), 1.0, POLICY)
-    assert reconcile_run(run, 10.9, POLICY)[1] == []
-    assert reconcile_run(run, 11.0, POLICY)[1] == [KillReplica((ROLLOUT, 1))]
+    run, _ = reconcile_run(transitions.scale_service(run, ROLLOUT, 1), 1.0, CONFIG)
+    assert reconcile_run(run, 10.9, CONFIG)[1] == []
+    assert reconcile_run(run, 11.0, CONFIG)[1] == [KillReplica((ROLLOUT, 1))]
 
 
 def test_a_replica_that_never_serves_is_killed_and_counts_as_failed() -> None:
     run = all_started(new_run())
-    run, actions = reconcile_run(run, 100.0, POLICY)
+    run, actions = reconcile_run(run, 100.0, CONFIG)
     assert {a.key for a in actions if isinstance(a, KillReplica)} == set(run.replicas)
 
 
 def test_scaling_down_drains_the_newest_and_indices_are_never_reused() -> None:
-    run, actions = reconcile_run(transitions.scale_service(running_run(), ROLLOUT, 1), 0.0, POLICY)
+    run, actions = reconcile_run(transitions.scale_service(running_run(), ROLLOUT, 1), 0.0, CONFIG)
     assert actions == [DrainReplica((ROLLOUT, 1))]
-    run, actions = reconcile_run(transitions.scale_service(run, ROLLOUT, 2), 0.0, POLICY)
+    run, actions = reconcile_run(transitions.scale_service(run, ROLLOUT, 2), 0.0, CONFIG)
     assert actions == [StartReplica((ROLLOUT, 2))]
 
 
 def test_what_is_unreachable_is_not_late() -> None:
     run = all_started(new_run())
     away = replace(run, unreachable="no answer")
-    assert reconcile_run(away, 1000.0, POLICY)[1] == []
-    assert len(reconcile_run(run, 1000.0, POLICY)[1]) == 4
+    assert reconcile_run(away, 1000.0, CONFIG)[1] == []
+    assert len(reconcile_run(run, 1000.0, CONFIG)[1]) == 4
 
 
 FACTS = st.sampled_from(["tick", "crash", "done", "beat", "scale", "stop", "stop-now"])
@@ -92,7 +91,7 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
     for fact, number, passed in happenings:
         now += passed
         run = _happen(run, fact, number, now)
-        run, actions = reconcile_run(run, now, POLICY)
+        run, actions = reconcile_run(run, now, CONFIG)
         for action in actions:
             run = _obey(run, action, now)
         due = next_reconcile_due(run, now)
@@ -100,7 +99,7 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
     run = run_end.request_stop(run, now, 5.0)
     for _ in range(20):
         now += 1.0
-        run, actions = reconcile_run(run, now, POLICY)
+        run, actions = reconcile_run(run, now, CONFIG)
         for action in actions:
             run = _obey(run, action, now)
     assert run.state.has_ended
@@ -120,19 +119,19 @@ def _happen(run: Run, fact: str, number: int, now: float) -> Run:
         return transitions.mark_heartbeat(run, key, "serving", serving=True)
     if fact == "done" and key[0] == LEARNER:
         run = transitions.mark_heartbeat(run, key, "done", serving=True)
-        return restarts.handle_exit(run, key, ExitStatus(0), now, POLICY)[0]
+        return restarts.handle_exit(run, key, ExitStatus(0), now, CONFIG)[0]
     if fact == "crash":
-        return restarts.handle_exit(run, key, ExitStatus(1), now, POLICY)[0]
+        return restarts.handle_exit(run, key, ExitStatus(1), now, CONFIG)[0]
     return run
 
 
 def _obey(run: Run, action: RunAction, now: float) -> Run:
     match action:
         case StartReplica(key):
-            return transitions.mark_started(run, key, Unit("u", 1, now), now, POLICY)
+            return transitions.mark_started(run, key, Unit("u", 1, now), now, CONFIG)
         case KillReplica(key) if run.replicas[key].unit is not None:
-            return restarts.handle_exit(run, key, ExitStatus(-9), now, POLICY)[0]
+            return restarts.handle_exit(run, key, ExitStatus(-9), now, CONFIG)[0]
         case CleanRun():
             return run_end.record_cleanup(run, True, "", now)[0]
-        case DrainReplica() | KillReplica() | RunNote():
+        case DrainReplica() | KillReplica():
             return run

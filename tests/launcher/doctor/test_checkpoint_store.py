@@ -109,7 +109,7 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
     content["launcher"]["skip_probes"] = costly
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs" / "well-1", plan.text, plan.config, ())
+    intent = PendingRun(run, tmp_path / "runs" / "well-1", plan.text, plan.config)
     with forged_services():
         with pytest.raises(RunRefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
             await doctor_gate(intent)

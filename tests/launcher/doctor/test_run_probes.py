@@ -112,10 +112,10 @@ async def test_a_probe_that_hangs_is_ended_and_delays_no_other(
         raise ZeroDivisionError
 
     probes = [
-        Probe("hanging", "", hang, 1.5),
-        Probe("quick", "", quick, 1.0),
-        Probe("broken", "", broken, 1.0),
-        Probe("left", "", broken, 1.0),
+        Probe("hanging", hang, 1.5),
+        Probe("quick", quick, 1.0),
+        Probe("broken", broken, 1.0),
+        Probe("left", broken, 1.0),
     ]
     content = spec(policy, tasks, 'launcher.skip_probes=["secrets"]')
     about = subject(content, tmp_path)
@@ -130,7 +130,7 @@ async def test_a_probe_that_hangs_is_ended_and_delays_no_other(
 def intent(content: dict[str, Any], folder: Path) -> PendingRun:
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    return PendingRun(run, folder / "runs" / "well-1", plan.text, plan.config, ())
+    return PendingRun(run, folder / "runs" / "well-1", plan.text, plan.config)
 
 
 async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(

@@ -105,7 +105,7 @@ async def test_a_start_lists_what_was_left_out_and_continues(
     content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config)
     with forged_services():
         reported = await doctor_gate(intent)
     found = [line.removeprefix("the doctor warns: ").partition(": ") for line in reported]

@@ -44,11 +44,11 @@ async def test_a_refusal_lists_what_fails_alone(
     async def nothing(subject: RunContext) -> tuple[dict[str, Any], list[Finding]]:
         return {}, [ok("valid")]
 
-    monkeypatch.setattr(start_gate, "PROBES", [Probe("episodes", "", mixed, 5.0)])
+    monkeypatch.setattr(start_gate, "PROBES", [Probe("episodes", mixed, 5.0)])
     monkeypatch.setattr(run_probes, "read_sections", nothing)
     plan = parse_spec(canonical_json(spec(policy, tmp_path / "tasks.json")))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config)
     with pytest.raises(RunRefusedError) as refused:
         await doctor_gate(intent)
     lines = str(refused.value).splitlines()

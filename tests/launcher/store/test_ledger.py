@@ -1,6 +1,7 @@
-"""The ledger across versions and kills, and the registries that it remembers."""
+"""The ledger across kills, and the registries that it remembers."""
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     LEARNER,
     Cost,
-    LifecyclePolicy,
     Outcome,
     Replica,
     ReplicaState,
@@ -29,22 +29,6 @@ from services.launcher.state import (
 )
 from services.launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
 from services.launcher.store.operation_log import OperationState
-
-# As the launcher wrote it before its ledger had a number.
-FIRST_VERSION = """
-CREATE TABLE runs (
-  run_id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, mode TEXT NOT NULL,
-  spec_json TEXT NOT NULL, error TEXT NOT NULL, wanted_json TEXT NOT NULL,
-  metrics_json TEXT NOT NULL DEFAULT '{}', created REAL NOT NULL, ended REAL,
-  next_event INTEGER NOT NULL DEFAULT 1
-);
-CREATE TABLE replicas (
-  run_id TEXT NOT NULL, service TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
-  phase TEXT NOT NULL, address TEXT NOT NULL, restarts INTEGER NOT NULL,
-  unit TEXT, pid INTEGER, started REAL, PRIMARY KEY (run_id, service, replica)
-);
-INSERT INTO runs VALUES ('r', 'demo', 'completed', 'train', '{}', '', '{}', '{}', 1.0, 2.0, 5);
-"""
 
 
 def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -56,46 +40,9 @@ def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Pat
         Ledger(path)
 
 
-def test_a_ledger_of_the_first_version_is_read_and_used(tmp_path: Path) -> None:
-    path = tmp_path / "launcher.sqlite"
-    db = sqlite3.connect(path)
-    db.executescript(FIRST_VERSION)
-    db.close()
-    store = Ledger(path)
-    [stored] = store.list_newest()
-    assert (stored.run.state, stored.run.outcome) == (RunState.COMPLETED, Outcome.COMPLETED)
-    assert store.list_unpublished() == {}, "old events notify no subscriber"
-    store.close()
-    Ledger(path).close()
-
-
-@pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"]), (4, [])])
-def test_a_ledger_of_an_earlier_version_keeps_what_it_has(
-    tmp_path: Path, version: int, lacks: list[str]
-) -> None:
-    path = tmp_path / "launcher.sqlite"
-    run = Run("r", "demo", {LEARNER: 1})
-    store = Ledger(path)
-    with store.transaction():
-        store.begin_run(run, "{}", 1.0, {})
-    ledger_writer.write_run_change(
-        store, run, run := run.with_replicas([Replica(LEARNER, 0, restarts=3)]), [], "started", []
-    )
-    store.close()
-    db = sqlite3.connect(path, isolation_level=None)
-    for column in ("metrics_address", *lacks):
-        db.execute(f"ALTER TABLE replicas DROP COLUMN {column}")
-    for column in ("alarms_json", "step", "total_steps"):
-        db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
-    db.execute("""UPDATE runs SET metrics_json = '{"loss": 1.5, "alarms/rule/all": 1.0}'""")
-    db.execute(f"PRAGMA user_version = {version}")
-    db.close()
-    store = Ledger(path)
-    stored = store.get_run("r")
-    assert stored is not None
-    assert stored.run == run
-    assert (stored.metrics, stored.alarms, stored.step) == ({"loss": 1.5}, (), 0)
-    store.close()
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
 
 
 def write_a_life(store: Ledger) -> Run:
@@ -116,36 +63,40 @@ def write_a_life(store: Ledger) -> Run:
                 setups=1,
                 price=2.5,
                 due=99.5,
-                unit=Unit("u", 1, 2.0, "job 7"),
+                unit=Unit("u", 1, 2.0),
             )
         ]
     )
     failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
     ledger_writer.write_run_change(store, run, failed, [RunNote("x")], "exited with code 1", [])
-    ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough")
+    ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LauncherConfig(drain_s=5.0), "enough")
     ledger_writer.write_run_change(store, failed, ended, [], "enough", [])
     return ended
 
 
 def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
-    store = Ledger(tmp_path / "launcher.sqlite")
+    path = tmp_path / "launcher.sqlite"
+    store = Ledger(path)
     ended = write_a_life(store)
     store.close()
-    store = Ledger(tmp_path / "launcher.sqlite")
+    store = Ledger(path)
     stored = store.get_run("r")
     assert stored is not None
     assert stored.run == ended
     assert stored.prices == {LEARNER: 2.5}
-    assert [(t.subject, t.old, t.new, t.cause) for t in store.list_transitions("r")] == [
+    assert rows(path, "SELECT subject, old, new, cause FROM transitions ORDER BY number") == [
         ("run", "preflight", "provisioning", "preflight passed"),
         ("learner-0", "", "starting", "preflight passed"),
         ("learner-0", "starting", "restarting", "exited with code 1"),
         ("run", "provisioning", "draining", "enough"),
         ("outcome", "", "deadline", "enough"),
     ]
-    [operation] = store.operations.list_operations("r")
-    assert (operation.kind, operation.name) == ("start", "learner-0")
-    assert (operation.state, operation.arguments) == (OperationState.INTENT, {"attempt": 1})
+    assert rows(path, "SELECT kind, name, state, arguments_json FROM operations") == [
+        ("start", "learner-0", "intent", '{"attempt": 1}')
+    ]
+    operation = store.operations.find_open("r", "start", "learner-0")
+    assert operation is not None
+    assert operation.state is OperationState.INTENT
     store.operations.mark_state(operation.number, OperationState.DONE, "u")
     assert store.operations.find_open("r", "start", "learner-0") is None
     store.close()

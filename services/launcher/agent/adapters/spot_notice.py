@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 import httpx
@@ -23,9 +23,8 @@ class MetadataNotices:
     """Preemption notices from the metadata servers of AWS and GCP, either of which may be present.
     Any other server gives no notice."""
 
-    def __init__(self, url: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, url: str) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
-        self._wall = wall
 
     async def poll_notice(self) -> float | None:
         """Poll AWS, then GCP. See `agent.ports.PollNotice`."""
@@ -49,7 +48,7 @@ class MetadataNotices:
         except (ValueError, KeyError, TypeError, OverflowError):
             _log.warning("AWS gives a notice that cannot be read", text=answer.text[:200])
             return None
-        return max(0.0, at - self._wall())
+        return max(0.0, at - time.time())
 
     async def _fetch_aws_token(self) -> dict[str, str]:
         """Fetch the IMDSv2 token. Where IMDSv2 is off, or this is not AWS, none is needed."""

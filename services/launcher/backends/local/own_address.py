@@ -7,21 +7,20 @@ import socket
 from collections.abc import Mapping
 
 from services.common.errors import ConfigError
+from services.common.network_interfaces import own_address
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_plan import count_machines, machines_key
 
 ADDRESS_VARIABLE = "FLOTILLA_ADDRESS"
 # An address of a documentation network (RFC 5737).
-_ELSEWHERE = ("192.0.2.1", 9)
+_ELSEWHERE = "192.0.2.1"
 
 
 def route_address() -> str:
     """Return the source address of packets to other machines, without sending any. Raises OSError
     if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(_ELSEWHERE)
-        return str(probe.getsockname()[0])
+    return own_address(_ELSEWHERE)
 
 
 def find_own_host(config: LauncherConfig, environ: Mapping[str, str] = os.environ) -> str:

@@ -176,17 +176,17 @@ class SkyBackend(Backend):
         run_dir, commit = self._runs / launch.run_id, launch.config.sky.commit
         async with self._pinning:
             try:
-                found = await asyncio.to_thread(
+                code = await asyncio.to_thread(
                     pin_code, run_dir, self._root, commit, launch.spec_json
                 )
             except CodeError as error:
                 raise BackendError(str(error)) from error
-        site = self._offers.make_site(launch, found.folder)
+        site = self._offers.make_site(launch, code)
         wanted = secret_names.required_secrets(site.spec, launch.config, launch.key[0])
         values = _collect_secrets(
             wanted, launch, secret_names.optional_secrets(site.spec, launch.key[0])
         )
-        return PreparedLaunch(launch, site, seal_secrets(values, load_or_make_key(found.folder)))
+        return PreparedLaunch(launch, site, seal_secrets(values, load_or_make_key(code)))
 
 
 def _load_owner(runs: Path) -> str:

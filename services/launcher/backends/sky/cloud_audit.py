@@ -14,9 +14,9 @@ from services.common.parsing import TextLimits
 from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.backends.ports import BackendUnreachable, OrphanResource
 from services.launcher.backends.sky import orphan_machines
-from services.launcher.backends.sky.orphan_machines import BilledMachine, CloudProvider
+from services.launcher.backends.sky.orphan_machines import BilledMachine
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.run_plan import BadSpecError, parse_spec
+from services.launcher.run_plan import parse_spec
 from services.launcher.store.run_files import SPEC_FILE
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
@@ -31,9 +31,10 @@ _ENDING = ("terminating", "terminated", "preempted")
 
 
 class LambdaCloud:
-    """Lambda's own list of machines, read with the key that SkyPilot uses. Implements
-    `CloudProvider`."""
+    """Lambda's own list of machines, read with the key that SkyPilot uses. Methods raise
+    BackendUnreachable."""
 
+    # As in `infra`.
     cloud = "lambda"
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class LambdaCloud:
         return self._keys.is_file()
 
     async def list_machines(self) -> list[BilledMachine]:
+        """List all machines of the account that cost money."""
         listed = await self._request_list("GET", "/instances")
         billed = [each for each in listed if each["status"] not in _ENDING]
         return [BilledMachine(each["id"], each.get("name") or "") for each in billed]
@@ -94,7 +96,7 @@ class CloudAuditor:
     """Auditor of machines that SkyPilot has forgotten, identified by name. The specs in `runs` name
     the clouds that may have some."""
 
-    def __init__(self, runs: Path, client: SkyPilotApi, providers: Sequence[CloudProvider]) -> None:
+    def __init__(self, runs: Path, client: SkyPilotApi, providers: Sequence[LambdaCloud]) -> None:
         self._runs = runs
         self._client = client
         self._providers = providers
@@ -120,11 +122,11 @@ class CloudAuditor:
 
     async def _find_orphans(
         self, ours: Callable[[str], bool], runs: str
-    ) -> list[tuple[CloudProvider, list[BilledMachine]]]:
+    ) -> list[tuple[LambdaCloud, list[BilledMachine]]]:
         """Find orphans by name, at the clouds where runs whose folders match may
         have some."""
         clouds = await asyncio.to_thread(self._list_clouds, runs)
-        found: list[tuple[CloudProvider, list[BilledMachine]]] = []
+        found: list[tuple[LambdaCloud, list[BilledMachine]]] = []
         for provider in self._providers:
             if not clouds & {"", provider.cloud} or not provider.has_key():
                 continue
@@ -141,7 +143,7 @@ class CloudAuditor:
         for file in self._runs.glob(f"{runs}/{SPEC_FILE}"):
             try:
                 config = parse_spec(file.read_text(encoding="utf-8")).config
-            except (BadSpecError, ConfigError, OSError):
+            except (ConfigError, OSError):
                 # From another version, or being removed: its machines may be anywhere.
                 found.add("")
                 continue

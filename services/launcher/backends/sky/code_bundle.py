@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,8 @@ class CodeError(Exception):
     """The code cannot be pinned; the message gives the fix."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeBundle:
-    """Folder with the files of `commit`."""
-
-    folder: Path
-    commit: str
-
-
-def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> CodeBundle:
-    """Return the code of a run, exported now or when its first replica was started.
+def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Path:
+    """Return the folder with the code of a run, exported now or when its first replica was started.
 
     `root` is the working tree of this launcher, `commit` the name that the spec gives. Names
     that move, as HEAD does, are resolved once. Raises CodeError."""
@@ -52,7 +43,7 @@ def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> C
         )
     (folder / SPEC_FILE).write_text(spec_json, encoding="utf-8")
     _copy_inputs(json.loads(spec_json or "{}"), root, folder)
-    return CodeBundle(folder, known)
+    return folder
 
 
 def _copy_inputs(spec: dict[str, Any], root: Path, folder: Path) -> None:

@@ -1,15 +1,16 @@
 """Estimate of what a replica on machines would use and cost, pure but for the catalog."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from services.launcher.backends.ports import BackendError, LaunchSpec, ResourceOffer
 from services.launcher.backends.sky import machine_candidates, task_documents
+from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
@@ -21,20 +22,13 @@ KEEP_HINT = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/
 REGISTRY_TO_COME = "LAUNCHER:PORT"
 
 
-class PriceSource(Protocol):
-    """Source of prices."""
-
-    def replica_price(self, machines: Machines) -> float | None: ...
-
-    def machine_price(self, machine: Machine) -> float | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class OfferMaker:
-    """Maker of one launcher's offers; `owner` marks its names."""
+    """Maker of one launcher's offers; `owner` marks its names, `price_of` returns $/h of one
+    machine."""
 
     owner: str
-    prices: PriceSource
+    price_of: Callable[[Machine], float | None]
 
     def make_offer(self, launch: LaunchSpec, code: Path) -> ResourceOffer:
         """Make the offer for a replica. Raises BackendError where `check_candidates` does."""
@@ -45,7 +39,7 @@ class OfferMaker:
         return ResourceOffer(
             resources=self._describe_machines(machines),
             task_yaml=dump_yaml([task_documents.replica_task(site, launch.key)]),
-            dollars_per_hour=self.prices.replica_price(machines),
+            dollars_per_hour=cheapest_price(machines, self.price_of),
         )
 
     def price_at_place(self, launch: LaunchSpec, place: Place) -> float | None:
@@ -56,7 +50,7 @@ class OfferMaker:
         ]
         found = tuple(machine for machine in taken if machine is not None)
         allocated = Machines(ordered=found, num_nodes=machines.num_nodes)
-        return self.prices.replica_price(allocated) if found else None
+        return cheapest_price(allocated, self.price_of) if found else None
 
     def check_candidates(self, launch: LaunchSpec) -> None:
         """Check the service's candidates. Raises BackendError with everything that is wrong
@@ -82,7 +76,7 @@ class OfferMaker:
         return several + ", or else ".join(each)
 
     def _describe_candidate(self, machine: Machine) -> str:
-        price = self.prices.machine_price(machine)
+        price = self.price_of(machine)
         cost = f" (${price:.2f}/h)" if price is not None else ""
         return f"{task_documents.describe_machine(machine)}{cost}"
 

@@ -149,7 +149,6 @@ class JobGroupManager:
         return await self._join_group(start, group)
 
     async def _wait_for_group(self, start: PreparedLaunch, deadline: float) -> int:
-        """Wait for the run's group and return it."""
         while True:
             group = await self._find_open_group(start)
             if group is not None:

@@ -26,7 +26,6 @@ class JobQueue:
         return await self._jobs_since(time.monotonic())
 
     async def _jobs_since(self, earliest: float) -> list[Job]:
-        """Return the jobs as queried at `earliest` or later."""
         async with self._lock:
             if self._queried_at < earliest:
                 now = time.monotonic()

@@ -6,7 +6,7 @@ from typing import Any
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.run_plan import count_machines, machines_key, may_span
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.state import LEARNER, SERVICES
 
 # Distance from a run's port to the last Ray port of a replica: rollouts have one port each.
 _PORTS = 3 + 255
@@ -26,18 +26,13 @@ NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
 
 def machines_of(config: SkyConfig, service: str) -> Machines:
     """Return the machines that a service requests, at the one cloud if the spec names one."""
-    requested, cloud = _service_machines(config, service), config.cloud
+    requested, cloud = config.machines_for(service), config.cloud
     if cloud is None:
         return requested
     there = [machine for machine in requested.candidates if cloud_of(machine) in ("", cloud)]
     # `check_candidates` has refused a list without any.
     kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
     return requested.model_copy(update={"ordered" if requested.ordered else "any_of": tuple(kept)})
-
-
-def _service_machines(config: SkyConfig, service: str) -> Machines:
-    by_service = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
-    return by_service[service]
 
 
 def cloud_of(machine: Machine) -> str:
@@ -76,7 +71,7 @@ def is_on_slurm(config: SkyConfig, service: str) -> bool:
 
 def check_candidates(config: SkyConfig, service: str) -> list[str]:
     """List what is wrong with a service's candidates, each with its key and the way out."""
-    machines = _service_machines(config, service)
+    machines = config.machines_for(service)
     key = "any_of" if machines.any_of else "ordered"
     problems: list[str] = []
     if machines.num_nodes > 1 and (why := _why_one_machine(config, service)):
@@ -170,8 +165,7 @@ def check_shared_network(config: SkyConfig) -> list[str]:
     """Explain why services with candidates on different clouds cannot share a private network."""
     if config.network == "public":
         return []
-    services = (LEARNER, GATEWAY, ROLLOUT)
-    clouds = {cloud_of(m) for s in services for m in machines_of(config, s).candidates}
+    clouds = {cloud_of(m) for s in SERVICES for m in machines_of(config, s).candidates}
     if len(clouds - {""}) <= 1:
         return []
     return [

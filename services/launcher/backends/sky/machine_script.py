@@ -58,7 +58,6 @@ def run_script(watched: WatchedReplica) -> str:
 
 
 def _first_machine_command(watched: WatchedReplica) -> str:
-    """Return the command of the replica itself."""
     run_dir = f"{RUNS_FOLDER}/{watched.run_id}"
     service = shlex.join(_service_command(watched, run_dir))
     return _join_parts(
@@ -174,7 +173,6 @@ def _mapped_port(port: int) -> str:
 
 
 def _address_arguments(watched: WatchedReplica) -> list[str]:
-    """Return address arguments with shell variables in them."""
     if _serves_outside(watched):
         listen = [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
         return [*listen, *_weight_arguments(watched)] if watched.key[0] == LEARNER else listen

@@ -15,8 +15,6 @@ from pathlib import Path
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ReplicaKey
 
 PREFIX = "flo"
-# Length of a managed task's name that SkyPilot keeps uncut in the name of its cluster.
-TASK_NAME_LIMIT = 25
 _OWNER_LENGTH, _RUN_LENGTH = 3, 6
 _SLUG_LIMIT = 46
 # Length of the UTC time at the end of a run id: `20260131-235959`.

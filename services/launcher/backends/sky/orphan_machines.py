@@ -6,10 +6,10 @@ its bill show it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.config.sky import SkyConfig
+from services.launcher.state import SERVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +21,12 @@ class BilledMachine:
     name: str
 
 
-class CloudProvider(Protocol):
-    """A cloud that is queried directly. Methods raise BackendUnreachable."""
-
-    @property
-    def cloud(self) -> str:
-        """The cloud's name as in `infra`."""
-        ...
-
-    def has_key(self) -> bool:
-        """Return whether the cloud's key is here."""
-        ...
-
-    async def list_machines(self) -> list[BilledMachine]:
-        """List all machines of the account that cost money."""
-        ...
-
-    async def terminate_machines(self, machines: Iterable[BilledMachine]) -> None: ...
-
-
 def list_clouds(sky: SkyConfig) -> set[str]:
     """Return the clouds where a run's machines may be; the empty name is any cloud."""
-    by_service = (sky.learner, sky.env_gateway, sky.rollout)
     return {
         sky.cloud or cloud_of(machine)
-        for requested in by_service
-        for machine in requested.candidates
+        for service in SERVICES
+        for machine in sky.machines_for(service).candidates
     }
 
 

@@ -89,7 +89,6 @@ class PendingRequests:
 
 
 def _replicas_started_by(request: Any) -> set[str]:
-    """Return the replicas that a request of the server's list is to start."""
     match request.name:
         case "sky.jobs.launch":
             return names.find_member_names(request.request_body or "")

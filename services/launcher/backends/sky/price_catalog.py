@@ -22,9 +22,6 @@ class PriceCatalog:
 
     home: Path
 
-    def replica_price(self, machines: Machines) -> float | None:
-        return cheapest_price(machines, self.machine_price)
-
     def machine_price(self, machine: Machine) -> float | None:
         """Return $/h of one machine; None where the catalog shows none that fits."""
         if cloud_of(machine) == "slurm":
@@ -61,7 +58,7 @@ class PriceCatalog:
         if not pricing:
             return None
         name, count = parse_accelerator(machine.accelerators) or ("", 0.0)
-        cores, memory = _parse_least(machine.cpus) or 0, _parse_least(machine.memory) or 0
+        cores, memory = parse_least(machine.cpus) or 0, parse_least(machine.memory) or 0
         listed = pricing.get("accelerators") or {}
         gpus = {gpu.lower(): price for gpu, price in listed.items()}.get(name, 0) * count
         return gpus + pricing.get("cpu", 0) * cores + pricing.get("memory", 0) * memory
@@ -95,7 +92,7 @@ def _matches_machine(row: Mapping[str, str], machine: Machine) -> bool:
 
 
 def _is_enough(has: float | None, required: str | None) -> bool:
-    least = _parse_least(required)
+    least = parse_least(required)
     if least is None:
         return True
     if has is None:
@@ -103,7 +100,7 @@ def _is_enough(has: float | None, required: str | None) -> bool:
     return has >= least if (required or "").endswith("+") else has == least
 
 
-def _parse_least(required: str | None) -> float | None:
+def parse_least(required: str | None) -> float | None:
     """Parse 4 of `4+`. SkyPilot also knows `4x`, per CPU, which does not give the sum."""
     text = (required or "").removesuffix("+")
     try:

@@ -41,10 +41,7 @@ _QUICK_S, _SLOW_S = 120.0, 600.0
 
 
 class SkyClient:
-    """Client of SkyPilot's server. Methods raise BackendUnreachable if the result of the call is
-    unknown.
-
-    Submissions also raise CapacityError, SetupError, StartLostError and BackendError."""
+    """Client of SkyPilot's server. Implements `ports.SkyPilotApi`, which describes the methods."""
 
     def __init__(self, *, quick_s: float = _QUICK_S, slow_s: float = _SLOW_S) -> None:
         self._quick_s, self._slow_s = quick_s, slow_s
@@ -64,18 +61,14 @@ class SkyClient:
         self._requests = PendingRequests(self._sky)
 
     async def list_jobs(self) -> list[Job]:
-        """List all tasks of managed jobs, ended ones too."""
-
         def fetch_jobs() -> list[Job]:
             request = self._jobs.queue_v2(refresh=False, all_users=True, fields=_JOB_FIELDS)
             records: Any = self._sky.get(request)
             return [_job_from_record(record) for record in records[0]]
 
-        return await self._query_quickly(fetch_jobs)
+        return await self._ask_within(self._quick_s, fetch_jobs)
 
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
-        """List SkyPilot's table of clusters; `certain` ones are checked at their clouds first."""
-
         def fetch_clusters() -> list[Cluster]:
             if certain:
                 with _managed.clusters_shown():
@@ -85,13 +78,11 @@ class SkyClient:
                 request = self._sky.status(all_users=True)
             return [_cluster_from_record(record) for record in self._sky.get(request)]
 
-        return await (self._query_slowly if certain else self._query_quickly)(fetch_clusters)
+        return await self._ask_within(self._slow_s if certain else self._quick_s, fetch_clusters)
 
     async def submit_group(
         self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
     ) -> int:
-        """Start a Job Group and return its id. `secrets` are those of each task, in order."""
-
         def submit_dag() -> int:
             # Only this text holds the values; it goes to SkyPilot's server and nowhere else.
             filled = [documents[0], *map(fill_secrets, documents[1:], secrets)]
@@ -102,8 +93,6 @@ class SkyClient:
         return await self._attempt_submission(submit_dag)
 
     async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
-        """Start a dynamic member of a group and return its own id."""
-
         def submit_task() -> int:
             task = self._sky.Task.from_yaml_config(fill_secrets(document, secrets))
             name = str(document["name"])
@@ -116,8 +105,6 @@ class SkyClient:
         return int(ids[0])
 
     async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
-        """Start a cluster with a job on it; return the job's id once it is submitted there."""
-
         def submit_cluster() -> int:
             task = self._sky.Task.from_yaml_config(fill_secrets(document, secrets))
             name = str(document["name"])
@@ -130,9 +117,6 @@ class SkyClient:
         return await self._attempt_submission(submit_cluster)
 
     async def get_job_status(self, cluster: str) -> str | None:
-        """Return the status of a plain cluster's only job; None if there is no cluster,
-        NO_JOB when it was never given one."""
-
         def fetch_status() -> str | None:
             try:
                 found: Any = self._sky.get(self._sky.job_status(cluster))
@@ -141,72 +125,51 @@ class SkyClient:
             status = next(iter(found.values()), None)
             return status.value if status is not None else NO_JOB
 
-        return await self._query_slowly(fetch_status)
+        return await self._ask_within(self._slow_s, fetch_status)
 
     async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
-        """End managed jobs; a group with all its members."""
-
         def cancel_managed() -> None:
             self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
 
         if job_ids:
-            await self._query_slowly(cancel_managed)
+            await self._ask_within(self._slow_s, cancel_managed)
 
     async def tear_down_cluster(self, cluster: str) -> None:
-        """End a cluster; nothing if there is none."""
-
         def tear_down() -> None:
             try:
                 self._sky.get(self._sky.down(cluster))
             except (self._errors.ClusterDoesNotExist, ValueError):
                 return
 
-        await self._query_slowly(tear_down)
+        await self._ask_within(self._slow_s, tear_down)
 
     async def is_start_pending(self, replica: str) -> bool:
-        """Return whether an earlier request, also of another launcher, may still start the
-        replica."""
-        return await self._query_quickly(
-            lambda: self._requests.is_start_pending(lambda name: name == replica)
+        return await self._ask_within(
+            self._quick_s, lambda: self._requests.is_start_pending(lambda name: name == replica)
         )
 
     async def cancel_pending(self, wanted: Callable[[str], bool]) -> bool:
-        """Cancel unanswered requests that start these replicas; return whether there were any.
-
-        A cancelled request may have been fulfilled at the last moment."""
-        return await self._query_quickly(lambda: self._requests.cancel_pending(wanted))
-
-    async def _query_quickly(self, call: Callable[[], T]) -> T:
-        return await self._ask_within(self._quick_s, call)
-
-    async def _query_slowly(self, call: Callable[[], T]) -> T:
-        return await self._ask_within(self._slow_s, call)
+        return await self._ask_within(self._quick_s, lambda: self._requests.cancel_pending(wanted))
 
     async def _ask_within(self, limit_s: float, call: Callable[[], T]) -> T:
         try:
             async with asyncio.timeout(limit_s):
-                return await run_in_thread(lambda: self._call_question(call))
+                return await run_in_thread(lambda: self._call_server(call, errors.question_error))
         except TimeoutError as error:
             raise errors.timeout_error(limit_s) from error
 
     async def _attempt_submission(self, call: Callable[[], T]) -> T:
-        return await run_in_thread(lambda: self._call_submission(call))
+        return await run_in_thread(lambda: self._call_server(call, errors.submission_error))
 
-    def _call_question(self, call: Callable[[], T]) -> T:
+    def _call_server(
+        self, call: Callable[[], T], translate: Callable[[Any, Exception], Exception]
+    ) -> T:
         try:
             self._server.check_server_healthy()
             return call()
         # SkyPilot re-raises any exception of its server; none of them is an answer.
         except Exception as error:
-            raise errors.question_error(self._errors, error) from error
-
-    def _call_submission(self, call: Callable[[], T]) -> T:
-        try:
-            self._server.check_server_healthy()
-            return call()
-        # As above; `submission_error` derives the result of the submission.
-        except Exception as error:
-            raise errors.submission_error(self._errors, error) from error
+            raise translate(self._errors, error) from error
 
 
 class _ManagedClusterListing:

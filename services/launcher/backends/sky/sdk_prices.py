@@ -2,6 +2,7 @@
 
 import io
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib import import_module
@@ -11,10 +12,9 @@ from typing import Any
 
 from services.common import log
 from services.launcher.backends.sky.blocking_calls import start_in_thread
-from services.launcher.backends.sky.cost_estimate import PriceSource
 from services.launcher.backends.sky.machine_candidates import cloud_of
-from services.launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
-from services.launcher.config.sky import Machine, Machines
+from services.launcher.backends.sky.price_catalog import PriceCatalog
+from services.launcher.config.sky import Machine
 
 _HOME = Path("~/.sky")
 _HOUR_S = 3600.0
@@ -29,10 +29,11 @@ _PATIENCE_S = 5.0
 _log = log.get_logger(__name__)
 
 
-def choose_price_source() -> PriceSource:
-    """Return the best source of prices that this environment has."""
+def choose_price_source() -> Callable[[Machine], float | None]:
+    """Return the best source of $/h of a machine that this environment has."""
     home = _HOME.expanduser()
-    return _shared_sky_prices(home) if find_spec("sky") is not None else PriceCatalog(home)
+    prices = _shared_sky_prices(home) if find_spec("sky") is not None else PriceCatalog(home)
+    return prices.machine_price
 
 
 @cache
@@ -48,9 +49,6 @@ class SkyPrices:
         self._catalog = catalog
         # Time of the last failure of each cloud, or of SkyPilot as a whole.
         self._away: dict[str, float] = {}
-
-    def replica_price(self, machines: Machines) -> float | None:
-        return cheapest_price(machines, self.machine_price)
 
     def machine_price(self, machine: Machine) -> float | None:
         cloud = cloud_of(machine)

@@ -117,17 +117,14 @@ def job_group_tasks(site: RunSite, keys: list[ReplicaKey], attempt: int = 1) -> 
         # Names within a group exist on Kubernetes only; the registry announces peers.
         "inter_connection": False,
     }
-    return [header, *(replica_task(site, key, attempt) for key in sorted(keys, key=_learner_first))]
+    learner_first = sorted(keys, key=lambda key: (key[0] != LEARNER, key))
+    return [header, *(replica_task(site, key, attempt) for key in learner_first)]
 
 
 def is_static(key: ReplicaKey) -> bool:
     """Return whether a replica is declared with its group; others join and leave it on their
     own."""
     return key[0] in (LEARNER, GATEWAY)
-
-
-def _learner_first(key: ReplicaKey) -> tuple[bool, str, int]:
-    return (key[0] != LEARNER, *key)
 
 
 def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:

@@ -1,7 +1,6 @@
 """Probe that opens and grades one episode of each environment, through a gateway of its own."""
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
+    grade_episode,
     is_slow,
     make_open_request,
     no_grade_name,
@@ -27,7 +27,7 @@ from services.launcher.doctor.adapters.trial_episode import (
     suggest_backend_fix,
 )
 from services.launcher.doctor.canaries import Canary, choose_canaries
-from services.launcher.doctor.canary_results import PlayedEpisodes, current_time, key_of_episode
+from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episode
 from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, last_line, ok, warn
 from services.launcher.doctor.prompts import UncountedError, check_prompts
@@ -61,7 +61,7 @@ async def probe_episodes(context: RunContext) -> list[Finding]:
     due: list[Canary] = []
     for canary in found:
         key = keys[canary.env_key] = key_of_episode(context, canary)
-        at = played.played_at(key, current_time()) if key else None
+        at = played.played_at(key, time.time()) if key else None
         if at is None:
             due.append(canary)
         else:
@@ -82,7 +82,7 @@ async def probe_episodes(context: RunContext) -> list[Finding]:
     judged = [*by_env.items(), *counted.items()]
     bad = {env for env, finding in judged if finding.status is not Status.OK}
     good = set(by_env) - bad if "" not in counted else set[str]()
-    played.note_played([key for env in good if (key := keys.get(env))], current_time())
+    played.note_played([key for env in good if (key := keys.get(env))], time.time())
     return [*findings, *by_env.values(), *counted.values()]
 
 
@@ -109,7 +109,6 @@ async def _play_canaries(
 
 
 def _explain_failed_start(reason: str) -> Finding:
-    """Explain why a gateway ended before it served."""
     if lacking := _NO_MODULE.search(reason):
         return fail(reason, f"install {lacking[1]}: {_INSTALL_FIX}")
     return fail(reason, "correct [env_gateway]")
@@ -165,7 +164,7 @@ async def _play_canary(
             return finding
         ready[env_key] = last.ready.SerializeToString()
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
-        return _judge_grade(env_key, finding, await _grade_episode(stub, last, grade_s))
+        return _judge_grade(env_key, finding, await _grade_idle_episode(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:
         reason = rpc_error_text(error)
         return fail(
@@ -185,7 +184,7 @@ def _check_tools(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) 
     return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
 
 
-async def _grade_episode(
+async def _grade_idle_episode(
     stub: Any, last: pb.OpenEpisodeResponse, limit_s: float
 ) -> pb.GradeResponse:
     header = pb.GradeHeader(
@@ -195,12 +194,7 @@ async def _grade_episode(
         {"role": "user", "content": last.ready.facts.prompt},
         {"role": "assistant", "content": ""},
     ]
-    lines = "".join(json.dumps(message) + "\n" for message in messages)
-    requests = [
-        pb.GradeRequest(header=header),
-        pb.GradeRequest(transcript_chunk=lines.encode()),
-    ]
-    return await stub.Grade(iter(requests), timeout=limit_s + _GRADE_MARGIN_S)
+    return await grade_episode(stub, header, messages, limit_s + _GRADE_MARGIN_S)
 
 
 def _judge_grade(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:

@@ -11,7 +11,7 @@ import httpx
 
 from services.common.parsing import TextLimits
 from services.launcher.adapters.bounded_http import ask, object_of
-from services.launcher.doctor.dataset import FLEET_BACKENDS, EnvVersion
+from services.launcher.doctor.dataset import EnvVersion
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -22,6 +22,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.tcp_ports import used_backends
+from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0

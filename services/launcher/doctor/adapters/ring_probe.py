@@ -135,10 +135,8 @@ def _pass_around(assignment: RankAssignment, backend: str) -> None:
     device = torch.device("cuda", assignment.gpu or 0) if backend == _NCCL else None
     given = torch.full((_ELEMENTS,), float(assignment.rank), device=device)
     taken = torch.empty_like(given)
-    following, before = (
-        (assignment.rank + 1) % assignment.world,
-        (assignment.rank - 1) % assignment.world,
-    )
+    following = (assignment.rank + 1) % assignment.world
+    before = (assignment.rank - 1) % assignment.world
     for work in dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, given, following), dist.P2POp(dist.irecv, taken, before)]
     ):

@@ -3,18 +3,17 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Time in which an error may still pass, as that of a server that is starting.
 PATIENCE_S = 6.0
-# Backends whose instances take minutes to answer: only the deadline ends the wait.
-_SLOW = ("fleet", "fleet_openenv")
 
 
 class NotOpenedError(Exception):
@@ -23,11 +22,11 @@ class NotOpenedError(Exception):
 
 def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
     """Return whether instances of an environment may answer with errors until they are up,
-    according to the gateway's section of a spec."""
+    according to the gateway's section of a spec: those of Fleet take minutes."""
     own = section.get("environments", {}).get(env_key, {}).get("backend")
     backend = own or section.get("backend")
     mcp = section.get("backends", {}).get("mcp") or {}
-    return backend in _SLOW or (backend == "mcp" and mcp.get("instances", False))
+    return backend in FLEET_BACKENDS or (backend == "mcp" and mcp.get("instances", False))
 
 
 def make_open_request(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:
@@ -74,6 +73,16 @@ async def open_episode(
     if last.state != pb.EPISODE_STATE_READY:
         raise NotOpenedError(last.detail or "the gateway opened no episode")
     return last
+
+
+async def grade_episode(
+    stub: Any, header: pb.GradeHeader, messages: Iterable[Mapping[str, str]], limit_s: float
+) -> pb.GradeResponse:
+    """Grade an episode by its conversation. Raises AioRpcError."""
+    lines = [json.dumps(message).encode() + b"\n" for message in messages]
+    requests = [pb.GradeRequest(header=header)]
+    requests += [pb.GradeRequest(transcript_chunk=line) for line in lines]
+    return await stub.Grade(iter(requests), timeout=limit_s)
 
 
 def _describe_error(

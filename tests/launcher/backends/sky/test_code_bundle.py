@@ -34,17 +34,18 @@ def test_a_runs_code_is_the_commit_of_its_first_replica_for_ever(
 ) -> None:
     run_dir = tmp_path / "runs/run-1"
     code = pin_code(run_dir, root, None, '{"name":"x"}')
-    assert code.commit == _git(root, "rev-parse", "HEAD")
-    assert (code.folder / "main.py").read_text() == "first\n"
-    assert (code.folder / "spec.json").read_text() == '{"name":"x"}'
-    assert (code.folder / "run.sh").stat().st_mode & 0o111
-    assert not (code.folder / ".git").exists()
+    first = _git(root, "rev-parse", "HEAD")
+    assert read_pinned_commit(run_dir) == first
+    assert (code / "main.py").read_text() == "first\n"
+    assert (code / "spec.json").read_text() == '{"name":"x"}'
+    assert (code / "run.sh").stat().st_mode & 0o111
+    assert not (code / ".git").exists()
     (root / "main.py").write_text("second\n")
     _git(root, "commit", "--quiet", "--all", "-m", "second")
     (root / "main.py").write_text("unfinished\n")
     again = pin_code(run_dir, root, None, "{}")
-    assert again == code and (code.folder / "main.py").read_text() == "first\n"
-    assert read_pinned_commit(run_dir) == code.commit
+    assert again == code and (code / "main.py").read_text() == "first\n"
+    assert read_pinned_commit(run_dir) == first
 
 
 def test_changes_that_no_commit_holds_are_refused_unless_left_out(
@@ -56,19 +57,21 @@ def test_changes_that_no_commit_holds_are_refused_unless_left_out(
         pin_code(tmp_path / "run-1", root, None, "{}")
     assert not (tmp_path / "run-1" / "code").exists()
     code = pin_code(tmp_path / "run-1", root, "HEAD", "{}")
-    assert (code.folder / "main.py").read_text() == "first\n"
+    assert (code / "main.py").read_text() == "first\n"
 
 
 def test_an_unknown_commit_and_a_change_of_commit_are_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="has no commit 'abc123'"):
         pin_code(tmp_path / "run-1", root, "abc123", "{}")
-    first = pin_code(tmp_path / "run-1", root, None, "{}").commit
+    pin_code(tmp_path / "run-1", root, None, "{}")
+    first = _git(root, "rev-parse", "HEAD")
     (root / "main.py").write_text("second\n")
     _git(root, "commit", "--quiet", "--all", "-m", "second")
     with pytest.raises(CodeError, match=f"has begun with {first}"):
         pin_code(tmp_path / "run-1", root, _git(root, "rev-parse", "HEAD"), "{}")
     for same in (first[:8], "HEAD"):
-        assert pin_code(tmp_path / "run-1", root, same, "{}").commit == first
+        pin_code(tmp_path / "run-1", root, same, "{}")
+        assert read_pinned_commit(tmp_path / "run-1") == first
 
 
 def test_a_folder_without_history_has_no_code_to_pin(tmp_path: Path) -> None:

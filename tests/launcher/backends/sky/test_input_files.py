@@ -80,9 +80,9 @@ def test_a_spec_without_the_tables_names_nothing() -> None:
 def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
     code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
-    assert (code.folder / "build/tasks/train.json").read_text() == "train"
-    assert (code.folder / ".gitignore").exists()
-    assert (code.folder / ".skyignore").read_text() == ""
+    assert (code / "build/tasks/train.json").read_text() == "train"
+    assert (code / ".gitignore").exists()
+    assert (code / ".skyignore").read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
     wish = {"learner": {"tasks": "s3://bucket/train.json"}}
     code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
-    assert key_by_input(wish) == {} and code.commit
+    assert key_by_input(wish) == {} and code.is_dir()
 
 
 def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:

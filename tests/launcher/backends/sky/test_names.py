@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from services.launcher.backends.sky import names
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
+# Length of a managed task's name that SkyPilot keeps uncut in the name of its cluster.
+_TASK_NAME_LIMIT = 25
 _SERVICES = st.sampled_from((LEARNER, ROLLOUT, GATEWAY))
 _RUN_IDS = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,80}", fullmatch=True)
 
@@ -18,7 +20,7 @@ def test_a_name_fits_uncut_into_that_of_a_managed_jobs_cluster_and_is_parsed_bac
 ) -> None:
     owner = names.owner_of(Path("runs"))
     name = names.member_name(owner, run_id, (service, index))
-    assert len(name) <= names.TASK_NAME_LIMIT
+    assert len(name) <= _TASK_NAME_LIMIT
     expected = names.ParsedName(owner, names.run_mark(run_id), (service, index))
     assert names.parse_name(name) == expected
     # SkyPilot's name for the cluster of job 17.

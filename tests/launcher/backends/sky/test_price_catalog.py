@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.launcher.backends.sky.cost_estimate import OfferMaker
-from services.launcher.backends.sky.price_catalog import PriceCatalog
+from services.launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import ROLLOUT
@@ -51,14 +51,16 @@ def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: Price
     dear = Machine(infra="lambda/us-east-1", accelerators="H100:1")
     cheap = Machine(infra="lambda/us-west-1", accelerators="H100:1")
     unknown = Machine(infra="aws", accelerators="H100:1")
-    assert catalog.replica_price(Machines(any_of=(unknown, dear, cheap))) == 2.29
-    assert catalog.replica_price(Machines(ordered=(dear, cheap))) == 2.49
-    assert catalog.replica_price(Machines(ordered=(unknown, cheap))) == 2.29
+    price_of = catalog.machine_price
+    assert cheapest_price(Machines(any_of=(unknown, dear, cheap)), price_of) == 2.29
+    assert cheapest_price(Machines(ordered=(dear, cheap)), price_of) == 2.49
+    assert cheapest_price(Machines(ordered=(unknown, cheap)), price_of) == 2.29
 
 
 def test_a_replica_of_several_machines_costs_them_all(catalog: PriceCatalog) -> None:
     machine = Machine(infra="lambda/us-east-1", accelerators="H100:1")
-    assert catalog.replica_price(Machines(ordered=(machine,), num_nodes=2)) == 4.98
+    twice = Machines(ordered=(machine,), num_nodes=2)
+    assert cheapest_price(twice, catalog.machine_price) == 4.98
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_a_replica_costs_what_the_candidate_does_that_came(
         ]
     }
     launch = sky_launches.launch((ROLLOUT, 0), sky_launches.config(rollout=wish))
-    found = OfferMaker("owner", catalog).price_at_place(launch, place)
+    found = OfferMaker("owner", catalog.machine_price).price_at_place(launch, place)
     assert found == (None if price is None else pytest.approx(price))
 
 
