@@ -15,7 +15,6 @@ from google.protobuf.wrappers_pb2 import StringValue
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from services.common import open_file_limit, rpc, rpc_handlers
-from services.env_gateway.adapters.fake import FakeBackend
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
@@ -23,6 +22,7 @@ from tests.contract.test_episode_service import refused, serving
 from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
 from tests.support import echo_service
+from tests.support.fake_environments import FakeBackend
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKENIZER, FakeWorker
 

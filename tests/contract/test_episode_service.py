@@ -13,10 +13,10 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import running, task_json, until
 
 TOKEN = "contract-token-0123456789"

@@ -7,13 +7,13 @@ from services.common import rpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.attempts import AttemptKey as RolloutKey
 from services.common.domain.trajectory import Trajectory
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.episode_service import EpisodeService
 from services.learner.sampling.refused_tasks import Refusal, common_refusal
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import running, task_json
 
 

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
@@ -12,6 +11,7 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError, Tool
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, until
 
 
@@ -84,7 +84,7 @@ async def test_tools_that_fit_into_no_message_are_refused_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = tuple(Tool(f"tool{n}", "x" * 5000, "{}") for n in range(200))
-    monkeypatch.setattr("services.env_gateway.adapters.fake.TOOLS", many)
+    monkeypatch.setattr("tests.support.fake_environments.TOOLS", many)
     async with running(FakeBackend()) as gateway:
         session, entered = await states(gateway, open_spec())
         assert entered[-1] is EpisodeState.FAILED

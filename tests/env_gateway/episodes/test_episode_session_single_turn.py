@@ -12,12 +12,12 @@ from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from tests.support.environment_processes import environment_command
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 from tests.support.grading_gateway import embedded_gateway, grading_gateway
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.episode_book import (
     ANSWERS_KEPT,
     CallSeqError,
@@ -19,6 +18,7 @@ from services.env_gateway.episodes.episode_book import (
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Execution
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json, until
 
 

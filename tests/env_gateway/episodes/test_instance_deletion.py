@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.status import list_limiters
 from services.env_gateway.episodes import instance_deletion
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import open_spec, opened, running, until
 
 

@@ -8,12 +8,12 @@ from PIL import Image
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters import image_scaling
-from services.env_gateway.adapters.fake import TOOLS, FakeBackend
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
 from services.env_gateway.tools import computer_tool
 from services.env_gateway.tools.computer_tool import make_media
+from tests.support.fake_environments import TOOLS, FakeBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.adapters.fleet.verifier import parse_execution
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.gateway import Gateway
@@ -15,6 +14,7 @@ from services.env_gateway.ports import CallResult, CheckReport, Execution, Media
 from services.env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.worker import Bounded
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 JUDGED = "JUDGE ERROR: overloaded"

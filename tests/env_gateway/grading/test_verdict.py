@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import open_spec, opened, printed_checks, running, task_json
 
 # In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
@@ -16,6 +15,7 @@ from services.env_gateway.limits.backend_health import RequestObserver, UsualTim
 from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
 from services.env_gateway.ports import BackendError, CallResult
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import open_spec, opened, running, task_json, until
 
 # Enough retries for any fault that a test plants in the environment.

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import open_spec, opened, running, until
 
 MANY = 200

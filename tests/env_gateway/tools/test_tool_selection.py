@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.ports import Execution, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
+from tests.support.fake_environments import FakeBackend, FakeGrader
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]

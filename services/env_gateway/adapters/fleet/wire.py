@@ -124,10 +124,6 @@ class SnapshotCache:
         self._places = asyncio.Semaphore(2)
         self.kept_bytes = 0
 
-    @property
-    def kept_schemas(self) -> int:
-        return len(self._schemas)
-
     async def get_snapshot(
         self, db: str, state: InitialState, query: QueryDatabase
     ) -> bytes | None:

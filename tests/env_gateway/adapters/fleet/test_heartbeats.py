@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
@@ -18,6 +17,7 @@ from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.examples import examples
+from tests.support.fake_environments import FakeBackend
 from tests.support.fake_gateway import running
 
 TTL_S = 60.0
