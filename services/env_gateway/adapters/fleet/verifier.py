@@ -5,12 +5,12 @@ import hashlib
 import io
 import pickle
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from services.common.bounded_dict import BoundedDict
 from services.common.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
@@ -61,7 +61,7 @@ class FleetVerifier:
         self._api = api
         self._region = region or _DEFAULT_REGION
         self._finder = VerifierFinder()
-        self._uploaded: OrderedDict[str, None] = OrderedDict()
+        self._uploaded: BoundedDict[str, None] = BoundedDict(_KNOWN_KEPT)
 
     async def run_verifier(
         self, instance_id: str, submission: Submission, timeout_s: float
@@ -92,7 +92,7 @@ class FleetVerifier:
                 self._uploaded.pop(bundle.sha256, None)
         request["bundle"] = base64.b64encode(bundle.content).decode()
         answer = await self._post_request(request, until)
-        self._remember_upload(bundle)
+        self._uploaded[bundle.sha256] = None
         return answer
 
     async def _post_request(self, request: Mapping[str, Any], until: float) -> Any:
@@ -103,7 +103,7 @@ class FleetVerifier:
 
     async def _is_uploaded(self, bundle: VerifierBundle, timeout_s: float) -> bool:
         if bundle.sha256 in self._uploaded:
-            self._uploaded.move_to_end(bundle.sha256)
+            self._uploaded[bundle.sha256] = None
             return True
         path = f"/v1/verifiers/check?sha256={bundle.sha256}"
         try:
@@ -114,13 +114,8 @@ class FleetVerifier:
             return False
         known = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("success") is True
         if known:
-            self._remember_upload(bundle)
+            self._uploaded[bundle.sha256] = None
         return known
-
-    def _remember_upload(self, bundle: VerifierBundle) -> None:
-        self._uploaded[bundle.sha256] = None
-        if len(self._uploaded) > _KNOWN_KEPT:
-            self._uploaded.popitem(last=False)
 
 
 def parse_execution(answer: Any) -> Execution:
