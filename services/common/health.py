@@ -7,8 +7,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common.auth import DOMAIN
-from services.common.errors import ServiceError
+from services.common.errors import make_refusal
 
 WATCH = "/grpc.health.v1.Health/Watch"
 METHODS = frozenset({"/grpc.health.v1.Health/Check", WATCH})
@@ -30,12 +29,8 @@ class Health(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
         if request.service:
-            raise ServiceError(
-                grpc.StatusCode.NOT_FOUND,
-                "UNKNOWN_SERVICE",
-                "health covers the whole server: leave the service name empty",
-                domain=DOMAIN,
-            )
+            message = "health covers the whole server: leave the service name empty"
+            raise make_refusal(grpc.StatusCode.NOT_FOUND, "UNKNOWN_SERVICE", message)
         return self._response()
 
     async def Watch(

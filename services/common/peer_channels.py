@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.channel import CallDefaults, Channel
 from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.log import get_logger
@@ -62,7 +62,6 @@ class Peers:
         self,
         service: str,
         *,
-        metadata: MetadataSource | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
     ) -> grpc.aio.Channel:
@@ -79,7 +78,7 @@ class Peers:
         await peer.known.wait()
         if peer.refusal is not None:
             raise peer.refusal
-        defaults = CallDefaults(self._token, metadata, timeout_s, stream_timeout_s)
+        defaults = CallDefaults(self._token, timeout_s, stream_timeout_s)
         return Channel(peer.current, defaults)
 
     async def address(self, service: str) -> str:

@@ -13,8 +13,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.common.auth import DOMAIN
-from services.common.errors import ServiceError
+from services.common.errors import ServiceError, make_refusal
 from services.common.log import get_logger
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -87,11 +86,6 @@ def _packed(message: Any) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
-
-
-def make_refusal(code: grpc.StatusCode, reason: str, message: str) -> ServiceError:
-    """Return a refusal by the common plumbing, not by a service."""
-    return ServiceError(code, reason, message, domain=DOMAIN)
 
 
 def _code_set(context: Context) -> str:

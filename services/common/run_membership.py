@@ -12,18 +12,9 @@ import grpc.aio
 
 from services.common.concurrency import wait_for_event
 from services.common.log import get_logger
-from services.common.peer_channels import Peers, RegistryContract
+from services.common.peer_channels import RegistryContract
 from services.common.rpc import service_error, to_seconds
 from services.common.tls import likely_cause
-
-__all__ = [
-    "Membership",
-    "Peers",
-    "RaisedAlarm",
-    "RegistryContract",
-    "ReplicaIdentity",
-    "ReplicaStatus",
-]
 
 _CALL_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 2.0
@@ -178,12 +169,12 @@ class Membership:
 
     def _make_registration(self, address: str) -> Any:
         places = {"address": address, "metrics_address": self._metrics_address}
-        return self._messages.RegisterRequest(**self._identity_fields(), **places, pid=os.getpid())
+        return self._messages.RegisterRequest(**asdict(self._identity), **places, pid=os.getpid())
 
     def _make_heartbeat(self) -> Any:
         status = self._status()
         return self._messages.HeartbeatRequest(
-            **self._identity_fields(),
+            **asdict(self._identity),
             phase=status.phase,
             serving=status.serving,
             step=status.step,
@@ -191,15 +182,6 @@ class Membership:
             metrics=status.metrics,
             alarms=[_alarm_to_wire(alarm) for alarm in status.alarms],
         )
-
-    def _identity_fields(self) -> dict[str, Any]:
-        identity = self._identity
-        return {
-            "run_id": identity.run_id,
-            "service": identity.service,
-            "replica": identity.replica,
-            "incarnation": identity.incarnation,
-        }
 
 
 def _alarm_to_wire(alarm: RaisedAlarm) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common import open_file_limit, rpc, rpc_handlers
+from services.common import open_file_limit, rpc, rpc_handlers, rpc_options
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
@@ -181,4 +181,4 @@ async def test_a_message_that_is_too_long_is_not_taken_in_for_its_length() -> No
             f"/{echo_service.SERVICE}/Echo", echo_service.TOKEN, claimed_bytes=2**30
         )
         await asyncio.wait_for(connection.answered[call].wait(), 60)
-        assert connection.sent[call] < 2 * rpc.MAX_MESSAGE_BYTES
+        assert connection.sent[call] < 2 * rpc_options.MAX_MESSAGE_BYTES

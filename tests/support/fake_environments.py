@@ -155,6 +155,3 @@ class FakeGrader:
         self.seen.append(verification)
         await asyncio.sleep(self.delay_s)
         return self.executions.popleft() if self.executions else Execution(result=1)
-
-    async def close(self) -> None:
-        self.executions.clear()

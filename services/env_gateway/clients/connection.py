@@ -68,7 +68,7 @@ class GatewayConnection:
         try:
             await self.stub.CloseEpisode(request, timeout=_CLOSE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log.warning("episode not closed", episode=episode_id, reason=explain_rpc_error(error))
+            _log.warning("episode not closed", episode=episode_id, reason=rpc.describe_error(error))
 
     def start_release(self, episode_id: str) -> asyncio.Task[None]:
         """Start to close an episode, even if the caller is cancelled meanwhile. Only in the
@@ -120,7 +120,7 @@ class GatewayConnection:
             answer = await self.stub.RenewEpisodes(request, timeout=_RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             # The next round retries; use will show episodes that expire meanwhile.
-            _log.warning("episodes not renewed", reason=explain_rpc_error(error))
+            _log.warning("episodes not renewed", reason=rpc.describe_error(error))
             return
         for episode_id in answer.lost_episode_ids:
             self._leases.pop(episode_id, None)
@@ -163,8 +163,3 @@ def return_connection(connection: GatewayConnection) -> None:
                 del _connections[key]
     if last:
         connection.close()
-
-
-def explain_rpc_error(error: grpc.aio.AioRpcError) -> str:
-    refused = rpc.service_error(error)
-    return f"{refused.reason if refused else error.code().name}: {error.details()}"

@@ -2,7 +2,6 @@
 leases."""
 
 import asyncio
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -53,12 +52,10 @@ class Gateway:
         journal: InstanceJournal,
         *,
         incarnation: str,
-        rng: random.Random | None = None,
         watchdog: Watchdog | None = None,
         scale: ScaleImage | None = None,
         sandbox_limits: Sequence[str] = (),
     ) -> None:
-        rng = rng or random.Random()
         self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
         self.config = config
         self.counts = GatewayCounts()
@@ -70,19 +67,18 @@ class Gateway:
         self.admission = _make_admission(config)
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
-        self.caller = ToolCaller(config, rng)
+        self.caller = ToolCaller(config)
         self.calls = CallReplayer(self.caller, self.counts, self._watchdog)
         self.opener = EpisodeOpener(
             config,
             self.book,
             journal,
-            rng,
             self._watchdog,
             scale or keep_unscaled,
             self.caller.gates,
         )
         self.grader = EpisodeGrader(config, verifiers, self.counts, self._watchdog)
-        self.closer = InstanceDeleter(config, journal, self._release_place, rng)
+        self.closer = InstanceDeleter(config, journal, self._release_place)
 
     def open_episode(self, spec: EpisodeSpec) -> Session:
         """Start an episode or join the one of the same request.

@@ -5,9 +5,10 @@ the launcher's (`launcher/control/reaper.py`)."""
 
 import asyncio
 import math
-import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from services.common.concurrency import cancel_tasks, wait_for_any, wait_for_event
 from services.common.log import get_logger
@@ -37,16 +38,14 @@ class InstanceDeleter:
         config: EnvGatewayConfig,
         journal: InstanceJournal,
         on_closed: Callable[[Session], None],
-        rng: random.Random,
     ) -> None:
         self._config = config
         self._journal = journal
         self._on_closed = on_closed
-        self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
         # By backend.
-        self.deletions: dict[str, PacedGate] = {}
+        self.deletions: defaultdict[str, PacedGate] = defaultdict(partial(deletion_gate, config))
         # Read before anything is opened: an instance opened later is not an orphan.
         self._orphans = journal.list_orphans()
         self.closed = 0
@@ -116,10 +115,7 @@ class InstanceDeleter:
     def _hold_place(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
         """Wait without a deadline for a place at the backend's deletion gate: other deletions
         never make one give up."""
-        gate = self.deletions.get(backend_name)
-        if gate is None:
-            gate = self.deletions[backend_name] = deletion_gate(self._config)
-        return gate.hold_place(run_id, math.inf)
+        return self.deletions[backend_name].hold_place(run_id, math.inf)
 
     async def _reclaim_orphan(self, name: str, backend: Backend, orphan: Orphan) -> None:
         async def reclaim_once() -> None:
@@ -135,7 +131,7 @@ class InstanceDeleter:
     ) -> bool:
         """Retry a deletion until it succeeds. Return False if it is permanently refused while
         the gateway ends."""
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         while True:
             try:
                 await delete()

@@ -13,12 +13,14 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
-from services.common.rpc import read_last_message, to_duration, to_seconds
-from services.rollout.adapters.retried_calls import (
-    call_with_retries,
+from services.common.rpc import (
     describe_error,
+    read_last_message,
     refusal_reason,
+    to_duration,
+    to_seconds,
 )
+from services.rollout.adapters.retried_calls import call_with_retries
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, ToolResult

@@ -15,13 +15,9 @@ from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.domain.policy import PolicyId
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
+from services.common.rpc import describe_error, refusal_reason
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.retried_calls import (
-    TRANSIENT,
-    call_with_retries,
-    describe_error,
-    refusal_reason,
-)
+from services.rollout.adapters.retried_calls import TRANSIENT, call_with_retries
 from services.rollout.api.codec import publication_from_pb, report_to_pb
 from services.rollout.ports import LearnerRefused, TransportFailed
 from services.rollout.types import Completion, FetchedPart, Publication, UpdateOutcome

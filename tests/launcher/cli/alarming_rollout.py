@@ -46,14 +46,12 @@ class Ungraded(FakeWorker):
 
 
 async def serve(runtime: Runtime[Config]) -> None:
-    workers: list[Ungraded] = []
-    metadata = lambda: workers[0].metadata()  # noqa: E731
     runtime.report_status(lambda: ReplicaStatus("sampling", serving=True))
     await runtime.announce("127.0.0.1:9")
-    channel = await runtime.peers.channel("learner", metadata=metadata)
-    workers.append(Ungraded(channel, runtime.config))
+    channel = await runtime.peers.channel("learner")
+    worker = Ungraded(channel, runtime.config)
     drained = asyncio.create_task(runtime.drain.wait())
-    playing = asyncio.create_task(_play(workers[0]))
+    playing = asyncio.create_task(_play(worker))
     await asyncio.wait({drained, playing}, return_when=asyncio.FIRST_COMPLETED)
     playing.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from services.common.bounded_dict import BoundedDict
 from services.common.deadlines import loop_time, seconds_left
+from services.common.parsing import as_object
 from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet.errors import FleetError
+from services.env_gateway.adapters.fleet.errors import NotFoundError
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.verify.check_report import split_report
 from services.env_gateway.verify.verifier_finder import VerifierFinder
@@ -85,10 +86,8 @@ class FleetVerifier:
         if await self._is_uploaded(bundle, timeout_s):
             try:
                 return await self._post_request(request, until)
-            except FleetError as error:
+            except NotFoundError:
                 # Fleet has dropped the bundle meanwhile.
-                if error.status != 404:
-                    raise
                 self._uploaded.pop(bundle.sha256, None)
         request["bundle"] = base64.b64encode(bundle.content).decode()
         answer = await self._post_request(request, until)
@@ -108,11 +107,9 @@ class FleetVerifier:
         path = f"/v1/verifiers/check?sha256={bundle.sha256}"
         try:
             answer = await self._api.call_control_plane("GET", path, timeout_s=timeout_s)
-        except FleetError as error:
-            if error.status != 404:
-                raise
+        except NotFoundError:
             return False
-        known = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("success") is True
+        known = as_object(answer).get("success") is True
         if known:
             self._uploaded[bundle.sha256] = None
         return known
@@ -128,7 +125,7 @@ def parse_execution(answer: Any) -> Execution:
         score, report = split_report(fields.get("result"))
         return Execution(result=score, report=report, stdout=stdout)
     error = fields.get("error")
-    details = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    details = as_object(error) or {"message": error}
     kind, message = (
         details.get("type"),
         details.get("message") or "the verifier did not run to its end",
@@ -148,11 +145,7 @@ def _build_request(
     bundle: VerifierBundle,
     timeout_s: float,
 ) -> dict[str, Any]:
-    keywords: dict[str, str | None] = {}
-    if function.takes_final_answer:
-        keywords["final_answer"] = submission.final_answer
-    if function.takes_conversation:
-        keywords["conversation"] = submission.conversation
+    keywords = function.choose_arguments(submission.final_answer, submission.conversation)
     return {
         "key": submission.task.key,
         "sha256": bundle.sha256,

@@ -186,7 +186,3 @@ def _split_data_key(task: Task) -> tuple[str, str]:
     if ":" in key and not version:
         key, version = key.split(":", 1)
     return key, _normalize_version(version)
-
-
-def as_object(answer: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
