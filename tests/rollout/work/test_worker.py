@@ -175,11 +175,15 @@ async def test_a_failed_try_is_reported_and_tried_again_alone() -> None:
         assert [request.opening for request in gateway.opened] == [2, 2, 1]
 
 
-async def test_tries_end_at_max_tries_and_the_lease_is_given_back() -> None:
-    gateway = FakeGateway(reward=None)
-    async with setup(learner_with(lease(attempts=1)), gateway) as it:
+@pytest.mark.parametrize("used", [0, 2, 3])
+async def test_tries_that_earlier_leases_left_are_made_and_the_lease_is_given_back(
+    used: int,
+) -> None:
+    given = lease(attempts=1)
+    given.attempts[0].next_try = used
+    async with setup(learner_with(given), FakeGateway(reward=None)) as it:
         await until(lambda: it.learner.released)
-        assert it.outcomes() == {(0, 0): "no_grade", (0, 1): "no_grade", (0, 2): "no_grade"}
+        assert it.outcomes() == {(0, number): "no_grade" for number in range(used, 3)}
         assert it.learner.released == ["l1"]
 
 
