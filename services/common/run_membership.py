@@ -116,14 +116,11 @@ class Membership:
                 orphaned = True
                 because = f": {self._cause}" if self._cause else ""
                 self._drain(f"launcher silent for {self._orphan_after_s:.0f} s{because}")
-            await self._pause()
+            await wait_for_event(self._hurried, self._interval_s)
 
     def hurry_heartbeat(self) -> None:
         """Send the next heartbeat now."""
         self._hurried.set()
-
-    async def _pause(self) -> None:
-        await wait_for_event(self._hurried, self._interval_s)
 
     async def send_last_heartbeat(self) -> None:
         """Send one last heartbeat: the outcome must not be lost between two of them."""

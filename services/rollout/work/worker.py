@@ -1,6 +1,7 @@
 """A worker that turns leases into trajectories, and holds no state that a restart would lose."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from services.rollout.episodes.attempt_record import AttemptState, make_failed_t
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.types import Lease, LeasedAttempt, Sampling
-from services.rollout.work.attempt_retries import choose_pause
 from services.rollout.work.worker_totals import WorkerTotals
 
 # A learner that answers an empty poll at once must not be polled in a tight loop.
@@ -282,3 +282,9 @@ def _make_span_attributes(lease: Lease, leased: LeasedAttempt, number: int) -> d
         "try": number,
         "purpose": lease.purpose,
     }
+
+
+def choose_pause(first_s: float, failures: int) -> float:
+    """Return the seconds to pause after so many failed tries: doubled after each, with jitter, so
+    that attempts that failed together do not retry together."""
+    return first_s * 2 ** (failures - 1) * random.uniform(0.5, 1.0)

@@ -30,7 +30,7 @@ from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
-from services.rollout.work.worker import Worker, WorkerOptions
+from services.rollout.work.worker import Worker, WorkerOptions, choose_pause
 from services.wire.trajectory_columns import decode_spans
 from tests.support.fake_peers import (
     TOKEN,
@@ -448,3 +448,10 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
         await until(lambda: len(it.learner.submitted) == 3)
         kinds = sorted(kind or "" for kind in it.outcomes().values())
         assert kinds == ["failure", "reward", "reward"]
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5])
+def test_each_pause_may_be_twice_as_long_as_the_one_before(failures: int) -> None:
+    pauses = [choose_pause(0.25, failures) for _ in range(50)]
+    most = 0.25 * 2 ** (failures - 1)
+    assert most / 2 <= min(pauses) < max(pauses) <= most
