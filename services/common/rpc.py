@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf import duration_pb2
+from google.protobuf.duration import from_nanoseconds
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
@@ -97,13 +98,10 @@ def server(*, token: str, most_streams: Mapping[str, int] | None = None) -> grpc
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server: its address for others, and its answer to health checks."""
+    """A running server: its address for others, and the setter of its answer to health checks."""
 
     address: str
-    health: Health
-
-    def set_serving(self, serving: bool) -> None:
-        self.health.set_serving(serving)
+    set_serving: Callable[[bool], None]
 
 
 @asynccontextmanager
@@ -138,7 +136,7 @@ async def serving(
     open_file_limit.raise_file_limit()
     await server.start()
     try:
-        yield Serving(advertised_address(host, port, advertise), health)
+        yield Serving(advertised_address(host, port, advertise), health.set_serving)
     finally:
         health.set_serving(False)
         # gRPC waits by `asyncio.wait_for`.
@@ -157,7 +155,13 @@ def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
     for detail in status.details if status else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
-            found = _from_error_info(error.code(), status.message, info)
+            found = ServiceError(
+                error.code(),
+                info.reason,
+                status.message,
+                domain=info.domain,
+                metadata=dict(info.metadata),
+            )
         elif detail.Unpack(retry):
             retry_delay_s = to_seconds(retry.retry_delay)
     if found is not None:
@@ -198,19 +202,9 @@ async def read_last_message(
 
 def to_duration(seconds: float) -> duration_pb2.Duration:
     """Return `seconds` as a protobuf Duration."""
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+    return from_nanoseconds(round(seconds * 1e9))
 
 
 def to_seconds(duration: duration_pb2.Duration) -> float:
     """Return a protobuf Duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
-
-
-def _from_error_info(
-    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo
-) -> ServiceError:
-    return ServiceError(
-        code, info.reason, message, domain=info.domain, metadata=dict(info.metadata)
-    )

@@ -182,5 +182,4 @@ class Membership:
 
 
 def _alarm_to_wire(alarm: RaisedAlarm) -> dict[str, Any]:
-    """Return the alarm as arguments of the generated message."""
     return {**asdict(alarm), "severity": f"ALARM_SEVERITY_{alarm.severity.upper()}"}

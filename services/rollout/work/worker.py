@@ -275,7 +275,6 @@ class Worker:
 
 
 def _make_span_attributes(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
-    """Return the span attributes of a try."""
     return {
         "group_id": lease.group_id,
         "attempt_index": leased.attempt_index,
