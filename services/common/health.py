@@ -1,12 +1,12 @@
 """grpc.health.v1 of one process: serving or not."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.common.change_signal import ChangeSignal
 from services.common.errors import make_refusal
 
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -20,12 +20,11 @@ class Health(health_pb2_grpc.HealthServicer):
 
     def __init__(self) -> None:
         self._serving = False
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify_all()
 
     async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
         if request.service:
@@ -37,7 +36,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self, request: Any, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         while True:
-            changed = self._changed
+            changed = self._changed.next_change
             if request.service:
                 yield health_pb2.HealthCheckResponse(
                     status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

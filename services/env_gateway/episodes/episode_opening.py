@@ -70,7 +70,7 @@ class EpisodeOpener:
         started = loop_time()
         try:
             while not session.ticket.admitted and not _is_closed(session):
-                await session.changed.wait()
+                await session.changed.next_change.wait()
             await self._provision_instance(session)
             with self._watchdog.stage("warm environment"):
                 await self._warm_instance(session)
@@ -82,7 +82,7 @@ class EpisodeOpener:
             self._fail_opening(session, f"the gateway failed: {error!r}")
         session.open_s = loop_time() - started
         event_metrics.open_seconds(session.env_key, "all")(session.open_s)
-        session.changed.notify()
+        session.changed.notify_all()
 
     async def _provision_instance(self, session: Session) -> None:
         if _is_closed(session):
@@ -206,7 +206,7 @@ class EpisodeOpener:
                 time.give_back(loop_time() - started + wait_s)
             else:
                 session.trouble = str(failure)
-                session.changed.notify()
+                session.changed.notify_all()
             final = failure.invalid or failure.lost or wait_s >= time.left_s()
             if final or _is_closed(session):
                 raise failure
@@ -222,7 +222,7 @@ class EpisodeOpener:
         session.state_since = loop_time()
         session.episode.advance_state(state)
         session.trouble = ""
-        session.changed.notify()
+        session.changed.notify_all()
 
     def _fail_opening(self, session: Session, detail: str) -> None:
         session.failure = detail
@@ -266,7 +266,7 @@ async def _pause_unless_closed(session: Session, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not _is_closed(session):
-                await session.changed.wait()
+                await session.changed.next_change.wait()
 
 
 def _is_closed(session: Session) -> bool:
