@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.common.service_main import Runtime, run_service_process
 from services.learner.config.learner import LearnerConfig
+from services.wire.registry import load_registry
 
 
 def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
@@ -34,13 +35,7 @@ def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     return run_machine
 
 
-def _registry_contract() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
-
-
 if __name__ == "__main__":
     run_service_process(
-        "learner", LearnerConfig, _load_worker, doc=__doc__ or "", registry=_registry_contract
+        "learner", LearnerConfig, _load_worker, doc=__doc__ or "", registry=load_registry
     )

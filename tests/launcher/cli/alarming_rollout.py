@@ -11,7 +11,7 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.common.config import ConfigModel
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
-from tests.support.fake_service import registry
+from services.wire.registry import load_registry
 from tests.support.learner import FakeWorker, failed
 
 
@@ -64,4 +64,4 @@ async def _play(worker: Ungraded) -> None:
 
 
 if __name__ == "__main__":
-    run_service_process("rollout", Config, lambda: serve, doc=__doc__ or "", registry=registry)
+    run_service_process("rollout", Config, lambda: serve, doc=__doc__ or "", registry=load_registry)
