@@ -22,7 +22,7 @@ from tests.contract.test_episode_service import refused, serving
 from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
 from tests.support import echo_service
-from tests.support.fake_environments import FakeBackend
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKENIZER, FakeWorker
 
@@ -93,7 +93,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
         yield episodes_pb.GradeRequest(transcript_chunk=b"x" * 1000)
         await more.wait()
 
-    async with serving(FakeBackend(), limits={"transcript_bytes": 1024}) as client:
+    async with serving(ScriptedBackend(), limits={"transcript_bytes": 1024}) as client:
         first, second = (await client.open(0))[-1], (await client.open(1))[-1]
         reading = asyncio.create_task(_graded(client.stub.Grade(slow(first.episode_id))))
         async with asyncio.timeout(60):

@@ -13,13 +13,13 @@ from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
-from tests.support.fake_environments import FakeBackend
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:
     """Return the reason why an episode could not be opened, as a failed attempt carries it."""
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         server = rpc.server(token=TOKEN)
         service = EpisodeService(gateway, lambda: None)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)

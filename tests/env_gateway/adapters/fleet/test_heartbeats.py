@@ -17,7 +17,7 @@ from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError, HeartbeatLateness
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.examples import examples
-from tests.support.fake_environments import FakeBackend
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running
 
 TTL_S = 60.0
@@ -345,7 +345,7 @@ def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() 
 
 
 async def test_a_gateway_reports_late_beats_at_once() -> None:
-    class Beating(FakeBackend):
+    class Beating(ScriptedBackend):
         late = 0
 
         @property
