@@ -9,7 +9,7 @@ class Backoff:
     def __init__(self, *, base_s: float, cap_s: float, rng: random.Random | None = None) -> None:
         self._base_s = base_s
         self._cap_s = cap_s
-        self._rng = rng or random.Random()
+        self._uniform = (rng or random).uniform
         self._last_s = base_s
 
     def reset(self) -> None:
@@ -17,5 +17,5 @@ class Backoff:
         self._last_s = self._base_s
 
     def next_wait_s(self, retry_after_s: float | None = None) -> float:
-        self._last_s = min(self._cap_s, self._rng.uniform(self._base_s, self._last_s * 3))
+        self._last_s = min(self._cap_s, self._uniform(self._base_s, self._last_s * 3))
         return max(self._last_s, retry_after_s or 0.0)
