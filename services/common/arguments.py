@@ -52,23 +52,8 @@ def parse_arguments(
     for word in rest:
         if not _OVERRIDE.fullmatch(word):
             parser.error(f"{word!r}: unknown; overrides are written --{service}.key=value")
-    peers: list[tuple[str, str]] = known.peer
-    return Arguments(
-        config=known.config,
-        check_config=known.check_config,
-        print_config=known.print_config,
-        run_id=known.run_id,
-        run_dir=known.run_dir,
-        replica=known.replica,
-        listen=known.listen,
-        advertise=known.advertise,
-        metrics_listen=known.metrics_listen,
-        registry=known.registry,
-        peers=dict(peers),
-        token_file=known.token_file,
-        tls_dir=known.tls_dir,
-        overrides=tuple(rest),
-    )
+    given: dict[str, Any] = {**vars(known), "peers": dict(known.peers)}
+    return Arguments(**given, overrides=tuple(rest))
 
 
 def read_token(file: Path | None) -> str:
@@ -126,6 +111,7 @@ def _parser(service: str, config_cls: type[ConfigModel], doc: str) -> argparse.A
     peer_help = "address of another service, in place of a registry; repeatable"
     add(
         "--peer",
+        dest="peers",
         type=_parse_peer,
         action="append",
         default=[],

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 import grpc
 
-from services.common.errors import ConfigError, ServiceError
+from services.common.errors import ConfigError, make_refusal
 
 HEADER = "authorization"
-DOMAIN = "common.flotilla"
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
 
@@ -47,9 +46,6 @@ class Authenticator:
                 return
         if not given:
             message = "no bearer token; set FLOTILLA_TOKEN to the token of this run"
-            raise _refusal("TOKEN_MISSING", message)
-        raise _refusal("TOKEN_WRONG", "this bearer token is not that of this run")
-
-
-def _refusal(reason: str, message: str) -> ServiceError:
-    return ServiceError(grpc.StatusCode.UNAUTHENTICATED, reason, message, domain=DOMAIN)
+            raise make_refusal(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_MISSING", message)
+        message = "this bearer token is not that of this run"
+        raise make_refusal(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_WRONG", message)

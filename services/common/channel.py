@@ -4,7 +4,7 @@ This wraps the multi-callables instead of using client interceptors: grpc.aio ru
 call in a task of its own, which costs more than everything added here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,30 +17,19 @@ from services.common.errors import ConfigError
 # Longer deadlines overflow gRPC's clock on some platforms; no call needs a year.
 MAX_TIMEOUT_S = 365 * 86400.0
 
-MetadataSource = Callable[[], Mapping[str, str]]
-
 
 class CallDefaults:
-    """Token, metadata and deadlines that are added to each call of a channel."""
+    """Token and deadlines that are added to each call of a channel."""
 
-    def __init__(
-        self,
-        token: str,
-        metadata: MetadataSource | None,
-        timeout_s: float,
-        stream_timeout_s: float,
-    ) -> None:
+    def __init__(self, token: str, timeout_s: float, stream_timeout_s: float) -> None:
         if min(timeout_s, stream_timeout_s) <= 0:
             raise ConfigError("a default timeout must be above 0 seconds")
         self._authorization = (HEADER, bearer(token))
-        self._metadata = metadata
         self.timeout_s = timeout_s
         self.stream_timeout_s = stream_timeout_s
 
     def metadata(self, given: Any) -> tuple[tuple[str, str | bytes], ...]:
         pairs: list[tuple[str, str | bytes]] = [self._authorization]
-        if self._metadata is not None:
-            pairs.extend(self._metadata().items())
         traceparent = trace.current_traceparent()
         if traceparent is not None:
             pairs.append((trace.HEADER, traceparent))

@@ -1,7 +1,6 @@
 """Frozen configuration from TOML or JSON with dotted overrides; errors list every mistake."""
 
 import difflib
-import hashlib
 import json
 import math
 import re
@@ -104,11 +103,6 @@ def _find_unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield key, f"must be a finite number; got {value} (leave the key out for its default)"
     elif isinstance(value, date | time):
         yield key, f"write dates and times as quoted strings; got {value}"
-
-
-def spec_sha256(spec: Mapping[str, Any]) -> bytes:
-    """Return the identity of a spec: SHA-256 of its canonical JSON."""
-    return hashlib.sha256(canonical_json(spec).encode()).digest()
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 import grpc
 
+# Of refusals by this package, not by a service.
+DOMAIN = "common.flotilla"
+
 
 class ServiceError(Exception):
     """A refusal that the caller can act on, by its `code` and `reason`.
@@ -31,6 +34,11 @@ class ServiceError(Exception):
         self.domain = domain
         self.metadata: Mapping[str, str] = dict(metadata or {})
         self.retry_delay_s = retry_delay_s
+
+
+def make_refusal(code: grpc.StatusCode, reason: str, message: str) -> ServiceError:
+    """Return a refusal by the common plumbing, not by a service."""
+    return ServiceError(code, reason, message, domain=DOMAIN)
 
 
 class ConfigError(ValueError):

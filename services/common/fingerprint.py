@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ _LENGTH_MULTIPLIER = 0xD6E8FEB86659FD93
 # Words per row, an even number, and the rows that fit a CPU's cache while they are summed.
 _ROW_WORDS = 2**10
 _CHUNK_ROWS = 2**7
+# The dtypes of a WeightManifest, by torch's names.
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,11 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset_bytes: int
     checksum: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Raises KeyError for an unknown dtype."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def checksum64(data: NDArray[np.uint8]) -> int:

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.common.auth import DOMAIN
-from services.common.errors import ServiceError
+from services.common.errors import make_refusal
 
 # gRPC buffers up to a whole message of each call that is read. So many calls may take their time
 # to send it; further ones get a moment, which is enough for a message that was sent at all.
@@ -33,6 +32,6 @@ class FirstMessages:
         except TimeoutError as error:
             message = f"no message within {patience_s:g} s; call again"
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise ServiceError(code, "STREAM_STALLED", message, domain=DOMAIN) from error
+            raise make_refusal(code, "STREAM_STALLED", message) from error
         finally:
             self._waiting -= 1

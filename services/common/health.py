@@ -1,14 +1,13 @@
 """grpc.health.v1 of one process: serving or not."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common.auth import DOMAIN
-from services.common.errors import ServiceError
+from services.common.change_signal import ChangeSignal
+from services.common.errors import make_refusal
 
 WATCH = "/grpc.health.v1.Health/Watch"
 METHODS = frozenset({"/grpc.health.v1.Health/Check", WATCH})
@@ -21,28 +20,23 @@ class Health(health_pb2_grpc.HealthServicer):
 
     def __init__(self) -> None:
         self._serving = False
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify_all()
 
     async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
         if request.service:
-            raise ServiceError(
-                grpc.StatusCode.NOT_FOUND,
-                "UNKNOWN_SERVICE",
-                "health covers the whole server: leave the service name empty",
-                domain=DOMAIN,
-            )
+            message = "health covers the whole server: leave the service name empty"
+            raise make_refusal(grpc.StatusCode.NOT_FOUND, "UNKNOWN_SERVICE", message)
         return self._response()
 
     async def Watch(
         self, request: Any, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         while True:
-            changed = self._changed
+            changed = self._changed.next_change
             if request.service:
                 yield health_pb2.HealthCheckResponse(
                     status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

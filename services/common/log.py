@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -47,7 +47,9 @@ def setup(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 lambda _logger, _method, event: {**identity, **_everywhere, **event},
-                _render_with(render),
+                lambda _logger, _method, event: render(
+                    {key: clean_value(key, value) for key, value in event.items()}
+                ),
             ],
         )
     )
@@ -75,13 +77,6 @@ def bind(**values: object) -> None:
 def bind_process(**values: object) -> None:
     """Put `values` on every line of this process from now on, in any task."""
     _everywhere.update(values)
-
-
-def _render_with(render: Any) -> structlog.typing.Processor:
-    def process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        return render({key: clean_value(key, value) for key, value in event.items()})
-
-    return process
 
 
 def _event_to_json(event: Mapping[str, Any]) -> str:

@@ -46,6 +46,9 @@ class _FamilyCollector(Collector):
         self._families: dict[str, Sequence[Metric]] = {}
 
     def show(self, part: str, families: Sequence[Metric]) -> None:
+        """Replace the families that `part` of this process shows.
+
+        Use it for numbers that the part counts anyway: hot paths then pay nothing for them."""
         # A single assignment, because scrapes come from another thread.
         self._families = {**self._families, part: families}
 
@@ -59,13 +62,7 @@ class _FamilyCollector(Collector):
 
 _shown = _FamilyCollector()
 REGISTRY.register(_shown)
-
-
-def show(part: str, families: Sequence[Metric]) -> None:
-    """Replace the families that `part` of this process shows.
-
-    Use it for numbers that the part counts anyway: hot paths then pay nothing for them."""
-    _shown.show(part, families)
+show = _shown.show
 
 
 def counter(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:

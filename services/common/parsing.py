@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -61,14 +61,19 @@ def parse_json(text: str | bytes, limits: TextLimits, *, strict: bool = False) -
         raise ParseError(str(error)) from None
 
 
-async def parse_json_aside(text: str | bytes, limits: TextLimits, *, strict: bool = False) -> Any:
+async def parse_json_aside(text: str | bytes, limits: TextLimits) -> Any:
     """Call `parse_json`, off the event loop if the text is long. Raises ParseError."""
-    return await run_aside(len(text), lambda: parse_json(text, limits, strict=strict))
+    return await run_aside(len(text), lambda: parse_json(text, limits))
 
 
 async def run_aside(size: int, work: Callable[[], T], most: int = ASIDE_BYTES) -> T:
     """Do the work on `size` bytes, in a thread if they exceed `most`."""
     return await asyncio.to_thread(work) if size > most else work()
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """Return a JSON value if it is an object, else an empty object."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def check_json(data: bytes, limits: TextLimits) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.background_tasks import BackgroundTasks
+from services.common.channel import CallDefaults, Channel
 from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.log import get_logger
@@ -62,7 +63,6 @@ class Peers:
         self,
         service: str,
         *,
-        metadata: MetadataSource | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
     ) -> grpc.aio.Channel:
@@ -79,7 +79,7 @@ class Peers:
         await peer.known.wait()
         if peer.refusal is not None:
             raise peer.refusal
-        defaults = CallDefaults(self._token, metadata, timeout_s, stream_timeout_s)
+        defaults = CallDefaults(self._token, timeout_s, stream_timeout_s)
         return Channel(peer.current, defaults)
 
     async def address(self, service: str) -> str:
@@ -148,7 +148,7 @@ class _Peer:
         self.task: asyncio.Task[None] | None = None
         self._address: str | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
 
     def current(self) -> grpc.aio.Channel:
         assert self._channel is not None, "known is set before any caller gets a channel"
@@ -171,9 +171,7 @@ class _Peer:
         named = self.service if self.replica is None else f"{self.service}-{self.replica}"
         _log.info("found a peer", peer=named, address=address)
         if old is not None:
-            closing = asyncio.create_task(old.close(_OLD_CHANNEL_GRACE_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.start_task(old.close(_OLD_CHANNEL_GRACE_S))
 
     def refuse(self, refusal: ConfigError) -> None:
         """Refuse the peer to every caller from now on."""
@@ -182,7 +180,7 @@ class _Peer:
         self.known.set()
 
     async def close(self) -> None:
-        tasks = [task for task in (self.task, *self._closing) if task is not None]
+        tasks = [task for task in (self.task, *self._closing.running) if task is not None]
         await cancel_tasks(tasks)
         if self._channel is not None:
             await self._channel.close()

@@ -10,7 +10,7 @@ certificate, the client only sees "Socket closed". `tls.likely_cause` interprets
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,40 +18,26 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf import duration_pb2
+from google.protobuf.duration import from_nanoseconds
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 
 from services.common import open_file_limit
 from services.common.auth import Authenticator
-from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.channel import CallDefaults, Channel
 from services.common.concurrency import keep_cancellation
 from services.common.errors import ConfigError, ServiceError
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
 from services.common.health import WATCH as HEALTH_WATCH
 from services.common.network_addresses import advertised_address, check_dial, check_listen
-from services.common.rpc_answers import abort
 from services.common.rpc_handlers import Interceptor
-from services.common.rpc_options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from services.common.rpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from services.common.rpc_retries import REQUEST_STREAMS, RETRY_POLICY
 from services.common.tls import Tls, channel_credentials, server_credentials
 
 T = TypeVar("T")
-
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "REQUEST_STREAMS",
-    "Serving",
-    "abort",
-    "channel",
-    "plain_channel",
-    "server",
-    "service_error",
-    "serving",
-    "to_duration",
-    "to_seconds",
-]
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STREAM_TIMEOUT_S = 3600.0
@@ -83,49 +69,39 @@ def channel(
     address: str,
     *,
     token: str,
-    metadata: MetadataSource | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
     wait_for_ready: bool = True,
     tls: Tls | None = None,
     peer: str = "",
 ) -> grpc.aio.Channel:
-    """Open a channel whose calls carry the token, trace context, `metadata()` and a deadline.
+    """Open a channel whose calls carry the token, trace context and a deadline.
 
     If the caller gives no deadline, it is `timeout_s`, or `stream_timeout_s` for calls with a
     stream. Everything else is as in `plain_channel`."""
     inner = plain_channel(address, wait_for_ready=wait_for_ready, tls=tls, peer=peer)
-    return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
+    return Channel(lambda: inner, CallDefaults(token, timeout_s, stream_timeout_s))
 
 
-def server(
-    *,
-    token: str,
-    unauthenticated: Collection[str] = HEALTH_METHODS,
-    most_streams: Mapping[str, int] | None = None,
-) -> grpc.aio.Server:
-    """Make a server that answers only calls with `token`, except to the methods in
-    `unauthenticated` (full names, as in /grpc.health.v1.Health/Check).
+def server(*, token: str, most_streams: Mapping[str, int] | None = None) -> grpc.aio.Server:
+    """Make a server that answers only calls with `token`, except for health checks.
 
     `most_streams` limits the concurrent calls of a method that streams its answer; the default is
     MOST_STREAMS. A ServiceError raised by a handler reaches the caller unchanged, any other
     exception as INTERNAL with a random id that the log explains. Streams of requests must be read
     by iteration, not by `context.read()`."""
     streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
-    interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
+    interceptor = Interceptor(Authenticator(token), HEALTH_METHODS, streams)
     most = ("grpc.max_allowed_incoming_connections", open_file_limit.most_connections())
     return grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, most])
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server: its address for others, and its answer to health checks."""
+    """A running server: its address for others, and the setter of its answer to health checks."""
 
     address: str
-    health: Health
-
-    def set_serving(self, serving: bool) -> None:
-        self.health.set_serving(serving)
+    set_serving: Callable[[bool], None]
 
 
 @asynccontextmanager
@@ -160,7 +136,7 @@ async def serving(
     open_file_limit.raise_file_limit()
     await server.start()
     try:
-        yield Serving(advertised_address(host, port, advertise), health)
+        yield Serving(advertised_address(host, port, advertise), health.set_serving)
     finally:
         health.set_serving(False)
         # gRPC waits by `asyncio.wait_for`.
@@ -179,12 +155,28 @@ def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
     for detail in status.details if status else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
-            found = _from_error_info(error.code(), status.message, info)
+            found = ServiceError(
+                error.code(),
+                info.reason,
+                status.message,
+                domain=info.domain,
+                metadata=dict(info.metadata),
+            )
         elif detail.Unpack(retry):
             retry_delay_s = to_seconds(retry.retry_delay)
     if found is not None:
         found.retry_delay_s = retry_delay_s
     return found
+
+
+def refusal_reason(error: grpc.aio.AioRpcError) -> str:
+    """Return the contract's reason of the refusal, or the name of the status."""
+    refused = service_error(error)
+    return refused.reason if refused else error.code().name
+
+
+def describe_error(error: grpc.aio.AioRpcError) -> str:
+    return f"{refusal_reason(error)}: {error.details()}"
 
 
 async def read_last_message(
@@ -210,19 +202,9 @@ async def read_last_message(
 
 def to_duration(seconds: float) -> duration_pb2.Duration:
     """Return `seconds` as a protobuf Duration."""
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+    return from_nanoseconds(round(seconds * 1e9))
 
 
 def to_seconds(duration: duration_pb2.Duration) -> float:
     """Return a protobuf Duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
-
-
-def _from_error_info(
-    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo
-) -> ServiceError:
-    return ServiceError(
-        code, info.reason, message, domain=info.domain, metadata=dict(info.metadata)
-    )

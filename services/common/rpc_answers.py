@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.any import pack
+from google.protobuf.duration import from_nanoseconds
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.common.auth import DOMAIN
-from services.common.errors import ServiceError
+from services.common.errors import ServiceError, make_refusal
 from services.common.log import get_logger
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -63,35 +63,20 @@ class Answer:
 
 async def abort(context: Context, error: ServiceError) -> NoReturn:
     """End the call with `error`, keeping reason, metadata and retry delay machine-readable."""
-    details = [
-        _packed(
-            error_details_pb2.ErrorInfo(
-                reason=error.reason, domain=error.domain, metadata=error.metadata
-            )
-        )
-    ]
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason, domain=error.domain, metadata=error.metadata
+    )
+    details = [pack(info)]
     pushback: tuple[tuple[str, str], ...] = ()
     if error.retry_delay_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        delay = from_nanoseconds(int(error.retry_delay_s * 1e9))
+        details.append(pack(error_details_pb2.RetryInfo(retry_delay=delay)))
         pushback = ((_PUSHBACK_HEADER, str(int(error.retry_delay_s * 1000))),)
     # Outside text may contain lone surrogates, which no message can hold.
     message = error.message.encode("utf-8", "replace").decode()
     status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, (*rich.trailing_metadata, *pushback))
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def make_refusal(code: grpc.StatusCode, reason: str, message: str) -> ServiceError:
-    """Return a refusal by the common plumbing, not by a service."""
-    return ServiceError(code, reason, message, domain=DOMAIN)
 
 
 def _code_set(context: Context) -> str:

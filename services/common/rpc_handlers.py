@@ -22,11 +22,11 @@ import grpc
 import grpc.aio
 
 from services.common import trace
-from services.common.auth import DOMAIN, Authenticator
-from services.common.errors import ServiceError
+from services.common.auth import Authenticator
+from services.common.errors import ServiceError, make_refusal
 from services.common.first_message_deadline import FirstMessages
 from services.common.metrics import rpc_observer
-from services.common.rpc_answers import Answer, Context, make_refusal
+from services.common.rpc_answers import Answer, Context
 
 _Code = grpc.StatusCode
 # A service has more watchers than replicas of any one peer.
@@ -173,12 +173,8 @@ class _Call:
             return self._inner.request_deserializer(raw)
         except Exception as error:
             # Protobuf's implementations raise different errors.
-            raise ServiceError(
-                _Code.INVALID_ARGUMENT,
-                "MALFORMED_MESSAGE",
-                f"cannot parse {len(raw)} bytes as a request of {self._method}",
-                domain=DOMAIN,
-            ) from error
+            message = f"cannot parse {len(raw)} bytes as a request of {self._method}"
+            raise make_refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message) from error
 
 
 async def _awaited(result: Any) -> Any:

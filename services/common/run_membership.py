@@ -12,18 +12,9 @@ import grpc.aio
 
 from services.common.concurrency import wait_for_event
 from services.common.log import get_logger
-from services.common.peer_channels import Peers, RegistryContract
+from services.common.peer_channels import RegistryContract
 from services.common.rpc import service_error, to_seconds
 from services.common.tls import likely_cause
-
-__all__ = [
-    "Membership",
-    "Peers",
-    "RaisedAlarm",
-    "RegistryContract",
-    "ReplicaIdentity",
-    "ReplicaStatus",
-]
 
 _CALL_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 2.0
@@ -125,14 +116,11 @@ class Membership:
                 orphaned = True
                 because = f": {self._cause}" if self._cause else ""
                 self._drain(f"launcher silent for {self._orphan_after_s:.0f} s{because}")
-            await self._pause()
+            await wait_for_event(self._hurried, self._interval_s)
 
     def hurry_heartbeat(self) -> None:
         """Send the next heartbeat now."""
         self._hurried.set()
-
-    async def _pause(self) -> None:
-        await wait_for_event(self._hurried, self._interval_s)
 
     async def send_last_heartbeat(self) -> None:
         """Send one last heartbeat: the outcome must not be lost between two of them."""
@@ -178,12 +166,12 @@ class Membership:
 
     def _make_registration(self, address: str) -> Any:
         places = {"address": address, "metrics_address": self._metrics_address}
-        return self._messages.RegisterRequest(**self._identity_fields(), **places, pid=os.getpid())
+        return self._messages.RegisterRequest(**asdict(self._identity), **places, pid=os.getpid())
 
     def _make_heartbeat(self) -> Any:
         status = self._status()
         return self._messages.HeartbeatRequest(
-            **self._identity_fields(),
+            **asdict(self._identity),
             phase=status.phase,
             serving=status.serving,
             step=status.step,
@@ -192,16 +180,6 @@ class Membership:
             alarms=[_alarm_to_wire(alarm) for alarm in status.alarms],
         )
 
-    def _identity_fields(self) -> dict[str, Any]:
-        identity = self._identity
-        return {
-            "run_id": identity.run_id,
-            "service": identity.service,
-            "replica": identity.replica,
-            "incarnation": identity.incarnation,
-        }
-
 
 def _alarm_to_wire(alarm: RaisedAlarm) -> dict[str, Any]:
-    """Return the alarm as arguments of the generated message."""
     return {**asdict(alarm), "severity": f"ALARM_SEVERITY_{alarm.severity.upper()}"}

@@ -33,8 +33,6 @@ from services.common.spec import ServiceConfig, SharedConfig, parse_shared
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
-__all__ = ["RegistryContract", "Runtime", "run_service_process"]
-
 C = TypeVar("C", bound=ConfigModel)
 Service = Callable[[Runtime[C]], Awaitable[None]]
 

@@ -4,17 +4,15 @@ The context always travels; spans are recorded only with FLOTILLA_TRACE=1, as JS
 `traces/` in the run's folder.
 """
 
-import json
 import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from opentelemetry import context, trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 HEADER = "traceparent"
@@ -39,7 +37,7 @@ def setup(service: str, run_id: str, folder: Path) -> TracerProvider | None:
     global _recording
     _recording = True
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(JsonLinesExporter(path)))
+    provider.add_span_processor(BatchSpanProcessor(_make_exporter(path)))
     trace.set_tracer_provider(provider)
     return provider
 
@@ -77,19 +75,7 @@ def annotate(attributes: Mapping[str, str | int | float]) -> None:
         trace.get_current_span().set_attributes(attributes)
 
 
-class JsonLinesExporter(SpanExporter):
-    """Exporter of finished spans to a file, one JSON object per line."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-        self._lock = threading.Lock()
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        lines = [json.dumps(json.loads(span.to_json(indent=None))) + "\n" for span in spans]
-        with self._lock:
-            self._file.writelines(lines)
-            self._file.flush()
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self._file.close()
+def _make_exporter(path: Path) -> SpanExporter:
+    """Return an exporter of finished spans to a file, one JSON object per line."""
+    file = path.open("a", encoding="utf-8")
+    return ConsoleSpanExporter(out=file, formatter=lambda span: f"{span.to_json(indent=None)}\n")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from services.common.concurrency import running_tasks, wait_unless
 from services.common.loaded_objects import freeze_loaded_objects
 from services.common.run_membership import ReplicaStatus
-from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.common.service_main import Runtime, run_service_process
 from services.env_gateway.api.alarms import HeartbeatAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
+from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.env_gateway.episodes.gateway import Gateway
@@ -26,12 +27,6 @@ Concurrency limits, retries and verifiers live here only. To run it alone:
 
 def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
     return serve_gateway
-
-
-def registry() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 
 async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
@@ -137,4 +132,4 @@ async def _open_backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str
 
 
 if __name__ == "__main__":
-    run_service_process("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=registry)
+    run_service_process("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=load_registry)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from services.env_gateway.tasks.task_format import Task
 
@@ -219,6 +219,16 @@ class Orphan:
     instance_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatLateness:
+    """Late heartbeats of a backend that ends instances without them: `late` of its `instances` had
+    none confirmed for two thirds of their time. `why` is the error of the newest failed one."""
+
+    late: int
+    instances: int
+    why: str = ""
+
+
 class Backend(ABC):
     """Source of instances. By default they end with the gateway, and leave no orphans."""
 
@@ -237,29 +247,14 @@ class Backend(ABC):
         """Delete an instance that may be known only by its tag; succeeds if there is none."""
         return None
 
+    @property
+    def lateness(self) -> HeartbeatLateness | None:
+        """Late heartbeats; None if instances need none."""
+        return None
+
     @abstractmethod
     async def close(self) -> None:
         """Close connections and child processes."""
-
-
-@runtime_checkable
-class HeartbeatBackend(Protocol):
-    """A backend that ends instances without recent heartbeats."""
-
-    @property
-    def late_count(self) -> int:
-        """The number of instances without a confirmed heartbeat for two thirds of their time."""
-        ...
-
-    @property
-    def beating_count(self) -> int:
-        """The number of instances that need heartbeats."""
-        ...
-
-    @property
-    def last_failure(self) -> str:
-        """The error of the newest failed heartbeat; empty if none has failed."""
-        ...
 
 
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]
@@ -290,5 +285,3 @@ class Grader(Protocol):
     async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
         """Run a verifier. Raises BackendError if the environment fails to answer it."""
         ...
-
-    async def close(self) -> None: ...

@@ -1,29 +1,10 @@
-"""Progress and alarms of a run, as its replicas report them, and the signal that wakes
-waiters on a change."""
+"""Progress and alarms of a run, as its replicas report them."""
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.launcher.state import LEARNER, ReplicaKey
-
-
-class ChangeSignal:
-    """Signal that wakes all waiters on the next change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify_all(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    @property
-    def next_change(self) -> asyncio.Event:
-        """Event of the next change. Take it *before* reading the state, then wait for it, so
-        that no change is missed."""
-        return self._event
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
 from services.common.network_addresses import split_host_port
-from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.common.service_main import Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
+from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.learner.dependencies import LearnerDependencies
@@ -162,13 +163,7 @@ def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:
     return open_store(f"{checkpoint.remote}/{runtime.run_id}", checkpoint.remote_options)
 
 
-def _registry_contract() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
-
-
 if __name__ == "__main__":
     run_service_process(
-        "learner", LearnerConfig, _load_learner, doc=__doc__ or "", registry=_registry_contract
+        "learner", LearnerConfig, _load_learner, doc=__doc__ or "", registry=load_registry
     )

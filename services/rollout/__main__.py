@@ -13,10 +13,11 @@ from services.common.errors import ConfigError
 from services.common.loaded_objects import freeze_loaded_objects
 from services.common.network_addresses import split_host_port
 from services.common.run_membership import ReplicaStatus
-from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.common.service_main import Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import SharedConfig
 from services.rollout.config.rollout import RolloutConfig
+from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.common.rpc import Serving
@@ -56,12 +57,6 @@ class _WorkerParts:
 
 def load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     return serve_rollout
-
-
-def registry() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 
 async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
@@ -332,5 +327,5 @@ def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIden
 
 if __name__ == "__main__":
     run_service_process(
-        "rollout", RolloutConfig, load, doc=DOC, registry=registry, check=check_here
+        "rollout", RolloutConfig, load, doc=DOC, registry=load_registry, check=check_here
     )

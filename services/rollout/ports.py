@@ -1,6 +1,6 @@
 """Ports of a rollout worker, in its own terms: dialect, engine, environment, learner."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from pathlib import Path
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
         ToolResult,
         UpdateOutcome,
     )
-
-
-# Seconds, monotonic.
-Clock = Callable[[], float]
 
 
 class EngineError(Exception):

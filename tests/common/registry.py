@@ -10,11 +10,6 @@ from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
 from services.common.rpc import to_duration
-from services.common.run_membership import RegistryContract
-
-
-def contract() -> RegistryContract:
-    return RegistryContract(stub=pb_grpc.RegistryServiceStub, messages=pb)
 
 
 class FakeRegistry(pb_grpc.RegistryServiceServicer):

@@ -10,7 +10,7 @@ from services.common import rpc
 from services.common.config import ConfigModel
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
-from tests.common.registry import contract
+from services.wire.registry import load_registry
 
 
 class SampleConfig(ConfigModel):
@@ -57,4 +57,6 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
 
 
 if __name__ == "__main__":
-    run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", registry=contract)
+    run_service_process(
+        "rollout", SampleConfig, lambda: run, doc="A sample.", registry=load_registry
+    )

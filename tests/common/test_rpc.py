@@ -183,26 +183,6 @@ async def test_a_trace_continues_in_the_service_that_is_called(serve: Serve) -> 
     assert seen == [traceparent, None]
 
 
-async def test_extra_metadata_is_requested_at_each_call() -> None:
-    epochs: list[str] = []
-
-    async def remember(request: StringValue, context: Any) -> StringValue:
-        epochs.extend(v for k, v in context.invocation_metadata() if k == "run-epoch")
-        return request
-
-    server = rpc.server(token=echo_service.TOKEN)
-    echo_service.add(server, Echo=remember)
-    epoch = iter(["1", "2"])
-    async with rpc.serving(server, "127.0.0.1:0") as serving:
-        source = lambda: {"run-epoch": next(epoch)}  # noqa: E731
-        async with rpc.channel(
-            serving.address, token=echo_service.TOKEN, metadata=source
-        ) as channel:
-            await echo_service.call(channel, "x")
-            await echo_service.call(channel, "y")
-    assert epochs == ["1", "2"]
-
-
 async def test_calls_are_counted_by_method_and_outcome(serve: Serve) -> None:
     channel = await serve()
     labels = {"method": "/test.Echo/Count", "code": "OK"}

@@ -20,7 +20,7 @@ from flotilla.learner.v1 import group_service_pb2 as learner_pb
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.rollout.v1 import rollout_service_pb2 as rollout_pb
-from services.common import rpc
+from services.common import rpc, rpc_options, rpc_retries
 from services.common.errors import ConfigError
 from tests.common.conftest import Serve, StartProcess
 from tests.support import echo_service
@@ -126,7 +126,7 @@ def test_no_stream_of_requests_is_left_to_grpc_to_repeat() -> None:
         for method in service.methods
         if method.client_streaming
     ]
-    assert sorted(streams, key=str) == sorted(rpc.REQUEST_STREAMS, key=str)
+    assert sorted(streams, key=str) == sorted(rpc_retries.REQUEST_STREAMS, key=str)
 
 
 async def test_a_refused_stream_of_requests_is_reported_at_once_and_not_sent_again() -> None:
@@ -153,7 +153,7 @@ async def test_a_full_chunk_passes_and_a_larger_message_is_named(serve: Serve) -
     assert await echo_service.call(channel, "x" * 2**20) == str(2**20)
     started = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
-        await echo_service.call(channel, "x" * rpc.MAX_MESSAGE_BYTES)
+        await echo_service.call(channel, "x" * rpc_options.MAX_MESSAGE_BYTES)
     # The code of overload; it is never retried, for the message stays too large.
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert time.monotonic() - started < 10.0

@@ -16,8 +16,9 @@ from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, RaisedAlarm, ReplicaIdentity, ReplicaStatus
+from services.wire.registry import load_registry
 from tests.common.conftest import until
-from tests.common.registry import FakeRegistry, contract, refusal
+from tests.common.registry import FakeRegistry, refusal
 from tests.support import echo_service
 
 
@@ -50,7 +51,7 @@ async def member() -> AsyncGenerator[ObservedReplica]:
         one = ObservedReplica(fake)
         membership = one.membership = Membership(
             ReplicaIdentity("run", "rollout", 1, "i1"),
-            contract(),
+            load_registry(),
             channel,
             status=lambda: one.status,
             drain=one.drained.append,
@@ -154,7 +155,10 @@ async def echo_server(stack: AsyncExitStack, name: str) -> str:
 async def test_a_stub_follows_a_peer_to_its_new_address() -> None:
     async with registry_server() as (fake, registry), AsyncExitStack() as stack:
         peers = Peers(
-            token=echo_service.TOKEN, run_id="run", registry=contract(), registry_channel=registry
+            token=echo_service.TOKEN,
+            run_id="run",
+            registry=load_registry(),
+            registry_channel=registry,
         )
         waiting = asyncio.create_task(peers.channel("learner"))
         await asyncio.sleep(0.1)
@@ -185,7 +189,7 @@ async def test_replicas_are_shared_out_and_kept_while_they_last() -> None:
                 token=echo_service.TOKEN,
                 run_id="run",
                 replica=replica,
-                registry=contract(),
+                registry=load_registry(),
                 registry_channel=registry,
             )
             channel = await peers.channel("env_gateway")

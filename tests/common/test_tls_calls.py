@@ -16,8 +16,9 @@ from services.common.errors import ConfigError
 from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, ReplicaIdentity, ReplicaStatus
 from services.common.tls import Tls, likely_cause
+from services.wire.registry import load_registry
 from tests.common.conftest import until
-from tests.common.registry import FakeRegistry, contract
+from tests.common.registry import FakeRegistry
 from tests.support import echo_service
 from tests.support.outsiders import RUN, beyond_loopback, other_run, run
 
@@ -111,7 +112,7 @@ async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
         peers = Peers(
             token=echo_service.TOKEN,
             run_id=RUN,
-            registry=contract(),
+            registry=load_registry(),
             registry_channel=channel,
             tls=run().tls_for("rollout"),
         )
@@ -131,7 +132,7 @@ async def test_a_peer_beyond_loopback_is_refused_to_who_has_no_tls() -> None:
         rpc.channel(serving.address, token=echo_service.TOKEN) as channel,
     ):
         peers = Peers(
-            token=echo_service.TOKEN, run_id=RUN, registry=contract(), registry_channel=channel
+            token=echo_service.TOKEN, run_id=RUN, registry=load_registry(), registry_channel=channel
         )
         with pytest.raises(ConfigError, match=r"refusing to call 192\.0\.2\.200:7"):
             await peers.channel("learner")
@@ -145,7 +146,7 @@ class RolloutMember:
         self.drained: list[str] = []
         self._membership = Membership(
             ReplicaIdentity(RUN, "rollout", 0, "i"),
-            contract(),
+            load_registry(),
             channel,
             status=ReplicaStatus,
             drain=self.drained.append,

@@ -14,8 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common import open_file_limit, rpc, rpc_handlers
-from services.env_gateway.adapters.fake import FakeBackend
+from services.common import open_file_limit, rpc, rpc_handlers, rpc_options
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
@@ -23,6 +22,7 @@ from tests.contract.test_episode_service import refused, serving
 from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
 from tests.support import echo_service
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKENIZER, FakeWorker
 
@@ -93,7 +93,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
         yield episodes_pb.GradeRequest(transcript_chunk=b"x" * 1000)
         await more.wait()
 
-    async with serving(FakeBackend(), limits={"transcript_bytes": 1024}) as client:
+    async with serving(ScriptedBackend(), limits={"transcript_bytes": 1024}) as client:
         first, second = (await client.open(0))[-1], (await client.open(1))[-1]
         reading = asyncio.create_task(_graded(client.stub.Grade(slow(first.episode_id))))
         async with asyncio.timeout(60):
@@ -181,4 +181,4 @@ async def test_a_message_that_is_too_long_is_not_taken_in_for_its_length() -> No
             f"/{echo_service.SERVICE}/Echo", echo_service.TOKEN, claimed_bytes=2**30
         )
         await asyncio.wait_for(connection.answered[call].wait(), 60)
-        assert connection.sent[call] < 2 * rpc.MAX_MESSAGE_BYTES
+        assert connection.sent[call] < 2 * rpc_options.MAX_MESSAGE_BYTES

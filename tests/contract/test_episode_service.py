@@ -13,10 +13,10 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import running, task_json, until
 
 TOKEN = "contract-token-0123456789"
@@ -77,7 +77,7 @@ class EpisodeClient:
 
 @asynccontextmanager
 async def serving(
-    backend: FakeBackend, grader: FakeGrader | None = None, **changes: Any
+    backend: ScriptedBackend, grader: FakeGrader | None = None, **changes: Any
 ) -> AsyncGenerator[EpisodeClient]:
     drained = asyncio.Event()
     async with running(backend, grader, **changes) as gateway:
@@ -104,7 +104,7 @@ async def refused(code: grpc.StatusCode, reason: str) -> AsyncGenerator[list[Ser
 
 
 async def test_an_episode_opens_calls_grades_and_closes() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with serving(backend) as client:
         states = await client.open()
         ready = states[-1].ready
@@ -130,7 +130,7 @@ async def test_an_episode_opens_calls_grades_and_closes() -> None:
 
 
 async def test_the_largest_ready_fits_into_a_message_and_is_complete() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     tools = [Tool(f"t{i:03}", "\N{ROCKET}" * 300, '{"type": "object"}') for i in range(400)]
     backend.tools = tuple(tools)
     shown = Media(b"\x89PNG" + bytes(65_000), "image/png", b"h" * 32, 65_004)
@@ -145,7 +145,7 @@ async def test_the_largest_ready_fits_into_a_message_and_is_complete() -> None:
 
 
 async def test_large_text_in_an_answer_is_fetched_like_any_bytes() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     text = "\N{ROCKET}" * 100_000
 
     async def hook(name: str, arguments: object) -> CallResult:
@@ -162,7 +162,7 @@ async def test_large_text_in_an_answer_is_fetched_like_any_bytes() -> None:
 
 
 async def test_a_repeated_call_is_answered_from_store_and_executed_once() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with serving(backend) as client:
         episode_id = (await client.open())[0].episode_id
         first = await client.call(episode_id, 0)
@@ -175,14 +175,14 @@ async def test_a_repeated_call_is_answered_from_store_and_executed_once() -> Non
 
 
 async def test_a_call_out_of_order_is_refused() -> None:
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         episode_id = (await client.open())[0].episode_id
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"):
             await client.call(episode_id, 1)
 
 
 async def test_a_task_that_is_none_is_refused_with_the_field_in_the_message() -> None:
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK") as errors:
             await client.open(task_json='{"key": "t", "prompt": "p"}')
         assert "env_id (or env_key) is missing" in errors[0].message
@@ -190,12 +190,12 @@ async def test_a_task_that_is_none_is_refused_with_the_field_in_the_message() ->
 
 async def test_an_environment_that_no_backend_serves_is_refused() -> None:
     unknown = refused(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT")
-    async with serving(FakeBackend()) as client, unknown:
+    async with serving(ScriptedBackend()) as client, unknown:
         await client.open(task_json=task_json(env_id="elsewhere"))
 
 
 async def test_opening_more_than_the_limit_is_refused_for_good() -> None:
-    async with serving(FakeBackend(), limits={"max_episodes": 2}) as client:
+    async with serving(ScriptedBackend(), limits={"max_episodes": 2}) as client:
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT") as errors:
             await client.open(opening=3)
         assert "env_gateway.limits.max_episodes" in errors[0].message
@@ -203,7 +203,7 @@ async def test_opening_more_than_the_limit_is_refused_for_good() -> None:
 
 async def test_a_full_queue_names_the_next_time() -> None:
     limits = {"max_episodes": 1, "max_waiting": 1}
-    async with serving(FakeBackend(), limits=limits) as client:
+    async with serving(ScriptedBackend(), limits=limits) as client:
         await client.open(0)
         waiting = asyncio.create_task(client.open(1))
         await until(lambda: client.gateway.admission.waiting == 1)
@@ -215,7 +215,7 @@ async def test_a_full_queue_names_the_next_time() -> None:
 
 
 async def test_an_unknown_episode_is_lost() -> None:
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
             await client.call("nowhere", 0)
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
@@ -227,7 +227,7 @@ async def test_an_unknown_episode_is_lost() -> None:
 
 
 async def test_cancelling_an_open_gives_the_environment_back() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["list_tools"] = 5.0
     async with serving(backend) as client:
         # Cancelling the task that reads is not enough: gRPC may not have started the call yet.
@@ -241,7 +241,7 @@ async def test_cancelling_an_open_gives_the_environment_back() -> None:
 
 async def test_a_large_part_is_fetched_by_its_hash() -> None:
     image = Media(b"\x89PNG" + bytes(3 * 2**20), "image/png", b"h" * 32, 3 * 2**20 + 4, 640, 480)
-    backend = FakeBackend()
+    backend = ScriptedBackend()
 
     async def hook(name: str, arguments: object) -> CallResult:
         return CallResult((Text("shot"), image))
@@ -267,7 +267,7 @@ async def test_a_large_part_is_fetched_by_its_hash() -> None:
 async def test_a_verifier_that_could_not_run_is_no_grade_and_a_later_grade_stands() -> None:
     grader = FakeGrader()
     grader.executions.append(Execution(error="KeyError: 'x'", stdout="half way"))
-    async with serving(FakeBackend(), grader) as client:
+    async with serving(ScriptedBackend(), grader) as client:
         episode_id = (await client.open())[0].episode_id
         failed = await client.grade(episode_id)
         assert failed.no_grade.reason == pb.NO_GRADE_REASON_EXECUTION_FAILED
@@ -282,12 +282,12 @@ async def test_a_grade_without_its_header_first_is_refused() -> None:
         yield pb.GradeRequest(transcript_chunk=b"{}")
 
     malformed = refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-    async with serving(FakeBackend()) as client, malformed:
+    async with serving(ScriptedBackend()) as client, malformed:
         await client.stub.Grade(requests())
 
 
 async def test_capacity_is_sent_at_once_and_after_each_change() -> None:
-    async with serving(FakeBackend(), limits={"max_episodes": 3}) as client:
+    async with serving(ScriptedBackend(), limits={"max_episodes": 3}) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest())
         first = await watch.read()
         await client.open()
@@ -298,7 +298,7 @@ async def test_capacity_is_sent_at_once_and_after_each_change() -> None:
 
 
 async def test_status_counts_by_environment() -> None:
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         episode_id = (await client.open())[0].episode_id
         await client.call(episode_id, 0)
         await client.grade(episode_id)
@@ -311,7 +311,7 @@ async def test_status_counts_by_environment() -> None:
 
 
 async def test_a_draining_gateway_opens_nothing_and_stops_its_process() -> None:
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         await client.open(0)
         drain = await client.stub.Drain(pb.DrainRequest())
         assert drain.open_episodes == 1
@@ -331,7 +331,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
         await never.wait()
 
     monkeypatch.setattr("services.env_gateway.api.episode_service._STALL_S", 0.1)
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
             await client.stub.Grade(requests("no-such-episode"), timeout=3)
         ready = (await client.open())[-1]
@@ -344,7 +344,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
 
 async def test_only_so_many_watch_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_WATCHES", 1)
-    async with serving(FakeBackend()) as client:
+    async with serving(ScriptedBackend()) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5)
         await watch.read()
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS"):

@@ -7,19 +7,19 @@ from services.common import rpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.attempts import AttemptKey as RolloutKey
 from services.common.domain.trajectory import Trajectory
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.episode_service import EpisodeService
 from services.learner.sampling.refused_tasks import Refusal, common_refusal
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:
     """Return the reason why an episode could not be opened, as a failed attempt carries it."""
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         server = rpc.server(token=TOKEN)
         service = EpisodeService(gateway, lambda: None)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)

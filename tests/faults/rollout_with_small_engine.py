@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.service_main import Runtime, run_service_process
-from services.rollout.__main__ import DOC, load, registry
+from services.rollout.__main__ import DOC, load
 from services.rollout.config.rollout import RolloutConfig
+from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.rollout.ports import Tokenizer
@@ -48,4 +49,4 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
 
 
 if __name__ == "__main__":
-    run_service_process("rollout", RolloutConfig, _load, doc=DOC, registry=registry)
+    run_service_process("rollout", RolloutConfig, _load, doc=DOC, registry=load_registry)

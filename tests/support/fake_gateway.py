@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from services.env_gateway.adapters.fake import FakeGrader
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
@@ -19,6 +18,7 @@ from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
 from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.tools.computer_tool import ScaleImage
+from tests.support.fake_environments import FakeGrader
 
 VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"
 

@@ -6,11 +6,11 @@ import signal
 import sys
 from pathlib import Path
 
-from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from services.common.config import ConfigModel
 from services.common.errors import ConfigError
-from services.common.run_membership import RaisedAlarm, RegistryContract, ReplicaStatus
+from services.common.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
+from services.wire.registry import load_registry
 
 ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")
 
@@ -35,12 +35,8 @@ class FakeConfig(ConfigModel):
     repeats: tuple[str, ...] = ()
 
 
-def registry() -> RegistryContract:
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
-
-
 def run(service: str) -> None:
-    run_service_process(service, FakeConfig, lambda: serve, doc="A fake.", registry=registry)
+    run_service_process(service, FakeConfig, lambda: serve, doc="A fake.", registry=load_registry)
 
 
 async def serve(runtime: Runtime[FakeConfig]) -> None:

@@ -37,6 +37,7 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.call_metadata import with_metadata
 from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_address
 
@@ -233,7 +234,7 @@ class FakeWorker:
         report_delay_s: float = 0.0,
         channel: grpc.aio.Channel | None = None,
     ) -> None:
-        """`channel` replaces one to `address`; it must carry `metadata`."""
+        """`channel` replaces one to `address`."""
         self.worker_id = worker_id
         self.incarnation = uuid4().hex
         self.policy = policy_pb2.PolicyId()
@@ -242,11 +243,8 @@ class FakeWorker:
         self.updates: list[policy_service_pb2.Update] = []
         self._delay_s = delay_s
         self._report_delay_s = report_delay_s
-        self.channel = (
-            rpc.channel(address, token=TOKEN, metadata=self.metadata)
-            if channel is None
-            else channel
-        )
+        inner = rpc.channel(address, token=TOKEN) if channel is None else channel
+        self.channel = with_metadata(inner, self.metadata)
         groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
         policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
         self.groups = cast("GroupServiceAsyncStub", groups)

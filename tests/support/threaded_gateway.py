@@ -11,9 +11,9 @@ from typing import Any
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.tls import Tls
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.api.episode_service import EpisodeService
 from services.env_gateway.episodes.gateway import Gateway
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import running
 
 TOKEN = "threaded-token-0123456789"
@@ -25,7 +25,7 @@ class ServedGateway:
 
     address: str
     gateway: Gateway
-    backend: FakeBackend
+    backend: ScriptedBackend
     grader: FakeGrader
 
 
@@ -34,7 +34,7 @@ def served(
     *,
     listen: str = "127.0.0.1:0",
     tls: Tls | None = None,
-    make: Callable[[], Any] = FakeBackend,
+    make: Callable[[], Any] = ScriptedBackend,
     **changes: Any,
 ) -> Generator[ServedGateway]:
     grader = FakeGrader()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.common.concurrency import run_until_first
 from services.common.errors import ConfigError
@@ -11,7 +12,14 @@ from services.common.log import get_logger
 from services.common.network_interfaces import own_address
 from services.common.ray_cluster.machine_resources import machine_offers
 from services.common.ray_cluster.node_folder import NodeFolder
-from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
+from services.common.ray_cluster.ray_node import (
+    NodePlan,
+    RayNode,
+    RayNodeError,
+    check_ray_is_installed,
+)
+from services.common.runtime import Runtime
+from services.common.shared_memory import private_folder, shared_name
 
 _LOOK_S = 0.5
 _DIAL_S = 2.0
@@ -39,6 +47,29 @@ class MachineMembership:
     workers: int
     gpus: int
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def check_machine(number: int, section: str, nodes: int) -> None:
+    """Raise ConfigError if `--replica` is not one of a service's further machines, or Ray is not
+    installed. `section` is the part of the spec that sets the number of its `nodes`."""
+    service = section.partition(".")[0]
+    if not 0 < number < nodes:
+        raise ConfigError(
+            f"--replica {number}: {section}.nodes is {nodes}, so further machines of the {service}"
+            f" have the numbers 1 to {nodes - 1}; 0 runs `python -m services.{service}` itself"
+        )
+    check_ray_is_installed(f"{section}.nodes = {nodes}")
+
+
+async def serve_machine(
+    runtime: Runtime[Any], member: MachineMembership, find_head: FindHead
+) -> None:
+    """Offer this machine until its service has ended, see `NodeWorker.run_until_over`."""
+    run_name = shared_name(runtime.run_id, runtime.run_dir)
+    with private_folder(f"{run_name}-{member.service}-node-{member.number}") as marks:
+        folder = NodeFolder(marks, runtime.run_dir.absolute() / "logs")
+        worker = NodeWorker(find_head, member, runtime.token, folder, runtime.drain)
+        await worker.run_until_over()
 
 
 class NodeWorker:

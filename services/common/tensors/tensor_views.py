@@ -6,17 +6,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-# By their names in a manifest.
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+from services.common.fingerprint import ITEM_BYTES
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 def view_tensor(data: Tensor, dtype: str, shape: Sequence[int], offset: int) -> Tensor:

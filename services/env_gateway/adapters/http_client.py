@@ -19,6 +19,7 @@ from services.env_gateway.ports import BackendError
 
 # Limits for a server without its own configuration.
 DEFAULT_LIMITS = TextLimits(bytes=16 * 2**20, values=2**18)
+_JSON = {"content-type": "application/json"}
 _LINES_AT_ONCE = 512
 _ERROR_BYTES = 4000
 # A host that does not accept the connection was sent nothing, and need not be awaited for long.
@@ -79,7 +80,9 @@ async def exchange_json(
     """Exchange JSON over HTTP once; an SSE answer is read up to the message with `message_id`.
 
     Raises HttpError, and BackendError for a failure of the connection."""
-    data = None if body is None else await dump_json_aside(body)
+    data = None
+    if body is not None:
+        data, headers = await dump_json_aside(body), {**_JSON, **(headers or {})}
     with _translate_failures(url, timeout_s) as timeout:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
             if answer.status >= 400:

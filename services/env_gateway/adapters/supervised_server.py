@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import random
 import shlex
 import signal
 import sys
@@ -92,7 +91,7 @@ class SupervisedServer:
         raise_failure([self._running])
 
     async def _keep_running(self) -> None:
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -103,13 +102,13 @@ class SupervisedServer:
                 why = f"it cannot be started: {error}"
             if not self._url.done():
                 # Waiters get the reason at once, and may wait for the next start.
-                message = f"{format_command(self._command)} does not serve: {why}"
+                message = f"{shlex.join(self._command)} does not serve: {why}"
                 self._url.set_exception(BackendError("not_started", message, delivered=False))
                 self._url.exception()
             self._url = loop.create_future()
             self.generation += 1
             if loop.time() - started > _HEALTHY_S:
-                backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+                backoff.reset()
             await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self) -> str:
@@ -175,11 +174,6 @@ class StderrTail:
         clean = redact(output.decode("utf-8", "replace"))
         print_visible(clean, end="", file=sys.stderr)
         self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
-
-
-def format_command(command: Sequence[str]) -> str:
-    """Format a command for people to read."""
-    return shlex.join(command)
 
 
 async def spawn_process(

@@ -2,10 +2,10 @@
 argument, in seconds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from services.common.printable_text import one_line
 from services.common.run_membership import RaisedAlarm
+from services.env_gateway.ports import HeartbeatLateness
 
 LATE_HEARTBEATS = "late_heartbeats"
 # The alarm ends when no heartbeat was late for so long.
@@ -16,16 +16,6 @@ _FIX = (
     " env_gateway-0 and flotilla env status; fewer episodes at once"
     " (env_gateway.limits.max_episodes) need fewer heartbeats"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatLateness:
-    """Late heartbeats of one backend: `late` of its `instances` may soon end for lack of them.
-    `why` is the error of the newest failed heartbeat."""
-
-    late: int
-    instances: int
-    why: str = ""
 
 
 class HeartbeatAlarms:

@@ -100,20 +100,10 @@ def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
         environments=[_encode_environment(gateway, env_key) for env_key in sorted(env_keys)],
         instances_created=gateway.opener.created,
         instances_closed=gateway.closer.closed,
-        limiters=[_encode_limiter(limiter) for limiter in status.list_limiters(gateway)],
+        limiters=status.list_limiters(gateway),
         retry_tokens=gateway.caller.budget.tokens,
         delete_backlog=gateway.closer.pending,
         sandbox_limits=gateway.sandbox_limits,
-    )
-
-
-def _encode_limiter(limiter: status.LimiterStatus) -> pb.LimiterStatus:
-    return pb.LimiterStatus(
-        name=limiter.name,
-        of=limiter.of,
-        limit=limiter.limit,
-        in_flight=limiter.in_flight,
-        waiting=limiter.waiting,
     )
 
 

@@ -172,7 +172,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 continue
             try:
                 async with asyncio.timeout_at(until):
-                    await gateway.capacity_changed.wait()
+                    await gateway.capacity_changed.next_change.wait()
             except TimeoutError:
                 return
 

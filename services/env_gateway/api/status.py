@@ -3,18 +3,18 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import metrics
 from services.common.deadlines import loop_time
-from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
+from services.env_gateway.api.alarms import HeartbeatAlarms
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import BreakerState
 from services.env_gateway.limits.rate_gates import PacedGate
-from services.env_gateway.ports import HeartbeatBackend
+from services.env_gateway.ports import HeartbeatLateness
 
 _PERIOD_S = 1.0
 _ENV = ("env",)
@@ -26,27 +26,15 @@ _lag_seconds = metrics.seconds_histogram(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LimiterStatus:
-    """Occupancy of one limiter. `of` is the backend for `creations`, `deletions` and `grades`; for
-    `episodes`, `calls` and `warmups` it is the environment, or empty for all of them."""
-
-    name: str
-    of: str
-    limit: int
-    in_flight: int
-    waiting: int
-
-
-def list_limiters(gateway: Gateway) -> list[LimiterStatus]:
+def list_limiters(gateway: Gateway) -> list[pb.LimiterStatus]:
     admission, gates = gateway.admission, gateway.caller.gates
     env_keys = sorted({*gateway.book.count_by_state(), *gateway.counts.env_keys()})
     return [
-        LimiterStatus(
+        _make_limiter(
             "episodes", "", admission.max_episodes, admission.held_places, admission.waiting
         ),
         *(
-            LimiterStatus("episodes", env, admission.limit_of(env), *admission.usage_of(env))
+            _make_limiter("episodes", env, admission.limit_of(env), *admission.usage_of(env))
             for env in env_keys
         ),
         *_gate_limiters("calls", gates.by_env),
@@ -57,13 +45,17 @@ def list_limiters(gateway: Gateway) -> list[LimiterStatus]:
     ]
 
 
-def _paced_limiters(name: str, paced: Mapping[str, PacedGate]) -> Iterator[LimiterStatus]:
+def _make_limiter(name: str, of: str, limit: int, in_flight: int, waiting: int) -> pb.LimiterStatus:
+    return pb.LimiterStatus(name=name, of=of, limit=limit, in_flight=in_flight, waiting=waiting)
+
+
+def _paced_limiters(name: str, paced: Mapping[str, PacedGate]) -> Iterator[pb.LimiterStatus]:
     return _gate_limiters(name, {backend: one.gate for backend, one in paced.items()})
 
 
-def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[LimiterStatus]:
+def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[pb.LimiterStatus]:
     for of, gate in sorted(gates.items()):
-        yield LimiterStatus(name, of, gate.limit, gate.in_flight, gate.waiting)
+        yield _make_limiter(name, of, gate.limit, gate.in_flight, gate.waiting)
 
 
 def breaker_states(gateway: Gateway) -> dict[str, BreakerState]:
@@ -98,15 +90,14 @@ async def update_alarms_forever(
 ) -> None:
     """Raise and clear alarms forever; call `changed` after each change."""
     while True:
-        backends = gateway.backends.items()
-        found = {
-            name: HeartbeatLateness(one.late_count, one.beating_count, one.last_failure)
-            for name, one in backends
-            if isinstance(one, HeartbeatBackend)
-        }
-        if alarms.update_alarms(found, loop_time()):
+        if alarms.update_alarms(_find_lateness(gateway), loop_time()):
             changed()
         await asyncio.sleep(_PERIOD_S)
+
+
+def _find_lateness(gateway: Gateway) -> dict[str, HeartbeatLateness]:
+    backends = gateway.backends.items()
+    return {name: found for name, one in backends if (found := one.lateness) is not None}
 
 
 def _episode_metrics(gateway: Gateway) -> Iterator[Metric]:
@@ -126,12 +117,7 @@ def _episode_metrics(gateway: Gateway) -> Iterator[Metric]:
 
 
 def _heartbeat_metrics(gateway: Gateway) -> Iterator[Metric]:
-    backends = gateway.backends.items()
-    late = {
-        (name,): float(one.late_count)
-        for name, one in backends
-        if isinstance(one, HeartbeatBackend)
-    }
+    late = {(name,): float(found.late) for name, found in _find_lateness(gateway).items()}
     text = "Instances that end soon unless their backend confirms to have heard of them"
     yield metrics.gauge("flotilla_heartbeats_late", text, ("backend",), late)
 

@@ -18,6 +18,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common import rpc
+from services.common.background_tasks import BackgroundTasks
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
 from services.common.network_addresses import check_dial
@@ -47,7 +48,7 @@ class GatewayConnection:
         self.worker_id = f"client-{uuid.uuid4().hex}"
         self.users = 0
         self._leases: dict[str, float] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="flotilla-gateway", daemon=True)
         self._thread.start()
@@ -68,15 +69,12 @@ class GatewayConnection:
         try:
             await self.stub.CloseEpisode(request, timeout=_CLOSE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log.warning("episode not closed", episode=episode_id, reason=explain_rpc_error(error))
+            _log.warning("episode not closed", episode=episode_id, reason=rpc.describe_error(error))
 
     def start_release(self, episode_id: str) -> asyncio.Task[None]:
         """Start to close an episode, even if the caller is cancelled meanwhile. Only in the
         connection's thread."""
-        task = self._loop.create_task(self.release_episode(episode_id))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        return task
+        return self._closing.start_task(self.release_episode(episode_id))
 
     def abandon_episode(self, episode_id: str) -> None:
         """Close an episode that is no longer referenced, without waiting."""
@@ -100,8 +98,8 @@ class GatewayConnection:
     async def _stop_loop(self) -> None:
         await cancel_tasks([self._renewing])
         raise_failure([self._renewing])
-        while self._closing:
-            await asyncio.wait(self._closing)
+        while self._closing.running:
+            await asyncio.wait(self._closing.running)
         await self._channel.close()
         self._loop.stop()
 
@@ -120,7 +118,7 @@ class GatewayConnection:
             answer = await self.stub.RenewEpisodes(request, timeout=_RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             # The next round retries; use will show episodes that expire meanwhile.
-            _log.warning("episodes not renewed", reason=explain_rpc_error(error))
+            _log.warning("episodes not renewed", reason=rpc.describe_error(error))
             return
         for episode_id in answer.lost_episode_ids:
             self._leases.pop(episode_id, None)
@@ -163,8 +161,3 @@ def return_connection(connection: GatewayConnection) -> None:
                 del _connections[key]
     if last:
         connection.close()
-
-
-def explain_rpc_error(error: grpc.aio.AioRpcError) -> str:
-    refused = rpc.service_error(error)
-    return f"{refused.reason if refused else error.code().name}: {error.details()}"

@@ -12,11 +12,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.common.deadlines import loop_time
-from services.env_gateway.clients.connection import (
-    GatewayConnection,
-    GatewayError,
-    explain_rpc_error,
-)
+from services.env_gateway.clients.connection import GatewayConnection, GatewayError
 from services.env_gateway.ports import Media, Part, Text, Tool
 
 # The gateway enforces a call's own deadline; the connection gets a little more.
@@ -76,7 +72,7 @@ class EpisodeClient:
             response = await self._connection.stub.CallTool(request, timeout=timeout_s + _SLACK_S)
             parts = [await self._read_part(part) for part in response.parts]
         except grpc.aio.AioRpcError as error:
-            return ToolAnswer(failure=explain_rpc_error(error))
+            return ToolAnswer(failure=rpc.describe_error(error))
         except (TypeError, ValueError, RecursionError) as error:
             return ToolAnswer(failure=f"the call cannot be sent: {error}")
         ok = response.outcome == pb.TOOL_OUTCOME_OK
@@ -99,7 +95,7 @@ class EpisodeClient:
         try:
             response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
         except grpc.aio.AioRpcError as error:
-            raise GatewayError(explain_rpc_error(error)) from error
+            raise GatewayError(rpc.describe_error(error)) from error
         return _decode_grade(response)
 
     async def close(self) -> None:
@@ -165,7 +161,7 @@ async def open_episode(
             pause_s = (refused and refused.retry_delay_s) or _PAUSE_S
             full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             if not full or pause_s >= left_s:
-                raise GatewayError(explain_rpc_error(error)) from error
+                raise GatewayError(rpc.describe_error(error)) from error
         await asyncio.sleep(pause_s)
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, FixedLimit
+from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, ConcurrencyLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import CircuitBreaker
@@ -21,7 +21,7 @@ class CallGates:
     def __init__(self, config: EnvGatewayConfig) -> None:
         self._config = config
         self.warming_by_env: dict[str, Gate] = {}
-        self.all = Gate(FixedLimit(config.limits.max_calls), weight_of=config.weight_of)
+        self.all = Gate(ConcurrencyLimit(config.limits.max_calls), weight_of=config.weight_of)
         self.by_env: dict[str, Gate] = {}
 
     def call_gate(self, env_key: str, *, apart: bool = False) -> Gate:

@@ -18,29 +18,21 @@ CALL_ERRORS = frozenset(
 )
 
 
-def _by_env() -> Counter[str]:
-    return Counter()
-
-
-def _by_env_and_kind() -> Counter[tuple[str, ...]]:
-    return Counter()
-
-
 @dataclass(slots=True)
 class GatewayCounts:
     """Counters by environment: `outcomes` of calls; `content_bytes` of text and of images;
     `tainted` and `expired` episodes; `suspects` among grades."""
 
-    calls: Counter[str] = field(default_factory=_by_env)
-    outcomes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
-    content_bytes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
-    images: Counter[str] = field(default_factory=_by_env)
-    tainted: Counter[str] = field(default_factory=_by_env)
-    expired: Counter[str] = field(default_factory=_by_env)
-    grades: Counter[str] = field(default_factory=_by_env)
-    no_grades: Counter[str] = field(default_factory=_by_env)
-    suspects: Counter[str] = field(default_factory=_by_env)
-    no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
+    calls: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
+    content_bytes: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
+    images: Counter[str] = field(default_factory=Counter[str])
+    tainted: Counter[str] = field(default_factory=Counter[str])
+    expired: Counter[str] = field(default_factory=Counter[str])
+    grades: Counter[str] = field(default_factory=Counter[str])
+    no_grades: Counter[str] = field(default_factory=Counter[str])
+    suspects: Counter[str] = field(default_factory=Counter[str])
+    no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
 
     def env_keys(self) -> set[str]:
         return {*self.calls, *self.expired, *self.grades, *self.no_grades}

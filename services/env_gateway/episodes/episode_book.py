@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from services.common.bounded_dict import BoundedDict
 from services.env_gateway.tasks.task_format import Task
 
 # A client has at most so many pending calls, and repeats only these; an older one is a bug worth an
@@ -113,7 +114,7 @@ class EpisodeBook:
         self._by_id: dict[str, Episode] = {}
         self._by_request: dict[str, Episode] = {}
         self._by_attempt: dict[tuple[str, str, int], Episode] = {}
-        self._forgotten: OrderedDict[str, str] = OrderedDict()
+        self._forgotten: BoundedDict[str, str] = BoundedDict(_FORGOTTEN_KEPT)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -198,8 +199,6 @@ class EpisodeBook:
         self._forgotten[episode.episode_id] = reason
         if not forget_request:
             self._forgotten[f"request:{episode.spec.request_id}"] = reason
-        while len(self._forgotten) > _FORGOTTEN_KEPT:
-            self._forgotten.popitem(last=False)
         return True
 
     def count_by_state(self) -> dict[str, Counter[str]]:

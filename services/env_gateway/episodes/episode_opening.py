@@ -1,9 +1,10 @@
 """Opening of episodes, from the queue to READY."""
 
 import asyncio
-import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from services.common.deadlines import loop_time, seconds_left
@@ -49,7 +50,6 @@ class EpisodeOpener:
         config: EnvGatewayConfig,
         book: EpisodeBook,
         journal: InstanceJournal,
-        rng: random.Random,
         watchdog: Watchdog,
         scale: ScaleImage,
         gates: CallGates,
@@ -59,9 +59,9 @@ class EpisodeOpener:
         self._config = config
         self._book = book
         self._journal = journal
-        self._rng = rng
         self._watchdog = watchdog
-        self.creations: dict[str, PacedGate] = {}
+        # By backend.
+        self.creations: defaultdict[str, PacedGate] = defaultdict(partial(creation_gate, config))
         self.created = 0
 
     async def open_episode(self, session: Session) -> None:
@@ -70,7 +70,7 @@ class EpisodeOpener:
         started = loop_time()
         try:
             while not session.ticket.admitted and not _is_closed(session):
-                await session.changed.wait()
+                await session.changed.next_change.wait()
             await self._provision_instance(session)
             with self._watchdog.stage("warm environment"):
                 await self._warm_instance(session)
@@ -82,7 +82,7 @@ class EpisodeOpener:
             self._fail_opening(session, f"the gateway failed: {error!r}")
         session.open_s = loop_time() - started
         event_metrics.open_seconds(session.env_key, "all")(session.open_s)
-        session.changed.notify()
+        session.changed.notify_all()
 
     async def _provision_instance(self, session: Session) -> None:
         if _is_closed(session):
@@ -103,9 +103,7 @@ class EpisodeOpener:
     async def _create_instance(
         self, session: Session, request: ProvisionRequest, time: "_TimeToOpen"
     ) -> Instance:
-        creation = self.creations.get(session.backend_name)
-        if creation is None:
-            creation = self.creations[session.backend_name] = creation_gate(self._config)
+        creation = self.creations[session.backend_name]
         waiting_since = loop_time()
         async with creation.hold_place(session.run_id, session.episode.ends_at):
             time.give_back(loop_time() - waiting_since)
@@ -192,7 +190,7 @@ class EpisodeOpener:
         """Retry `attempt` until the time to open is over or the episode is closed. Creation
         and readiness checks are both safe to repeat."""
         time = _TimeToOpen(self._config.open_timeout_s, session.episode.ends_at)
-        backoff = Backoff(base_s=_BASE_S, cap_s=cap_s, rng=self._rng)
+        backoff = Backoff(base_s=_BASE_S, cap_s=cap_s)
         while True:
             started = loop_time()
             try:
@@ -208,7 +206,7 @@ class EpisodeOpener:
                 time.give_back(loop_time() - started + wait_s)
             else:
                 session.trouble = str(failure)
-                session.changed.notify()
+                session.changed.notify_all()
             final = failure.invalid or failure.lost or wait_s >= time.left_s()
             if final or _is_closed(session):
                 raise failure
@@ -224,7 +222,7 @@ class EpisodeOpener:
         session.state_since = loop_time()
         session.episode.advance_state(state)
         session.trouble = ""
-        session.changed.notify()
+        session.changed.notify_all()
 
     def _fail_opening(self, session: Session, detail: str) -> None:
         session.failure = detail
@@ -268,7 +266,7 @@ async def _pause_unless_closed(session: Session, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not _is_closed(session):
-                await session.changed.wait()
+                await session.changed.next_change.wait()
 
 
 def _is_closed(session: Session) -> bool:

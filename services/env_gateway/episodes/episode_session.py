@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from services.common.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade, ToolOutcome
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
@@ -32,20 +33,6 @@ class CallAnswer:
     attempts: int = 0
     queue_s: float = 0.0
     upstream_s: float = 0.0
-
-
-class ChangeSignal:
-    """Event that wakes everyone waiting at the moment of `notify`."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self._event.wait()
 
 
 class MediaStore:
@@ -199,7 +186,7 @@ class Session:
             if state is EpisodeState.CLOSED:
                 raise EpisodeLostError(f"episode {self.episode.episode_id} {self.episode.detail}")
             if (state, self.trouble) == seen:
-                await self.changed.wait()
+                await self.changed.next_change.wait()
                 continue
             seen = (state, self.trouble)
             yield state
@@ -212,4 +199,4 @@ class Session:
             task.cancel()
         if self.grading is not None:
             self.grading.cancel()
-        self.changed.notify()
+        self.changed.notify_all()

@@ -2,10 +2,10 @@
 leases."""
 
 import asyncio
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from services.common.change_signal import ChangeSignal
 from services.common.deadlines import loop_time
 from services.common.domain.attempts import Grade
 from services.common.log import get_logger
@@ -21,7 +21,7 @@ from services.env_gateway.episodes.episode_book import (
 )
 from services.env_gateway.episodes.episode_grading import EpisodeGrader
 from services.env_gateway.episodes.episode_opening import EpisodeOpener
-from services.env_gateway.episodes.episode_session import CallAnswer, ChangeSignal, Session
+from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.instance_deletion import InstanceDeleter
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.tool_calls import ToolCaller
@@ -53,12 +53,10 @@ class Gateway:
         journal: InstanceJournal,
         *,
         incarnation: str,
-        rng: random.Random | None = None,
         watchdog: Watchdog | None = None,
         scale: ScaleImage | None = None,
         sandbox_limits: Sequence[str] = (),
     ) -> None:
-        rng = rng or random.Random()
         self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
         self.config = config
         self.counts = GatewayCounts()
@@ -70,19 +68,18 @@ class Gateway:
         self.admission = _make_admission(config)
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
-        self.caller = ToolCaller(config, rng)
+        self.caller = ToolCaller(config)
         self.calls = CallReplayer(self.caller, self.counts, self._watchdog)
         self.opener = EpisodeOpener(
             config,
             self.book,
             journal,
-            rng,
             self._watchdog,
             scale or keep_unscaled,
             self.caller.gates,
         )
         self.grader = EpisodeGrader(config, verifiers, self.counts, self._watchdog)
-        self.closer = InstanceDeleter(config, journal, self._release_place, rng)
+        self.closer = InstanceDeleter(config, journal, self._release_place)
 
     def open_episode(self, spec: EpisodeSpec) -> Session:
         """Start an episode or join the one of the same request.
@@ -217,11 +214,11 @@ class Gateway:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new episodes, wait for the open ones, then close what is left."""
         self.draining = True
-        self.capacity_changed.notify()
+        self.capacity_changed.notify_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while len(self.book):
-                    await self.capacity_changed.wait()
+                    await self.capacity_changed.next_change.wait()
         for session in list(self._sessions.values()):
             self.end_episode(session, "was closed by a drain")
         await self.closer.wait_until_deleted(self.config.close_timeout_s)
@@ -237,8 +234,8 @@ class Gateway:
 
     def _notify_admitted(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            self._by_ticket[ticket].changed.notify()
-        self.capacity_changed.notify()
+            self._by_ticket[ticket].changed.notify_all()
+        self.capacity_changed.notify_all()
 
     def _release_place(self, session: Session) -> None:
         self._by_ticket.pop(session.ticket)

@@ -5,10 +5,12 @@ the launcher's (`launcher/control/reaper.py`)."""
 
 import asyncio
 import math
-import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
+from services.common.background_tasks import BackgroundTasks
 from services.common.concurrency import cancel_tasks, wait_for_any, wait_for_event
 from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -37,16 +39,14 @@ class InstanceDeleter:
         config: EnvGatewayConfig,
         journal: InstanceJournal,
         on_closed: Callable[[Session], None],
-        rng: random.Random,
     ) -> None:
         self._config = config
         self._journal = journal
         self._on_closed = on_closed
-        self._rng = rng
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._deletions = BackgroundTasks()
         self._ending = asyncio.Event()
         # By backend.
-        self.deletions: dict[str, PacedGate] = {}
+        self.deletions: defaultdict[str, PacedGate] = defaultdict(partial(deletion_gate, config))
         # Read before anything is opened: an instance opened later is not an orphan.
         self._orphans = journal.list_orphans()
         self.closed = 0
@@ -54,11 +54,11 @@ class InstanceDeleter:
 
     @property
     def pending(self) -> int:
-        return len(self._tasks)
+        return len(self._deletions.running)
 
     def delete_instance(self, session: Session) -> None:
         """Delete a session's instance, even one whose creation is still in progress."""
-        self._start_task(self._delete_after_opening(session))
+        self._deletions.start_task(self._delete_after_opening(session))
 
     def reclaim_orphans(self, backends: Mapping[str, Backend]) -> int:
         """Delete a predecessor's instances; return the number of those that may exist."""
@@ -70,7 +70,7 @@ class InstanceDeleter:
                 _LOG.warning("orphans_of_unknown_backend", backend=name, instances=len(orphans))
                 continue
             for orphan in orphans:
-                self._start_task(self._reclaim_orphan(name, backend, orphan))
+                self._deletions.start_task(self._reclaim_orphan(name, backend, orphan))
             count += len(orphans)
         return count
 
@@ -78,19 +78,11 @@ class InstanceDeleter:
         """Wait until everything is deleted, but not for permanently refused deletions, and at
         most `timeout_s` after the last deletion. The rest stays in the journal."""
         self._ending.set()
-        while self._tasks:
-            if not await wait_for_any(self._tasks, timeout_s):
-                await self._give_up(set(self._tasks))
+        while pending := set(self._deletions.running):
+            if not await wait_for_any(pending, timeout_s):
+                await cancel_tasks(pending)
+                _LOG.warning("instances_left_open", instances=len(pending))
         self._ending.clear()
-
-    async def _give_up(self, pending: set[asyncio.Task[None]]) -> None:
-        await cancel_tasks(pending)
-        _LOG.warning("instances_left_open", instances=len(pending))
-
-    def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _delete_after_opening(self, session: Session) -> None:
         if session.opener is not None:
@@ -116,10 +108,7 @@ class InstanceDeleter:
     def _hold_place(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
         """Wait without a deadline for a place at the backend's deletion gate: other deletions
         never make one give up."""
-        gate = self.deletions.get(backend_name)
-        if gate is None:
-            gate = self.deletions[backend_name] = deletion_gate(self._config)
-        return gate.hold_place(run_id, math.inf)
+        return self.deletions[backend_name].hold_place(run_id, math.inf)
 
     async def _reclaim_orphan(self, name: str, backend: Backend, orphan: Orphan) -> None:
         async def reclaim_once() -> None:
@@ -135,7 +124,7 @@ class InstanceDeleter:
     ) -> bool:
         """Retry a deletion until it succeeds. Return False if it is permanently refused while
         the gateway ends."""
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         while True:
             try:
                 await delete()

@@ -1,7 +1,6 @@
 """Execution of tool calls: limits, deadlines, and retries where they are safe."""
 
 import asyncio
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import ToolOutcome
 from services.common.log import get_logger
 from services.common.parsing import run_aside
-from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
@@ -24,24 +23,16 @@ from services.env_gateway.ports import (
     Tool,
 )
 from services.env_gateway.tasks.task_format import TaskError, load_json_object
-from services.env_gateway.tools.call_retries import (
-    CallVerdict,
-    RetryBudget,
-    RetryDecision,
-    decide_retry,
-)
+from services.env_gateway.tools.call_retries import RetryBudget, decide_retry
 from services.env_gateway.tools.computer_tool import is_look_only
-from services.env_gateway.tools.tool_selection import COMPUTER, is_final_answer, parse_final_answer
+from services.env_gateway.tools.tool_selection import (
+    COMPUTER,
+    SUBMIT_FINAL_ANSWER,
+    parse_final_answer,
+)
 
 _LOG = get_logger(__name__)
 _EXAMINATION_S = 5.0
-_OUTCOMES = {
-    CallVerdict.NOT_EXECUTED: ToolOutcome.NOT_EXECUTED,
-    CallVerdict.OUTCOME_UNKNOWN: ToolOutcome.OUTCOME_UNKNOWN,
-    CallVerdict.DEADLINE: ToolOutcome.DEADLINE,
-    CallVerdict.SESSION_LOST: ToolOutcome.SESSION_LOST,
-    CallVerdict.BAD_ARGUMENTS: ToolOutcome.BAD_ARGUMENTS,
-}
 
 
 @dataclass(slots=True)
@@ -65,12 +56,11 @@ class _PendingCall:
 class ToolCaller:
     """Runs each call to its answer; never raises for the behaviour of an environment."""
 
-    def __init__(self, config: EnvGatewayConfig, rng: random.Random) -> None:
+    def __init__(self, config: EnvGatewayConfig) -> None:
         self.gates = CallGates(config)
         self._retry = config.retry
         self._max_unreachable = config.breaker.instance_failures
-        self.budget = new_retry_budget(config.retry)
-        self._rng = rng
+        self.budget = RetryBudget(ratio=config.retry.budget_ratio, cap=config.retry.budget_cap)
 
     async def run_call(
         self,
@@ -90,7 +80,8 @@ class ToolCaller:
                 len(arguments_json), lambda: _parse_arguments(session, tool, arguments_json)
             )
             session.writings.add_call(tool.name, arguments)
-            if is_final_answer(tool):
+            if tool is SUBMIT_FINAL_ANSWER:
+                # Not an environment's tool of the same name.
                 return _record_submission(session, parse_final_answer(arguments))
         except TaskError as error:
             return _text_answer(ToolOutcome.BAD_ARGUMENTS, str(error))
@@ -125,7 +116,7 @@ class ToolCaller:
         session, tool = call.session, call.tool
         if session.instance is None or session.episode.lost:
             return _text_answer(ToolOutcome.SESSION_LOST, "the environment instance is gone")
-        backoff = new_backoff(self._retry, self._rng)
+        backoff = Backoff(base_s=self._retry.base_s, cap_s=self._retry.cap_s)
         self.budget.deposit()
         while True:
             try:
@@ -142,7 +133,7 @@ class ToolCaller:
                     budget=self.budget,
                 )
                 if decision.wait_s is None:
-                    return _failure_answer(call, error, decision)
+                    return _failure_answer(call, error, decision.outcome)
                 await asyncio.sleep(decision.wait_s)
             else:
                 session.unreachable = 0
@@ -191,8 +182,7 @@ class ToolCaller:
         return BackendError("lost", message, delivered=error.delivered, lost=True)
 
 
-def _failure_answer(call: _PendingCall, error: BackendError, decision: RetryDecision) -> CallAnswer:
-    outcome = _OUTCOMES[decision.verdict]
+def _failure_answer(call: _PendingCall, error: BackendError, outcome: ToolOutcome) -> CallAnswer:
     episode = call.session.episode
     episode.lost |= error.lost
     episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
@@ -221,11 +211,3 @@ def _record_submission(session: Session, answer: str) -> CallAnswer:
 
 def _text_answer(outcome: ToolOutcome, message: str) -> CallAnswer:
     return CallAnswer(outcome, (Text(message),))
-
-
-def new_backoff(config: RetryConfig, rng: random.Random) -> Backoff:
-    return Backoff(base_s=config.base_s, cap_s=config.cap_s, rng=rng)
-
-
-def new_retry_budget(config: RetryConfig) -> RetryBudget:
-    return RetryBudget(ratio=config.budget_ratio, cap=config.budget_cap)

@@ -5,7 +5,7 @@ that the verifier completed; so words are compared, not lines. Doubt counts agai
 policy: doubtful results count for nothing, so writing such words gains nothing."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -173,15 +173,18 @@ class Authorship:
     @cached_property
     def _pieces(self) -> set[str]:
         """Separate texts, from which a verifier may assemble a line."""
-        places = self._writings.written.items()
-        texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
-        return {squeezed for text in texts if (squeezed := squeeze_words(text))}
+        return {squeezed for text in self._values if (squeezed := squeeze_words(text))}
 
     @cached_property
     def _names_app(self) -> bool:
-        places = self._writings.written.items()
-        texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
-        return any(squeeze_words(text.rpartition("\n")[2]) == "app" for text in texts)
+        return any(squeeze_words(text.rpartition("\n")[2]) == "app" for text in self._values)
+
+    @property
+    def _values(self) -> Iterator[str]:
+        """The written texts except the names of fields."""
+        for where, texts in self._writings.written.items():
+            if not where.endswith(KEYS):
+                yield from texts
 
     @cached_property
     def _written_lines(self) -> set[str]:

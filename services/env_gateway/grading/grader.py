@@ -1,7 +1,6 @@
 """Grading of a final state with its task's verifier: trust, repetition and deadlines."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -77,7 +76,6 @@ class VerifierRunner:
         config: VerifiersConfig,
         grader: Grader,
         digests: frozenset[str],
-        rng: random.Random | None = None,
         by_env: Mapping[str, str] | None = None,
     ) -> None:
         self._by_env = by_env or {}
@@ -86,7 +84,6 @@ class VerifierRunner:
         self._digests = digests
         self._untouched = UntouchedBaseline()
         self._finder = VerifierFinder()
-        self._rng = rng or random.Random()
 
     async def grade_final_state(self, job: GradingJob) -> Grade:
         """Grade an episode in its final state. Each run waits at the job's gate. Raises nothing
@@ -133,7 +130,7 @@ class VerifierRunner:
         """Run the verifier until its result is final or time is up; return the last run's
         grade with the number of runs. Runs refused before they began are not counted and
         are retried while time remains."""
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         attempts = 0
         while True:
             error = None
@@ -160,7 +157,7 @@ class VerifierRunner:
         if source is None:
             raise NoVerifierError("the task has no verifier")
         function = await self._finder.find_function(source)
-        retrier = RefusalRetrier(job.until, self._config.timeout_s, self._rng)
+        retrier = RefusalRetrier(job.until, self._config.timeout_s)
         return make_verification(
             job.instance, job.submission, function, retrier, digests=self._digests
         )

@@ -5,13 +5,14 @@ A verifier's output may contain the answer, or a row that a tool call named. Rea
 from it requires knowing which words may be the policy's own."""
 
 import base64
-import binascii
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
+
+from services.common.parsing import as_object
 
 # Limit of an episode's texts. Beyond it, all printed text may be the policy's.
 _KEPT_CHARS = 2**19
@@ -109,7 +110,7 @@ class PolicyWritings:
     def add_message(self, message: object) -> None:
         """Add a message of the conversation. Messages of the assistant, or without a role, are
         the policy's; the others were shown to it."""
-        fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+        fields = as_object(message)
         for where, text in _iterate_texts(message, "conversation"):
             if fields.get("role") in _OTHERS:
                 self.add_shown(text)
@@ -213,5 +214,5 @@ def _decode_word(word: str) -> str:
     plain = word.rstrip("=").translate(_URL_SAFE)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4)).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""

@@ -2,10 +2,10 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from services.common.bounded_dict import BoundedDict
 from services.common.domain.attempts import Grade
 from services.common.log import get_logger
 from services.env_gateway.ports import Verification
@@ -28,14 +28,15 @@ class UntouchedBaseline:
     """Runs each verifier once on the seed of its data, as if that were the final state."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._entries: BoundedDict[_Key, _Entry] = BoundedDict(_KEPT)
 
     async def find_passing_checks(
         self, task: Task, verification: Verification, run: RunVerifier, *, until: float
     ) -> frozenset[str] | None:
         """Return the checks that pass. None means that the verifier could not be run by
         `until`; that is not cached. Attempts at one task wait for the first of them."""
-        entry = self._get_entry(_make_key(task, verification))
+        key = _make_key(task, verification)
+        entry = self._entries[key] = self._entries.get(key) or _Entry()
         try:
             async with asyncio.timeout_at(until), entry.lock:
                 if entry.passed is None:
@@ -43,13 +44,6 @@ class UntouchedBaseline:
         except TimeoutError:
             _LOG.warning("untouched_state_not_graded", task=task.key)
         return entry.passed
-
-    def _get_entry(self, key: _Key) -> _Entry:
-        entry = self._entries.setdefault(key, _Entry())
-        self._entries.move_to_end(key)
-        if len(self._entries) > _KEPT:
-            self._entries.popitem(last=False)
-        return entry
 
 
 def _make_key(task: Task, verification: Verification) -> _Key:

@@ -15,8 +15,8 @@ MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
 
 
-def no_grade(reason: NoGradeReason, detail: str, *, attempts: int = 0) -> Grade:
-    return Grade(reason=reason, detail=detail, attempts=attempts)
+def no_grade(reason: NoGradeReason, detail: str) -> Grade:
+    return Grade(reason=reason, detail=detail, attempts=0)
 
 
 def judge_execution(

@@ -2,7 +2,6 @@
 state."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -46,21 +45,10 @@ def make_verification(
         function=function.name,
         query=_make_query(instance, retrier),
         snapshot=_make_snapshot(instance, retrier),
-        arguments=_verifier_arguments(function, submission),
+        arguments=function.choose_arguments(submission.final_answer, submission.conversation),
         call=_make_call(instance, submission.readable, retrier),
         trusted=is_trusted(source, digests),
     )
-
-
-def _verifier_arguments(
-    function: VerifierFunction, submission: Submission
-) -> dict[str, str | None]:
-    arguments: dict[str, str | None] = {}
-    if function.takes_final_answer:
-        arguments["final_answer"] = submission.final_answer
-    if function.takes_conversation:
-        arguments["conversation"] = submission.conversation
-    return arguments
 
 
 def _make_query(instance: Instance, retrier: "RefusalRetrier") -> QueryFn:
@@ -98,14 +86,13 @@ class RefusalRetrier:
     half of a run's time. After that the run is abandoned and restarted, so that it does not
     fail for lack of time."""
 
-    def __init__(self, until: float, timeout_s: float, rng: random.Random) -> None:
+    def __init__(self, until: float, timeout_s: float) -> None:
         self._until = until
         self._patient_until = min(loop_time() + timeout_s / 2, until)
-        self._rng = rng
 
     async def send_patiently(self, send: Callable[[float], Awaitable[T]]) -> T:
         """Send one request, retrying refusals. Raises BackendError."""
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         while True:
             try:
                 return await send(seconds_left(self._until))

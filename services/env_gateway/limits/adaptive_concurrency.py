@@ -1,48 +1,27 @@
 """Limits on the load of an environment: adaptive concurrency, a circuit breaker, a rate. No
 I/O; the clock is an argument, in seconds."""
 
-from typing import Protocol
-
 _FACTOR = 0.7
 
 
-class ConcurrencyLimit(Protocol):
-    """Limit on the requests in flight. Each request that begins ends with one of the last
+class ConcurrencyLimit:
+    """Fixed limit on the requests in flight. Each request that begins ends with one of the last
     three methods."""
 
-    in_flight: int
-
-    @property
-    def limit(self) -> int: ...
-
-    @property
-    def is_full(self) -> bool: ...
-
-    def begin_request(self) -> int:
-        """Begin a request; pass the returned number to `end_with_overload`."""
-        ...
-
-    def end_with_success(self) -> None: ...
-
-    def end_with_overload(self, begun: int) -> None: ...
-
-    def end_without_evidence(self) -> None:
-        """End a request that shows neither success nor overload."""
-        ...
-
-
-class FixedLimit:
-    """A limit that learns nothing."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: float) -> None:
+        self._limit = float(limit)
         self.in_flight = 0
+
+    @property
+    def limit(self) -> int:
+        return int(self._limit)
 
     @property
     def is_full(self) -> bool:
         return self.in_flight >= self.limit
 
     def begin_request(self) -> int:
+        """Begin a request; pass the returned number to `end_with_overload`."""
         self.in_flight += 1
         return 0
 
@@ -53,10 +32,11 @@ class FixedLimit:
         self.in_flight -= 1
 
     def end_without_evidence(self) -> None:
+        """End a request that shows neither success nor overload."""
         self.in_flight -= 1
 
 
-class AdaptiveLimit:
+class AdaptiveLimit(ConcurrencyLimit):
     """Limit on the requests in flight by additive increase, multiplicative decrease (Chiu and
     Jain, 1989).
 
@@ -66,19 +46,10 @@ class AdaptiveLimit:
     the same reason."""
 
     def __init__(self, *, start: int, ceiling: int, least: int = 1) -> None:
-        self._limit = float(min(start, ceiling))
+        super().__init__(min(start, ceiling))
         self._ceiling = ceiling
         self._least = float(min(least, start, ceiling))
         self._falls = 0
-        self.in_flight = 0
-
-    @property
-    def limit(self) -> int:
-        return int(self._limit)
-
-    @property
-    def is_full(self) -> bool:
-        return self.in_flight >= self.limit
 
     def begin_request(self) -> int:
         self.in_flight += 1
@@ -96,6 +67,3 @@ class AdaptiveLimit:
         if begun == self._falls:
             self._falls += 1
             self._limit = max(self._least, self._limit * _FACTOR)
-
-    def end_without_evidence(self) -> None:
-        self.in_flight -= 1

@@ -4,9 +4,10 @@ seconds.
 A caller's deadline is no evidence: a backend has failed to answer only if it was given its
 usual answer time."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from enum import StrEnum
 
+from services.common.bounded_dict import BoundedDict
 from services.env_gateway.config.gateway import BreakerConfig
 from services.env_gateway.ports import BackendError
 
@@ -35,7 +36,7 @@ class UsualTime:
     def __init__(self, *, at_least_s: float, at_most_s: float) -> None:
         self._at_least_s = min(at_least_s, at_most_s)
         self._at_most_s = at_most_s
-        self._answers: OrderedDict[str, deque[float]] = OrderedDict()
+        self._answers: BoundedDict[str, deque[float]] = BoundedDict(_KINDS_KEPT)
 
     @classmethod
     def within_timeout(cls, breaker: BreakerConfig, timeout_s: float) -> "UsualTime":
@@ -44,11 +45,8 @@ class UsualTime:
         return cls(at_least_s=breaker.patience_s, at_most_s=timeout_s / 2)
 
     def record_answer(self, kind: str, seconds: float) -> None:
-        answers = self._answers.setdefault(kind, deque(maxlen=_WINDOW))
-        answers.append(seconds)
-        self._answers.move_to_end(kind)
-        if len(self._answers) > _KINDS_KEPT:
-            self._answers.popitem(last=False)
+        self._answers[kind] = self._answers.get(kind) or deque(maxlen=_WINDOW)
+        self._answers[kind].append(seconds)
 
     def usual_seconds(self, kind: str) -> float:
         answers = self._answers.get(kind)
@@ -66,7 +64,7 @@ class RequestObserver:
     def __init__(self, usual: UsualTime, *, apart: bool = False) -> None:
         self._usual = usual
         self._apart = apart
-        self._failing: OrderedDict[str, None] = OrderedDict()
+        self._failing: BoundedDict[str, None] = BoundedDict(_FAILING_KEPT)
 
     def observe_answer(self, kind: str, instance_id: str, seconds: float) -> HealthEvidence:
         self._usual.record_answer(kind, seconds)
@@ -94,6 +92,4 @@ class RequestObserver:
         if instance_id in self._failing:
             return HealthEvidence.NOTHING
         self._failing[instance_id] = None
-        if len(self._failing) > _FAILING_KEPT:
-            self._failing.popitem(last=False)
         return HealthEvidence.FAILED

@@ -5,28 +5,18 @@ be repeated; one that may have been executed only if the tool is read-only or id
 error reported by the tool itself is an answer and is never repeated."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
 
 
-class CallVerdict(StrEnum):
-    """Meaning of a failure for the call, if it is not repeated."""
-
-    NOT_EXECUTED = "not_executed"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    DEADLINE = "deadline"
-    SESSION_LOST = "session_lost"
-    BAD_ARGUMENTS = "bad_arguments"
-
-
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """Decision on a failed attempt: retry after `wait_s`, or give up with `verdict` if that is
+    """Decision on a failed attempt: retry after `wait_s`, or give up with `outcome` if that is
     None."""
 
-    verdict: CallVerdict
+    outcome: ToolOutcome
     wait_s: float | None = None
 
 
@@ -68,26 +58,26 @@ def decide_retry(
 
     `unknown`: this attempt or one before it may have changed something.
     """
-    verdict = _verdict_of(error, unknown=unknown)
+    outcome = _outcome_of(error, unknown=unknown)
     safe = error.delivered is False or repeatable
     if error.lost or error.invalid or error.bad_arguments or not safe:
-        return RetryDecision(verdict)
+        return RetryDecision(outcome)
     wait_s = backoff.next_wait_s(error.retry_after_s)
     if wait_s >= remaining_s:
-        return RetryDecision(verdict)
+        return RetryDecision(outcome)
     throttled = error.kind == "throttled"
     if not throttled and not budget.try_spend():
-        return RetryDecision(verdict)
-    return RetryDecision(verdict, wait_s)
+        return RetryDecision(outcome)
+    return RetryDecision(outcome, wait_s)
 
 
-def _verdict_of(error: BackendError, *, unknown: bool) -> CallVerdict:
+def _outcome_of(error: BackendError, *, unknown: bool) -> ToolOutcome:
     if unknown:
-        return CallVerdict.OUTCOME_UNKNOWN
+        return ToolOutcome.OUTCOME_UNKNOWN
     if error.bad_arguments:
-        return CallVerdict.BAD_ARGUMENTS
+        return ToolOutcome.BAD_ARGUMENTS
     if error.lost:
-        return CallVerdict.SESSION_LOST
+        return ToolOutcome.SESSION_LOST
     if error.kind == "timeout":
-        return CallVerdict.DEADLINE
-    return CallVerdict.NOT_EXECUTED
+        return ToolOutcome.DEADLINE
+    return ToolOutcome.NOT_EXECUTED

@@ -6,7 +6,6 @@ in thousandths of it. Both are one linear map between the screen's pixels and th
 coordinates. It is applied to the policy's arguments and to the tool's answers."""
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -163,7 +162,8 @@ def find_screen_size(tool: Tool) -> ScreenSize:
 
 async def decoded_aside(part: Part) -> Part:
     """Call `decode_embedded_image`, off the event loop for a large part."""
-    return await run_aside(part_size(part), lambda: decode_embedded_image(part))
+    size = len(part.text) if isinstance(part, Text) else len(part.data)
+    return await run_aside(size, lambda: decode_embedded_image(part))
 
 
 def decode_embedded_image(part: Part) -> Part:
@@ -182,13 +182,9 @@ def decode_embedded_image(part: Part) -> Part:
     mime = match["mime"] if match else "image/png"
     try:
         data = base64.b64decode(encoded[match.end() if match else 0 :], validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return Text("Screenshot capture failed (the image is not base64)")
     return make_media(data, mime)
-
-
-def part_size(part: Part) -> int:
-    return len(part.text) if isinstance(part, Text) else len(part.data)
 
 
 def make_media(data: bytes, mime: str) -> Media:

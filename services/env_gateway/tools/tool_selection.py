@@ -95,12 +95,6 @@ def _order_schema_keys(tool: Tool) -> Tool:
     return replace(tool, input_schema_json=json.dumps({key: schema[key] for key in keys}))
 
 
-def is_final_answer(tool: Tool) -> bool:
-    """Return True if the gateway itself answers the call; an environment may have a tool of
-    the same name."""
-    return tool is SUBMIT_FINAL_ANSWER
-
-
 def parse_final_answer(arguments: Mapping[str, Any]) -> str:
     """Return the submitted text. Raises TaskError with the message for the policy."""
     answer = arguments.get("answer")

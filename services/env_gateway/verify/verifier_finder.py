@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections import OrderedDict
 from pathlib import Path
 
 import services
+from services.common.bounded_dict import BoundedDict
 from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES
 from services.env_gateway.verify.verifier_source import (
     VerifierError,
@@ -34,7 +34,7 @@ class VerifierFinder:
     block the event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, VerifierFunction | str] = OrderedDict()
+        self._known: BoundedDict[bytes, VerifierFunction | str] = BoundedDict(_KEPT)
         self._places = asyncio.Semaphore(_PROCESSES)
 
     async def find_function(self, source: str) -> VerifierFunction:
@@ -47,16 +47,10 @@ class VerifierFinder:
         if found is None:
             async with self._places:
                 found = self._known.get(digest) or await _look_up(source, data)
-            self._remember_result(digest, found)
+            self._known[digest] = found
         if isinstance(found, str):
             raise VerifierError(found)
         return found
-
-    def _remember_result(self, digest: bytes, found: VerifierFunction | str) -> None:
-        self._known[digest] = found
-        self._known.move_to_end(digest)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
 
 
 async def _look_up(source: str, data: bytes) -> VerifierFunction | str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.common.log import get_logger
-from services.env_gateway.limits.adaptive_concurrency import FixedLimit
+from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.fair_queue import WeightOf, equal_weight
 from services.env_gateway.ports import Execution, Verification
@@ -104,7 +104,7 @@ class VerifierPool:
         self._sandbox = Sandbox.find_installed(
             memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S
         )
-        self._places = Gate(FixedLimit(size), weight_of=weight_of)
+        self._places = Gate(ConcurrencyLimit(size), weight_of=weight_of)
         self._idle: deque[VerifierProcess] = deque()
         self._running: set[VerifierProcess] = set()
         self._spares = SpareProcesses(self._start_untrusted, size)

@@ -24,6 +24,13 @@ class VerifierFunction:
     takes_final_answer: bool
     takes_conversation: bool
 
+    def choose_arguments(
+        self, final_answer: str | None, conversation: str | None
+    ) -> dict[str, str | None]:
+        """Return the arguments of a call besides `env`."""
+        answer = {"final_answer": final_answer} if self.takes_final_answer else {}
+        return answer | ({"conversation": conversation} if self.takes_conversation else {})
+
 
 def find_verifier(source: str) -> VerifierFunction:
     """Find the verifier among the functions of `source`, by its shape rather than its name.

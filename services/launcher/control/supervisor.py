@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common import log
+from services.common.change_signal import ChangeSignal
 from services.common.concurrency import running_tasks, wait_for_any, wait_for_event
 from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
@@ -29,7 +30,7 @@ from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
 from services.launcher.control.replica_actions import ReplicaController
 from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
-from services.launcher.run_progress import ChangeSignal, Progress, RaisedAlarms
+from services.launcher.run_progress import Progress, RaisedAlarms
 from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.roster import Member, Roster, UnregisteredError

@@ -3,8 +3,8 @@
 import asyncio
 from collections import OrderedDict
 
+from services.common.background_tasks import BackgroundTasks
 from services.learner.group_types import Lease
-from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.journal.store import Journal

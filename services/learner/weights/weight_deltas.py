@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from services.common.background_tasks import BackgroundTasks
 from services.common.weight_delta import (
     BLOCK_BYTES,
     Change,
@@ -73,7 +74,7 @@ class DeltaShelf:
     def __init__(self, snapshots: SnapshotCache) -> None:
         self._snapshots = snapshots
         self._deltas: list[WeightDelta] = []
-        self._making: set[asyncio.Task[None]] = set()
+        self._making = BackgroundTasks()
         self._thread = ThreadPoolExecutor(1, initializer=_stand_behind)
         # Publications until differences are no longer made ahead.
         self._awaited = 0
@@ -108,9 +109,7 @@ class DeltaShelf:
         self._drop_oldest(pair[1].total_bytes)
         delta = WeightDelta(*pair)
         self._deltas.append(delta)
-        task = asyncio.create_task(delta.encode_blocks(self._snapshots, self._thread))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
+        self._making.start_task(delta.encode_blocks(self._snapshots, self._thread))
 
     def _drop_oldest(self, total_bytes: int) -> None:
         def too_many() -> bool:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from renderers.base import MODEL_RENDERER_MAP
+
 from services.common.errors import ConfigError
-from services.rollout.adapters.renderer_choice import find_renderer, renderer_names
+from services.rollout.adapters.renderer_choice import renderer_names
 from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
@@ -27,7 +29,7 @@ def choose_dialect(
     name = config.name
     if name == AUTO:
         # Naming a parser implies the model's own template.
-        name = (None if config.parser else find_renderer(model)) or TEMPLATE
+        name = (None if config.parser else MODEL_RENDERER_MAP.get(model)) or TEMPLATE
     if name != TEMPLATE and (config.parser or config.reasoning):
         raise ConfigError(
             f"rollout.dialect: parser and reasoning are read with name = {TEMPLATE!r} alone, and"

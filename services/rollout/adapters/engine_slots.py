@@ -1,9 +1,10 @@
 """Slots of the engines that one replica runs side by side (`rollout.engine.data_parallel`)."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+
+from services.common.bounded_dict import BoundedDict
 
 # Attempts whose engine is remembered: many more than run at once.
 HOMES_KEPT = 16384
@@ -21,7 +22,7 @@ class EngineSlots:
         self._free = asyncio.Semaphore(engines * each)
         self._running = [0] * engines
         # By the seed of the attempt's sampling, the latest last.
-        self._homes: OrderedDict[int, int] = OrderedDict()
+        self._homes: BoundedDict[int, int] = BoundedDict(HOMES_KEPT)
 
     @asynccontextmanager
     async def take_slot(self, seed: int, ends: float) -> AsyncGenerator[int | None]:
@@ -42,10 +43,8 @@ class EngineSlots:
             self._free.release()
 
     def _choose_engine(self, seed: int) -> int:
-        home = self._homes.pop(seed, None)
+        home = self._homes.get(seed)
         if home is None or self._running[home] >= self._each:
             home = min(range(self.engines), key=self._running.__getitem__)
         self._homes[seed] = home
-        if len(self._homes) > HOMES_KEPT:
-            self._homes.popitem(last=False)
         return home

@@ -11,14 +11,17 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
+from services.common.background_tasks import BackgroundTasks
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
-from services.common.rpc import read_last_message, to_duration, to_seconds
-from services.rollout.adapters.retried_calls import (
-    call_with_retries,
+from services.common.rpc import (
     describe_error,
+    read_last_message,
     refusal_reason,
+    to_duration,
+    to_seconds,
 )
+from services.rollout.adapters.retried_calls import call_with_retries
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, ToolResult
@@ -152,7 +155,7 @@ class GatewayEnvironment:
         self._interval_s = renew_interval_s
         self._open: dict[str, GatewayEpisode] = {}
         # Pending closes, which continue even if their callers have been cancelled.
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
 
     @asynccontextmanager
     async def open_episode(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
@@ -180,8 +183,8 @@ class GatewayEnvironment:
 
     async def wait_until_closed(self) -> None:
         """Wait for pending closes: their callers may have been cancelled."""
-        while self._closing:
-            await asyncio.wait(self._closing)
+        while self._closing.running:
+            await asyncio.wait(self._closing.running)
 
     def _make_open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
@@ -240,10 +243,7 @@ class GatewayEnvironment:
                 self._open[episode_id].lost = True
 
     def _start_closing(self, episode_id: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._close_episode(episode_id))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        return task
+        return self._closing.start_task(self._close_episode(episode_id))
 
     async def _close_episode(self, episode_id: str) -> None:
         """Close an episode. Best effort: if the close is lost, the episode ends with its lease."""

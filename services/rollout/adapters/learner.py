@@ -12,13 +12,9 @@ from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.common.log import get_logger
+from services.common.rpc import describe_error, refusal_reason
 from services.rollout.adapters.learner_calls import Metadata, RunEpoch, WorkerIdentity
-from services.rollout.adapters.retried_calls import (
-    TRANSIENT,
-    call_with_retries,
-    describe_error,
-    refusal_reason,
-)
+from services.rollout.adapters.retried_calls import TRANSIENT, call_with_retries
 from services.rollout.api.codec import lease_from_pb
 from services.rollout.episodes.attempt_record import make_submission
 from services.rollout.ports import LearnerRefused, LeaseLost

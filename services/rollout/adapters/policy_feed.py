@@ -15,13 +15,9 @@ from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.domain.policy import PolicyId
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
+from services.common.rpc import describe_error, refusal_reason
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.retried_calls import (
-    TRANSIENT,
-    call_with_retries,
-    describe_error,
-    refusal_reason,
-)
+from services.rollout.adapters.retried_calls import TRANSIENT, call_with_retries
 from services.rollout.api.codec import publication_from_pb, report_to_pb
 from services.rollout.ports import LearnerRefused, TransportFailed
 from services.rollout.types import Completion, FetchedPart, Publication, UpdateOutcome
@@ -50,7 +46,7 @@ class PolicyClient:
         device_ids: Sequence[str] = (),
     ) -> None:
         """Create a client. `weights` opens a channel to WeightService at the address that the
-        learner gives. The engine can receive weights over `backends`; `devices` are the
+        learner gives. The engine can receive weights over `transfers`; `device_ids` are the
         identities of its devices."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
@@ -60,7 +56,7 @@ class PolicyClient:
         self._device_ids = device_ids
 
     async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
-        request = _attach_request(self._identity, holding, self._transfers, self._device_ids)
+        request = self._make_attach_request(holding)
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
                 self._epoch.adopt_epoch(event.run_epoch)
@@ -118,23 +114,17 @@ class PolicyClient:
             except grpc.aio.AioRpcError as error:
                 raise TransportFailed(describe_error(error)) from error
 
-
-def _attach_request(
-    identity: WorkerIdentity,
-    holding: PolicyId | None,
-    transfers: Sequence[str],
-    device_ids: Sequence[str],
-) -> policy_pb.AttachRequest:
-    names = (*transfers, "shm", "grpc")
-    return policy_pb.AttachRequest(
-        worker_id=identity.worker_id,
-        incarnation=identity.incarnation,
-        device_count=identity.device_count,
-        transports=[policy_pb.Transport.Value(f"TRANSPORT_{name.upper()}") for name in names],
-        holding=None if holding is None else encode_policy(holding),
-        host_digest=host_digest(),
-        tokenizer_digest=identity.tokenizer.whole,
-        tokenizer_json_digest=identity.tokenizer.tokenizer_json,
-        chat_template_digest=identity.tokenizer.chat_template,
-        device_ids=device_ids,
-    )
+    def _make_attach_request(self, holding: PolicyId | None) -> policy_pb.AttachRequest:
+        identity, names = self._identity, (*self._transfers, "shm", "grpc")
+        return policy_pb.AttachRequest(
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            device_count=identity.device_count,
+            transports=[policy_pb.Transport.Value(f"TRANSPORT_{name.upper()}") for name in names],
+            holding=None if holding is None else encode_policy(holding),
+            host_digest=host_digest(),
+            tokenizer_digest=identity.tokenizer.whole,
+            tokenizer_json_digest=identity.tokenizer.tokenizer_json,
+            chat_template_digest=identity.tokenizer.chat_template,
+            device_ids=self._device_ids,
+        )

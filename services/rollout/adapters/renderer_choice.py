@@ -34,11 +34,6 @@ def renderer_names() -> list[str]:
     return sorted(set(MODEL_RENDERER_MAP.values()) | (set(_CONFIGS) - _OTHERS))
 
 
-def find_renderer(model: str) -> str | None:
-    """Return the name of a hub model's renderer; None if it has none."""
-    return MODEL_RENDERER_MAP.get(model)
-
-
 def make_renderer(
     tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any], retention: Retention
 ) -> "Renderer":

@@ -50,13 +50,3 @@ def _choose_pause(error: grpc.aio.AioRpcError, pause: float) -> float:
     refused = service_error(error)
     server_delay_s = refused.retry_delay_s if refused else None
     return random.uniform(0.5, 1.0) * pause if server_delay_s is None else server_delay_s
-
-
-def refusal_reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the contract's reason of the refusal, or the name of the status."""
-    refused = service_error(error)
-    return refused.reason if refused else error.code().name
-
-
-def describe_error(error: grpc.aio.AioRpcError) -> str:
-    return f"{refusal_reason(error)}: {error.details()}"

@@ -129,7 +129,6 @@ def _refusing_text(text: str) -> Generator[None]:
 
 
 def _shorten_text(text: str) -> str:
-    """Shorten a text for a message."""
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."
 
 

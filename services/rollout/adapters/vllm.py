@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.bounded_dict import BoundedDict
 from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
@@ -101,7 +102,7 @@ class VllmEngine:
         self._weights_stand.set()
         self._stop = list(stop_token_ids)
         self._seeded = seeded
-        self._policies: dict[str, PolicyId] = {}
+        self._policies: BoundedDict[str, PolicyId] = BoundedDict(POLICIES_KEPT)
         self._dead: str | None = None
         self.policy: PolicyId | None = None
 
@@ -311,8 +312,6 @@ class VllmEngine:
     def _remember_policy(self, policy: PolicyId) -> None:
         """Answer requests by `policy` from now on; running ones name older policies too."""
         self._policies[policy.label] = policy
-        while len(self._policies) > POLICIES_KEPT:
-            self._policies.pop(next(iter(self._policies)))
         self.policy = policy
 
     async def _run_in_slot(

@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.ports import TransportFailed
 from services.rollout.types import Publication
-from services.rollout.work.weight_staging import ITEM_BYTES
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,12 +25,7 @@ async def file_on_machines(
         yield
         return
     checks = [
-        (
-            entry.name,
-            entry.offset_bytes,
-            prod(entry.shape) * ITEM_BYTES[entry.dtype],
-            entry.checksum,
-        )
+        (entry.name, entry.offset_bytes, entry.size_bytes, entry.checksum)
         for entry in publication.manifest
     ]
     args = (str(path), publication.total_bytes, checks)

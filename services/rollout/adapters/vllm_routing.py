@@ -6,7 +6,6 @@ exists on a CPU. Here experts are stored by the slots of the KV cache, like a to
 values. So whatever finds a token's keys there, even by a cached prefix, also finds the experts that
 they were computed with."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from services.common.bounded_dict import BoundedDict
 from services.common.domain.trajectory import expert_dtype
 
 # Key of a request's `extra_args` that requests its experts, from that token on.
@@ -38,7 +38,7 @@ class ExpertRecorder:
         experts, chosen = model.get_num_experts(), model.get_num_experts_per_tok()
         if experts < 2:
             raise ValueError("policy.routing_replay: this model has no experts; set it to off")
-        self._runner, self._kept = runner, kept
+        self._runner = runner
         self._group, layer = _find_attention(config)
         self._layer_name = layer
         self._block = config.kv_cache_groups[self._group].kv_cache_spec.block_size
@@ -49,7 +49,7 @@ class ExpertRecorder:
             dtype=_STORED[expert_dtype(experts)().itemsize],
         )
         self._preempted: dict[str, Tensor] = {}
-        self._ended: OrderedDict[str, Tensor] = OrderedDict()
+        self._ended: BoundedDict[str, Tensor] = BoundedDict(kept)
         bind_routed_experts_capturer(runner.model, self)  # pyright: ignore[reportArgumentType]
         runner._update_states = self._watch_updates(runner._update_states)
 
@@ -98,8 +98,6 @@ class ExpertRecorder:
             rows = self._read(request)
         if rows is not None:
             self._ended[_own_id(request)] = rows
-        while len(self._ended) > self._kept:
-            self._ended.popitem(last=False)
 
     def _read(self, request: str) -> Tensor | None:
         """Return a copy of the rows of a request that wants them."""

@@ -12,7 +12,6 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Trajectory
 from services.common.errors import ServiceError
 from services.common.parsing import ParseError, TextLimits, parse_json
 from services.rollout.episodes.episode import Attempt, AttemptRunner
@@ -174,7 +173,9 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         except EngineError as error:
             end = pb.AttemptEnd(reason=FailureKind.ENGINE_ERROR, detail=str(error))
         else:
-            end = _end_to_pb(trajectory)
+            end = pb.AttemptEnd(
+                reason=trajectory.end_reason, reward=trajectory.reward, detail=trajectory.detail
+            )
         events.put_nowait(pb.SampleGroupResponse(attempt_index=index, end=end))
 
 
@@ -182,12 +183,6 @@ def _make_event(index: int, kind: str, text: str) -> pb.SampleGroupResponse:
     event = pb.SampleGroupResponse(attempt_index=index)
     setattr(event, kind, text)
     return event
-
-
-def _end_to_pb(trajectory: Trajectory) -> pb.AttemptEnd:
-    return pb.AttemptEnd(
-        reason=trajectory.end_reason, reward=trajectory.reward, detail=trajectory.detail
-    )
 
 
 def _bad_task(message: str) -> ServiceError:

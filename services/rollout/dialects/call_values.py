@@ -100,6 +100,5 @@ def error_reason(error: ValueError) -> str:
 
 
 def _required(tool: Tool) -> Collection[str]:
-    """Return the required arguments of a tool."""
     names = tool.parameters.get("required")
     return [str(name) for name in names] if isinstance(names, list) else []

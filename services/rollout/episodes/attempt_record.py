@@ -87,9 +87,10 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
 
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
-    kept = trajectory if trajectory.is_graded else _without_tokens(trajectory)
+    if not trajectory.is_graded:
+        trajectory = replace(trajectory, sequences=(), content_digest=content_digest(()))
     return replace(
-        kept,
+        trajectory,
         lease_id=lease.lease_id,
         facts=replace(
             trajectory.facts,
@@ -98,10 +99,6 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
             worker_id=worker_id,
         ),
     )
-
-
-def _without_tokens(trajectory: Trajectory) -> Trajectory:
-    return replace(trajectory, sequences=(), content_digest=content_digest(()))
 
 
 def _make_facts(state: AttemptState) -> Facts:

@@ -29,7 +29,6 @@ from services.rollout.episodes.prompt_cache import PromptCache
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.episodes.turn_sampling import OutOfTime, TurnSampler
 from services.rollout.ports import (
-    Clock,
     Dialect,
     Engine,
     EngineDead,
@@ -78,17 +77,15 @@ class AttemptRunner:
         tokenizer: Tokenizer,
         dialect: Dialect,
         limits: AttemptLimits,
-        clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self._sampler = TurnSampler(engine, dialect, limits, clock, watchdog or Watchdog())
+        self._sampler = TurnSampler(engine, dialect, limits, watchdog or Watchdog())
         self._environment = environment
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._limits = limits
         self._prompts = PromptCache(dialect)
         self._cutter = ObservationCutter(tokenizer, limits)
-        self._clock = clock
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
         """Play the attempt to its end; an error becomes the trajectory's failure kind.
@@ -97,12 +94,12 @@ class AttemptRunner:
         grade would not be used. Raises EngineDead, which is not the attempt's fault and does not
         use up a try.
         """
-        state = AttemptState(self._clock())
+        state = AttemptState(time.monotonic())
         request = OpenRequest(attempt.key, attempt.task_json, attempt.opening, attempt.budget_s)
         try:
             async with self._environment.open_episode(request) as episode:
                 state.info = episode.info
-                state.counts.open_s = self._clock() - state.started
+                state.counts.open_s = time.monotonic() - state.started
                 stop = await self._play_episode(attempt, episode, state, observe)
                 grade = await self._grade_attempt(episode, state)
         except EnvironmentLost as error:
@@ -126,9 +123,9 @@ class AttemptRunner:
 
         The time to open the environment does not count against the policy. Raises CutShort."""
         whole = self._limits.attempt_timeout_s
-        left = attempt.budget_s - (self._clock() - state.started)
+        left = attempt.budget_s - (time.monotonic() - state.started)
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
-        state.ends = self._clock() + allowed
+        state.ends = time.monotonic() + allowed
         try:
             stop = await self._play_turns(attempt, episode, state, observe)
         except OutOfTime:
@@ -174,13 +171,13 @@ class AttemptRunner:
         self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer
     ) -> StopReason | None:
         """Play one policy turn and its tool calls; return None if there is a next turn."""
-        began = self._clock()
+        began = time.monotonic()
         shown = len(state.transcript)
         completion, budget = await self._sampler.sample_turn(state, sampling)
         if completion.timed_out and not len(completion.token_ids):
             return StopReason.TIMEOUT
         state.counts.turns += 1
-        sampled = self._clock()
+        sampled = time.monotonic()
         turn = await self._read_turn(completion, shown, episode, state, observe)
         # There is no time left for the calls of a cut turn.
         calls = () if state.is_single_turn or completion.timed_out else turn.items
@@ -189,7 +186,7 @@ class AttemptRunner:
         state.turns.append(
             TurnTiming(
                 sampled - began,
-                self._clock() - sampled,
+                time.monotonic() - sampled,
                 shown,
                 len(completion.token_ids),
                 outcome.reward,
@@ -273,7 +270,7 @@ class AttemptRunner:
 
     async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
         """Return the grade of an attempt that ended on its own or by a limit."""
-        began = self._clock()
+        began = time.monotonic()
         lines = "".join(json.dumps(message) + "\n" for message in state.messages)
         try:
             return await episode.request_grade(
@@ -282,7 +279,7 @@ class AttemptRunner:
         except EnvironmentLost as error:
             return Grade(reason=NoGradeReason.INSTANCE_LOST, detail=str(error))
         finally:
-            state.counts.grade_s = self._clock() - began
+            state.counts.grade_s = time.monotonic() - began
 
 
 def _ignore_event(kind: str, text: str) -> None:

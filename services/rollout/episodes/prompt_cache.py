@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.bounded_dict import BoundedDict
 from services.rollout.ports import Dialect
 from services.rollout.types import EpisodeInfo, PromptFacts, Tool
 
@@ -34,7 +34,9 @@ class PromptCache:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._prompts: OrderedDict[tuple[str, str], asyncio.Task[Prompt]] = OrderedDict()
+        self._prompts: BoundedDict[tuple[str, str], asyncio.Task[Prompt]] = BoundedDict(
+            MOST_PROMPTS
+        )
 
     async def get_prompt(self, info: EpisodeInfo) -> Prompt:
         """Return the prompt of an episode; concurrent callers wait for the same one.
@@ -45,12 +47,10 @@ class PromptCache:
         # A failed one is retried: its error belongs to the callers that waited for it.
         if prompt is None or (prompt.done() and prompt.exception()):
             work = asyncio.to_thread(self._make_prompt, info.facts, info.tools, key[1])
-            prompt = self._prompts[key] = asyncio.create_task(work)
+            prompt = asyncio.create_task(work)
             # No caller may be left to retrieve its error.
             prompt.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        self._prompts.move_to_end(key)
-        while len(self._prompts) > MOST_PROMPTS:
-            self._prompts.popitem(last=False)
+        self._prompts[key] = prompt
         # A cancelled attempt must not cancel the others' prompt.
         return await asyncio.shield(prompt)
 

@@ -1,6 +1,7 @@
 """One turn of the policy, sampled within the attempt's time and tokens."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import TracebackType
 
@@ -9,7 +10,7 @@ from services.common.watchdog import Watchdog
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import AttemptState
 from services.rollout.episodes.thinking_budget import ThinkingBudget
-from services.rollout.ports import Clock, Dialect, Engine
+from services.rollout.ports import Dialect, Engine
 from services.rollout.types import Completion, Sampling, join_completions
 
 # An engine that has not returned its turn so long after the deadline has lost it.
@@ -29,13 +30,11 @@ class TurnSampler:
         engine: Engine,
         dialect: Dialect,
         limits: AttemptLimits,
-        clock: Clock,
         watchdog: Watchdog,
     ) -> None:
         self._engine = engine
         self._thinking = ThinkingBudget(dialect, limits.thinking_tokens)
         self._limits = limits
-        self._clock = clock
         self._watchdog = watchdog
 
     async def sample_turn(
@@ -72,7 +71,7 @@ class TurnSampler:
 
         The engine itself keeps the deadline: tokens sampled until then are the policy's like all
         others."""
-        transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
+        transcript, left = state.transcript, max(state.ends - time.monotonic(), 0.0)
         if transcript.known_experts:
             # If a request recomputes experts, the first answer counts: the later tokens follow it.
             sampling = replace(sampling, experts_from=transcript.known_experts)
@@ -87,7 +86,7 @@ class TurnSampler:
 
     def within_time(self, state: AttemptState, grace_s: float = 0.0) -> "_TimeLeft":
         """Raise OutOfTime if the attempt's time ends before the block."""
-        return _TimeLeft(max(state.ends - self._clock(), 0.0) + grace_s)
+        return _TimeLeft(max(state.ends - time.monotonic(), 0.0) + grace_s)
 
 
 class _TimeLeft:

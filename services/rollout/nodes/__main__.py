@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.errors import ConfigError
 from services.common.service_main import Runtime, run_service_process
 from services.rollout.config.rollout import RolloutConfig
 
@@ -17,15 +16,11 @@ async def _run_machine(runtime: Runtime[RolloutConfig]) -> None:
 
     from services.common.adapters.model_hub import stage_model
     from services.common.network_addresses import split_host_port
-    from services.common.ray_cluster.node_folder import NodeFolder
-    from services.common.ray_cluster.node_worker import MachineMembership, NodeWorker
-    from services.common.ray_cluster.ray_node import check_ray_is_installed
-    from services.common.shared_memory import private_folder, shared_name
+    from services.common.ray_cluster import node_worker
     from services.rollout.adapters.engine_machines import machine_environment
 
     engine, policy, number = runtime.config.engine, runtime.shared.policy, runtime.replica
-    _check_number(number, engine.nodes)
-    check_ray_is_installed(f"rollout.engine.nodes = {engine.nodes}")
+    node_worker.check_machine(number, "rollout.engine", engine.nodes)
     host, _ = split_host_port(await runtime.peers.address("rollout"), "rollout")
     with runtime.loading():
         model = await asyncio.to_thread(stage_model, policy.model, policy.revision)
@@ -33,7 +28,7 @@ async def _run_machine(runtime: Runtime[RolloutConfig]) -> None:
     async def find_rollout() -> str:
         return host
 
-    member = MachineMembership(
+    member = node_worker.MachineMembership(
         service="rollout",
         number=number,
         ray_port=engine.ray_port,
@@ -43,20 +38,7 @@ async def _run_machine(runtime: Runtime[RolloutConfig]) -> None:
         gpus=engine.machine_workers,
         environment=machine_environment(engine, model, host),
     )
-    name = f"{shared_name(runtime.run_id, runtime.run_dir)}-rollout-node-{number}"
-    with private_folder(name) as memory:
-        folder = NodeFolder(memory, runtime.run_dir.absolute() / "logs")
-        worker = NodeWorker(find_rollout, member, runtime.token, folder, runtime.drain)
-        await worker.run_until_over()
-
-
-def _check_number(number: int, nodes: int) -> None:
-    """Raise ConfigError if `--replica` is not one of an engine's further machines."""
-    if not 0 < number < nodes:
-        raise ConfigError(
-            f"--replica {number}: rollout.engine.nodes is {nodes}, so further machines of the"
-            f" engine have the numbers 1 to {nodes - 1}; 0 runs `python -m services.rollout` itself"
-        )
+    await node_worker.serve_machine(runtime, member, find_rollout)
 
 
 if __name__ == "__main__":

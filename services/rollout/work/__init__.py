@@ -1,4 +1,3 @@
 """The work of a rollout: leases become trajectories, and the newest weights go into the engine.
-Start reading at `worker.py`. `attempt_retries.py` sets the number and the pauses of retries.
-`weight_updater.py` decides when the engine takes weights; the adapter `vllm_weights.py` loads
-them."""
+Start reading at `worker.py`. `weight_updater.py` decides when the engine takes weights; the adapter
+`vllm_weights.py` loads them."""

@@ -9,27 +9,12 @@ import numpy as np
 
 from services.common import metrics
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import checksum64, compute_fingerprint
+from services.common.fingerprint import ITEM_BYTES, checksum64, compute_fingerprint
 from services.common.log import get_logger
-from services.common.weight_delta import (
-    BLOCK_BYTES,
-    DamagedDeltaError,
-    apply_change,
-)
+from services.common.weight_delta import BLOCK_BYTES, DamagedDeltaError, apply_change
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import FetchedPart, Publication
 
-# The dtypes of a WeightManifest, by torch's names.
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-}
 # A broken stream is resumed; after so many attempts without a byte it is given up.
 FRUITLESS_FETCHES = 5
 FETCH_PAUSE_S = 0.2
@@ -171,7 +156,6 @@ def verify_weights(publication: Publication, path: Path) -> None:
     for entry in entries:
         if entry.dtype not in ITEM_BYTES:
             raise FingerprintMismatch(f"tensor {entry.name} is of unknown dtype {entry.dtype!r}")
-        length = int(np.prod(entry.shape, dtype=np.int64)) * ITEM_BYTES[entry.dtype]
-        end = entry.offset_bytes + length
+        end = entry.offset_bytes + entry.size_bytes
         if checksum64(data[entry.offset_bytes : end]) != entry.checksum:
             raise FingerprintMismatch(f"tensor {entry.name} differs from its checksum")

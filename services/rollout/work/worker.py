@@ -1,6 +1,7 @@
 """A worker that turns leases into trajectories, and holds no state that a restart would lose."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ from services.common.log import bind, get_logger
 from services.common.watchdog import Watchdog
 from services.rollout.episodes.attempt_record import AttemptState, make_failed_trajectory
 from services.rollout.episodes.episode import Attempt, AttemptRunner
-from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
+from services.rollout.ports import EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.types import Lease, LeasedAttempt, Sampling
-from services.rollout.work.attempt_retries import AttemptRetries
 from services.rollout.work.worker_totals import WorkerTotals
 
 # A learner that answers an empty poll at once must not be polled in a tight loop.
@@ -50,7 +50,6 @@ class Worker:
         runner: AttemptRunner,
         policy: Callable[[], PolicyId | None],
         options: WorkerOptions,
-        clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
         *,
         settled: Callable[[], Awaitable[object]] | None = None,
@@ -61,7 +60,6 @@ class Worker:
         self._policy = policy
         self._settled = settled
         self._options = options
-        self._clock = clock
         self._groups: dict[str, asyncio.Task[None]] = {}
         self._capacity_freed = asyncio.Event()
         self._interval_s = options.renew_interval_s
@@ -146,7 +144,7 @@ class Worker:
     async def _run_group(self, lease: Lease) -> None:
         """Run all attempts of a lease together; release it if the group could not be completed."""
         bind(group_id=lease.group_id)
-        end = self._clock() + lease.group_deadline_s
+        end = time.monotonic() + lease.group_deadline_s
         attempts = [
             asyncio.create_task(self._run_attempt(lease, leased, end)) for leased in lease.attempts
         ]
@@ -172,11 +170,10 @@ class Worker:
 
     async def _run_attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
         """Try until graded, out of tries or out of time; return True if it completed the group."""
-        pause_s = self._options.retry_pause_s
-        retries = AttemptRetries(leased.next_try, lease.max_tries, pause_s)
         complete = False
-        for number in retries.tries_left():
-            first = number == retries.first_try
+        # An earlier lease may have used the tries before; `max_tries` is for all leases.
+        for failures, number in enumerate(range(leased.next_try, lease.max_tries), 1):
+            first = number == leased.next_try
             # One trace from here through the gateway's calls to the learner's receipt.
             with trace.span("attempt", _make_span_attributes(lease, leased, number)):
                 trajectory = await self._run_try(lease, leased, number, end, first=first)
@@ -185,7 +182,7 @@ class Worker:
                 complete, counts = await self._submit_try(lease, trajectory, end)
             if counts or complete:
                 return complete
-            await asyncio.sleep(retries.pause_after(number))
+            await asyncio.sleep(choose_pause(self._options.retry_pause_s, failures))
         return complete
 
     async def _submit_try(
@@ -198,7 +195,7 @@ class Worker:
         if self._settled is not None:
             # Submit nothing by weights that may still turn out to be wrong.
             await self._settled()
-        left = max(end - self._clock(), 0.0)
+        left = max(end - time.monotonic(), 0.0)
         try:
             return await self._learner.submit_trajectory(
                 lease, trajectory, left
@@ -218,7 +215,7 @@ class Worker:
     ) -> Trajectory | None:
         """Run one try; return None if there is no time, or these weights are no longer the
         lease's."""
-        left = end - self._clock()
+        left = end - time.monotonic()
         if left <= 0 or not self._may_serve(lease):
             return None
         attempt = Attempt(
@@ -278,10 +275,15 @@ class Worker:
 
 
 def _make_span_attributes(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
-    """Return the span attributes of a try."""
     return {
         "group_id": lease.group_id,
         "attempt_index": leased.attempt_index,
         "try": number,
         "purpose": lease.purpose,
     }
+
+
+def choose_pause(first_s: float, failures: int) -> float:
+    """Return the seconds to pause after so many failed tries: doubled after each, with jitter, so
+    that attempts that failed together do not retry together."""
+    return first_s * 2 ** (failures - 1) * random.uniform(0.5, 1.0)

@@ -2,7 +2,8 @@
 
 from services.common.service_main import run_service_process
 from services.learner.config.sampling import SelectConfig
-from tests.support.fake_service import FakeConfig, registry, serve
+from services.wire.registry import load_registry
+from tests.support.fake_service import FakeConfig, serve
 
 
 class SelectingConfig(FakeConfig):
@@ -12,4 +13,6 @@ class SelectingConfig(FakeConfig):
 
 
 if __name__ == "__main__":
-    run_service_process("learner", SelectingConfig, lambda: serve, doc="A fake.", registry=registry)
+    run_service_process(
+        "learner", SelectingConfig, lambda: serve, doc="A fake.", registry=load_registry
+    )

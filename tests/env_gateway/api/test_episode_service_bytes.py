@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
+from services.common import rpc, rpc_options
 from tests.env_gateway.api.raw_wire import AUTHORIZED, METHODS, SERVICE, Refused, Wire
 from tests.support.examples import examples
 from tests.support.threaded_gateway import TOKEN
@@ -99,7 +99,7 @@ def test_a_field_of_a_newer_contract_is_passed_over(wire: Wire) -> None:
 )
 def test_a_message_may_be_as_large_as_the_limit(wire: Wire, extra: int, code: str) -> None:
     frame = len(pb.OpenEpisodeRequest(task_json="x" * 2**20).SerializeToString()) - 2**20
-    size = rpc.MAX_MESSAGE_BYTES + extra
+    size = rpc_options.MAX_MESSAGE_BYTES + extra
     message = pb.OpenEpisodeRequest(task_json="x" * (size - frame)).SerializeToString()
     assert len(message) == size
     assert refused(wire, "OpenEpisode", message).code.name == code

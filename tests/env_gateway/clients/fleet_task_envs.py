@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import VERIFIER
 from tests.support.threaded_gateway import TOKEN, ServedGateway, wait_until
 
@@ -41,7 +41,7 @@ class Here:
         return make_fleet_task_env(task, gateway=address, token=TOKEN, **keywords)
 
     @property
-    def backend(self) -> FakeBackend:
+    def backend(self) -> ScriptedBackend:
         return self.served.backend
 
     @property

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
@@ -12,6 +11,7 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.
@@ -49,7 +49,7 @@ async def test_where_nothing_listens_the_address_and_the_cause_are_reported() ->
 
 
 async def test_trouble_is_reported_while_an_episode_opens_and_forgotten_once_it_has() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", AWAY, BackendError("throttled", "too many", delivered=False), AWAY)
     async with running(backend) as gateway:
         session = gateway.open_episode(open_spec())
@@ -66,7 +66,7 @@ async def test_trouble_is_reported_while_an_episode_opens_and_forgotten_once_it_
 async def test_what_was_certainly_never_created_is_not_deleted(
     delivered: bool | None, deleted: int
 ) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", BackendError("x", "no", delivered=delivered, invalid=True))
     async with running(backend) as gateway:
         session = gateway.open_episode(open_spec())
@@ -79,7 +79,7 @@ async def test_what_was_certainly_never_created_is_not_deleted(
 
 
 async def test_an_episode_that_is_given_up_is_not_waited_for_between_two_attempts() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     later = BackendError("http", "HTTP 503", delivered=False, retry_after_s=30.0)
     backend.fail_at("provision", later)
     async with running(backend) as gateway:

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError, Tool
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, until
 
 
 @pytest.mark.parametrize("step", ["provision", "list_tools"])
 async def test_an_open_that_goes_wrong_in_any_way_is_reported_and_cleaned_up(step: str) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at(step, KeyError("urls"))
     async with running(backend, limits={"max_episodes": 1}) as gateway:
         session, entered = await asyncio.wait_for(states(gateway, open_spec()), 5.0)
@@ -31,7 +31,7 @@ async def test_an_open_that_goes_wrong_in_any_way_is_reported_and_cleaned_up(ste
 
 
 async def test_a_call_that_goes_wrong_in_any_way_is_of_unknown_outcome_and_taints() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("call", ZeroDivisionError("a fault of the environment"))
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -46,7 +46,7 @@ async def test_a_close_that_goes_wrong_in_any_way_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("close", KeyError("status"), OSError("no more files"))
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -56,7 +56,7 @@ async def test_a_close_that_goes_wrong_in_any_way_is_tried_again(
 
 
 async def test_what_is_opened_before_the_orphans_are_closed_is_no_orphan(tmp_path: Path) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     journal = tmp_path / "gateway.sqlite"
     left = InstanceJournal(journal)
     left.record_creating("gone-1", backend="embedded")
@@ -71,7 +71,7 @@ async def test_what_is_opened_before_the_orphans_are_closed_is_no_orphan(tmp_pat
 
 
 async def test_attempts_of_one_lease_open_together_whatever_their_tries() -> None:
-    async with running(FakeBackend(), limits={"max_episodes": 2}) as gateway:
+    async with running(ScriptedBackend(), limits={"max_episodes": 2}) as gateway:
         specs = [
             open_spec(0, opening=2, try_index=0),
             open_spec(1, opening=2, try_index=1),
@@ -84,8 +84,8 @@ async def test_tools_that_fit_into_no_message_are_refused_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = tuple(Tool(f"tool{n}", "x" * 5000, "{}") for n in range(200))
-    monkeypatch.setattr("services.env_gateway.adapters.fake.TOOLS", many)
-    async with running(FakeBackend()) as gateway:
+    monkeypatch.setattr("tests.support.fake_environments.TOOLS", many)
+    async with running(ScriptedBackend()) as gateway:
         session, entered = await states(gateway, open_spec())
         assert entered[-1] is EpisodeState.FAILED
         assert "fewer" in (session.failure or "")
@@ -116,7 +116,7 @@ async def test_a_supervised_server_does_not_get_the_token_of_the_run(
 
 
 async def test_a_grade_that_goes_wrong_in_any_way_is_no_grade_and_can_be_requested_again() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("grade", KeyError("reward"))
     async with running(backend) as gateway:
         session = await opened(gateway)

@@ -12,12 +12,12 @@ from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from tests.support.environment_processes import environment_command
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 from tests.support.grading_gateway import embedded_gateway, grading_gateway
 
@@ -88,14 +88,14 @@ async def graded(gateway: Gateway, rule: str, text: str | None, attempt: int) ->
 
 async def test_a_call_in_a_single_turn_finds_no_tool() -> None:
     task = task_json(task_modality="single_turn")
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task))
         answer, _ = await gateway.call_tool(session, 0, "look", "{}", 1.0)
         assert answer.outcome is ToolOutcome.BAD_TOOL
 
 
 async def test_nothing_to_call_is_refused_unless_the_task_wants_nothing() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.tools = ()
     async with running(backend) as gateway:
         session, entered = await states(gateway, open_spec(0))

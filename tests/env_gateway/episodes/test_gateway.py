@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.episode_book import (
     ANSWERS_KEPT,
     CallSeqError,
@@ -19,6 +18,7 @@ from services.env_gateway.episodes.episode_book import (
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Execution
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json, until
 
 
@@ -26,7 +26,7 @@ async def call(gateway: Gateway, session: Session, seq: int, name: str = "add") 
     return (await gateway.call_tool(session, seq, name, "{}", 5.0))[0]
 
 
-async def until_empty(backend: FakeBackend) -> None:
+async def until_empty(backend: ScriptedBackend) -> None:
     await until(lambda: not backend.running)
 
 
@@ -35,7 +35,7 @@ def failure(kind: str = "http", *, delivered: bool | None, **more: Any) -> Backe
 
 
 async def test_an_episode_whose_worker_stops_renewing_is_closed() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, lease_ttl_s=0.1) as gateway:
         kept, dropped = await opened(gateway), await opened(gateway, open_spec(1))
         for _ in range(10):
@@ -47,7 +47,7 @@ async def test_an_episode_whose_worker_stops_renewing_is_closed() -> None:
 
 
 async def test_an_episode_ends_with_its_budget_however_often_it_is_renewed() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, lease_ttl_s=0.1) as gateway:
         session = await opened(gateway, open_spec(budget_s=0.15))
         await until(lambda: gateway.renew_leases("rollout-0", [session.episode.episode_id]) != [])
@@ -55,14 +55,14 @@ async def test_an_episode_ends_with_its_budget_however_often_it_is_renewed() -> 
 
 
 async def test_a_worker_cannot_renew_what_another_holds() -> None:
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         session = await opened(gateway)
         lost = gateway.renew_leases("rollout-1", [session.episode.episode_id])
         assert lost == [session.episode.episode_id]
 
 
 async def test_a_repeated_open_joins_and_a_newer_try_replaces() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         first = await opened(gateway)
         assert await opened(gateway) is first
@@ -78,7 +78,7 @@ async def test_a_repeated_open_joins_and_a_newer_try_replaces() -> None:
 
 
 async def test_giving_up_while_the_instance_is_created_deletes_it_all_the_same() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["provision"] = 0.05
     async with running(backend) as gateway:
         opening = asyncio.create_task(opened(gateway))
@@ -94,7 +94,7 @@ async def test_giving_up_while_the_instance_is_created_deletes_it_all_the_same()
 
 
 async def test_a_repeat_that_arrives_while_the_call_runs_waits_for_the_same_answer() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["call"] = 0.02
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -108,7 +108,7 @@ async def test_a_repeat_that_arrives_while_the_call_runs_waits_for_the_same_answ
 
 
 async def test_a_call_continues_when_its_caller_leaves() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["call"] = 0.02
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -121,7 +121,7 @@ async def test_a_call_continues_when_its_caller_leaves() -> None:
 
 
 async def test_only_the_newest_answers_are_kept() -> None:
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         session = await opened(gateway)
         for seq in range(ANSWERS_KEPT + 1):
             await call(gateway, session, seq)
@@ -152,7 +152,7 @@ async def test_only_the_newest_answers_are_kept() -> None:
 async def test_a_failed_call_is_sent_again_only_where_that_is_safe(
     error: BackendError, name: str, outcome: ToolOutcome, executions: int
 ) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("call", error)
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -161,7 +161,7 @@ async def test_a_failed_call_is_sent_again_only_where_that_is_safe(
 
 
 async def test_a_call_that_hangs_ends_with_its_deadline() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["call"] = 60.0
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -174,7 +174,7 @@ async def test_a_call_that_hangs_ends_with_its_deadline() -> None:
 
 
 async def test_a_call_of_unknown_outcome_taints_the_grade() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("call", failure(delivered=None))
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -185,7 +185,7 @@ async def test_a_call_of_unknown_outcome_taints_the_grade() -> None:
 
 @pytest.mark.parametrize("arguments", ["[]", "{", "NaN", '{"a": 1, "a": 2}', "[" * 10_000])
 async def test_arguments_that_are_no_object_never_reach_the_environment(arguments: str) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         session = await opened(gateway)
         answer, _ = await gateway.call_tool(session, 0, "add", arguments, 5.0)
@@ -196,7 +196,7 @@ async def test_arguments_that_are_no_object_never_reach_the_environment(argument
 
 
 async def test_calls_stay_within_their_limits() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["call"] = 0.005
     environments = {"fake": {"max_calls": 3}}
     async with running(backend, environments=environments) as gateway:
@@ -206,7 +206,7 @@ async def test_calls_stay_within_their_limits() -> None:
 
 
 async def test_one_episode_makes_one_call_at_a_time() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["call"] = 0.005
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -216,7 +216,7 @@ async def test_one_episode_makes_one_call_at_a_time() -> None:
 
 
 async def test_creation_and_warm_up_are_tried_again() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", failure(delivered=None), failure("throttled", delivered=False))
     backend.fail_at("list_tools", failure(delivered=False))
     async with running(backend) as gateway:
@@ -225,7 +225,7 @@ async def test_creation_and_warm_up_are_tried_again() -> None:
 
 
 async def test_an_environment_that_refuses_fails_the_open_and_frees_its_place() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", failure(delivered=False, invalid=True))
     async with running(backend, limits={"max_episodes": 1}) as gateway:
         _, entered = await states(gateway, open_spec())
@@ -239,7 +239,7 @@ async def test_closing_is_tried_until_the_instance_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("close", *(failure(delivered=None) for _ in range(4)))
     async with running(backend) as gateway:
         session = await opened(gateway)
@@ -250,7 +250,7 @@ async def test_closing_is_tried_until_the_instance_is_gone(
 
 
 async def test_what_cannot_be_closed_is_closed_by_the_next_start(tmp_path: Path) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     journal = tmp_path / "gateway.sqlite"
     async with running(backend, journal=journal, incarnation="one", close_timeout_s=0.05) as first:
         await opened(first)
@@ -283,7 +283,7 @@ async def test_a_verifier_that_gave_no_number_is_no_grade(
 ) -> None:
     grader = FakeGrader()
     grader.executions.append(execution)
-    async with running(FakeBackend(), grader) as gateway:
+    async with running(ScriptedBackend(), grader) as gateway:
         grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
         assert (grade.reward, grade.reason) == (None, reason)
 
@@ -291,7 +291,7 @@ async def test_a_verifier_that_gave_no_number_is_no_grade(
 async def test_a_judge_that_failed_is_retried() -> None:
     grader = FakeGrader()
     grader.executions.append(Execution(result=0, stdout="JUDGE ERROR: overloaded\n"))
-    async with running(FakeBackend(), grader) as gateway:
+    async with running(ScriptedBackend(), grader) as gateway:
         grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
         assert (grade.reward, grade.attempts) == (1.0, 2)
 
@@ -301,7 +301,7 @@ async def test_a_judge_that_always_fails_is_no_grade() -> None:
     broken = Execution(result=0, stdout="JUDGE ERROR: overloaded\n")
     grader.executions.extend([broken] * 2)
     verifiers = {"attempts": 2, "unsafe_local_verifiers": True}
-    async with running(FakeBackend(), grader, verifiers=verifiers) as gateway:
+    async with running(ScriptedBackend(), grader, verifiers=verifiers) as gateway:
         grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
         assert (grade.reason, grade.detail) == (NoGradeReason.JUDGE_ERROR, "overloaded")
 
@@ -309,13 +309,13 @@ async def test_a_judge_that_always_fails_is_no_grade() -> None:
 async def test_a_grade_that_takes_too_long_is_no_grade() -> None:
     grader = FakeGrader()
     grader.delay_s = 60.0
-    async with running(FakeBackend(), grader) as gateway:
+    async with running(ScriptedBackend(), grader) as gateway:
         grade = await gateway.grade_episode(await opened(gateway), None, None, 0.05)
         assert grade.reason is NoGradeReason.TIMEOUT
 
 
 async def test_a_task_without_a_verifier_has_no_grade() -> None:
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func=None)))
         grade = await gateway.grade_episode(session, None, None, 5.0)
         assert grade.reason is NoGradeReason.NO_VERIFIER
@@ -324,7 +324,7 @@ async def test_a_task_without_a_verifier_has_no_grade() -> None:
 async def test_the_verifier_is_given_only_its_own_parameters() -> None:
     grader = FakeGrader()
     source = "def anything(env, conversation=None):\n    return 1\n"
-    async with running(FakeBackend(), grader) as gateway:
+    async with running(ScriptedBackend(), grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func=source)))
         await gateway.grade_episode(session, "42", "[]", 5.0)
     assert grader.seen[0].arguments == {"conversation": "[]"}
@@ -332,7 +332,7 @@ async def test_the_verifier_is_given_only_its_own_parameters() -> None:
 
 
 async def test_a_drain_waits_for_open_episodes_and_then_closes_them() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         first, second = await opened(gateway), await opened(gateway, open_spec(1))
         draining = asyncio.create_task(gateway.drain(0.1))
@@ -347,7 +347,7 @@ async def test_a_drain_waits_for_open_episodes_and_then_closes_them() -> None:
 @pytest.mark.parametrize("seed", range(15))
 async def test_whatever_workers_do_nothing_leaks_and_no_call_runs_twice(seed: int) -> None:
     rng = random.Random(seed)
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     seen: dict[tuple[int, int], int] = {}
 
     async def hook(name: str, arguments: Mapping[str, Any]) -> CallResult | None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.status import list_limiters
 from services.env_gateway.episodes import instance_deletion
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, until
 
 
@@ -19,7 +19,7 @@ async def test_a_pause_of_a_day_that_a_server_requests_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(instance_deletion, "_LONGEST_S", 0.05)
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     later = BackendError("throttled", "later", delivered=False, retry_after_s=86_400.0)
     backend.fail_at("close", later)
     async with running(backend) as gateway:
@@ -29,7 +29,7 @@ async def test_a_pause_of_a_day_that_a_server_requests_is_not_kept(
 
 
 async def test_a_drain_does_not_wait_for_what_is_refused_for_good() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     refused = BackendError("auth", "wrong key", delivered=False, invalid=True)
     backend.fail_at("close", *[refused] * 100)
     async with running(backend, close_timeout_s=30.0) as gateway:
@@ -42,7 +42,7 @@ async def test_a_drain_does_not_wait_for_what_is_refused_for_good() -> None:
 
 
 async def test_a_refusal_in_passing_does_not_leave_an_instance_running() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at(
         "close", BackendError("http", "a 400 of a proxy", delivered=False, invalid=True)
     )
@@ -55,7 +55,7 @@ async def test_a_refusal_in_passing_does_not_leave_an_instance_running() -> None
 async def test_a_journal_that_cannot_be_written_takes_no_place_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, limits={"max_episodes": 1}) as gateway:
         session = await opened(gateway)
         forget, failures = (
@@ -73,7 +73,7 @@ async def test_a_journal_that_cannot_be_written_takes_no_place_for_ever(
         await until(lambda: not gateway.admission.held_places)
 
 
-class Counted(FakeBackend):
+class Counted(ScriptedBackend):
     """Notes the number of simultaneous deletions; refuses more than `bears`."""
 
     def __init__(self, bears: int = 1000) -> None:

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import TOOLS, FakeBackend
 from services.env_gateway.episodes.episode_book import ANSWERS_KEPT, CallSeqError
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Text
 from tests.support.examples import examples
+from tests.support.fake_environments import TOOLS, ScriptedBackend
 from tests.support.fake_gateway import opened, running, until
 
 LOOK, ADD = TOOLS
 
 
-class Shelf(FakeBackend):
+class Shelf(ScriptedBackend):
     """An environment whose reads may be under way together; it sees who is inside at once."""
 
     def __init__(self) -> None:

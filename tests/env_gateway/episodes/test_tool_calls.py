@@ -8,19 +8,19 @@ from PIL import Image
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters import image_scaling
-from services.env_gateway.adapters.fake import TOOLS, FakeBackend
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
 from services.env_gateway.tools import computer_tool
 from services.env_gateway.tools.computer_tool import make_media
+from tests.support.fake_environments import TOOLS, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)
 
 
-def backend_with(*errors: BackendError) -> FakeBackend:
-    backend = FakeBackend()
+def backend_with(*errors: BackendError) -> ScriptedBackend:
+    backend = ScriptedBackend()
     backend.tools = (*TOOLS, SET)
     backend.fail_at("call", *errors)
     return backend
@@ -93,7 +93,7 @@ async def test_an_answer_that_is_no_picture_is_shown_all_the_same(text: str) -> 
     async def answering(name: str, arguments: object) -> CallResult:
         return CallResult((Text(text),))
 
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.tools = (*TOOLS, Tool("computer", "A screen of 800x600.", '{"type": "object"}'))
     backend.hook = answering
     async with running(backend) as gateway:

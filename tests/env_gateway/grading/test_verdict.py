@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, printed_checks, running, task_json
 
 # In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.
@@ -63,7 +63,7 @@ def validate_task(env: Environment, *, final_answer: str | None = None) -> int:
 async def graded(source: str, adds: int, answer: str | None = None, **verifiers: Any) -> Grade:
     """Grade an attempt with this many calls of `add`, in a process of its own."""
     pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
-    async with running(FakeBackend(), verifiers=verifiers, grader=pool) as gateway:
+    async with running(ScriptedBackend(), verifiers=verifiers, grader=pool) as gateway:
         grade = await attempt(gateway, source, adds, answer)
     await pool.close()
     return grade
@@ -121,7 +121,7 @@ async def test_the_untouched_state_is_graded_once_for_all_attempts_at_a_task() -
     printed = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
     grader.executions.extend([printed, Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0")])
     grader.executions.append(printed)
-    async with running(FakeBackend(), grader, verifiers={"partial": "earned"}) as gateway:
+    async with running(ScriptedBackend(), grader, verifiers={"partial": "earned"}) as gateway:
         grades = [await attempt(gateway, SEVERAL_APPS, adds) for adds in range(2)]
     assert [grade.partial_reward for grade in grades] == [0.5, 0.5]
     assert len(grader.seen) == 3
@@ -134,7 +134,7 @@ async def test_a_share_that_cannot_be_measured_is_not_known_and_the_grade_stands
     broken = Execution(error="KeyError: 0")
     grader.executions.extend([printed, broken, printed, broken])
     settings = {"partial": "earned", "partial_is_reward": True}
-    async with running(FakeBackend(), grader, verifiers=settings) as gateway:
+    async with running(ScriptedBackend(), grader, verifiers=settings) as gateway:
         for adds in range(2):
             grade = await attempt(gateway, SEVERAL_APPS, adds)
             assert (grade.reward, grade.partial_reward) == (0.0, None)
@@ -142,7 +142,7 @@ async def test_a_share_that_cannot_be_measured_is_not_known_and_the_grade_stands
 
 
 async def test_a_backends_own_grade_gets_its_share_from_the_tasks_verifier() -> None:
-    backend, grader = FakeBackend(), FakeGrader()
+    backend, grader = ScriptedBackend(), FakeGrader()
     backend.own_grade = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
     grader.executions.append(Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0\n"))
     async with running(backend, grader, verifiers={"partial": "earned"}) as gateway:
@@ -180,7 +180,7 @@ def test_what_is_not_known_is_no_grade(execution: Execution, reason: NoGradeReas
 
 
 async def test_each_way_to_have_no_grade_is_distinguished() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         lost = await opened(gateway, open_spec(0))
         lost.episode.lost = True
@@ -199,7 +199,7 @@ async def test_each_way_to_have_no_grade_is_distinguished() -> None:
 
 
 async def test_a_backend_that_loses_the_instance_while_grading_is_distinguished() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         session = await opened(gateway)
         backend.fail_at("grade", BackendError("gone", "404", delivered=True, lost=True))

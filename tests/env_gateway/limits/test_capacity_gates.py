@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
@@ -16,6 +15,7 @@ from services.env_gateway.limits.backend_health import RequestObserver, UsualTim
 from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
 from services.env_gateway.ports import BackendError, CallResult
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json, until
 
 # Enough retries for any fault that a test plants in the environment.
@@ -142,7 +142,7 @@ async def test_a_breaker_lets_one_try_and_then_all_who_wait() -> None:
 
 
 async def test_calls_find_what_an_environment_bears_with_few_refusals() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     refused = 0
 
     async def hook(name: str, arguments: Mapping[str, Any]) -> CallResult | None:
@@ -167,7 +167,7 @@ async def test_calls_find_what_an_environment_bears_with_few_refusals() -> None:
 
 
 async def test_an_environment_that_fails_is_left_alone_and_then_tried_again() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("call", *(failure(delivered=None) for _ in range(20)))
     breaker = {"open_s": 0.3}
     async with running(backend, breaker=breaker) as gateway:
@@ -183,7 +183,7 @@ async def test_an_environment_that_fails_is_left_alone_and_then_tried_again() ->
 
 
 async def test_one_environment_that_fails_leaves_the_others_alone() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("call", *(failure(delivered=None) for _ in range(20)))
     async with running(backend) as gateway:
         bad = await opened(gateway)
@@ -194,7 +194,7 @@ async def test_one_environment_that_fails_leaves_the_others_alone() -> None:
 
 
 async def test_an_instance_out_of_reach_that_is_gone_is_lost_at_once() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)
         backend.fail_at("call", *(unreachable() for _ in range(50)))
@@ -208,7 +208,7 @@ async def test_an_instance_out_of_reach_that_is_gone_is_lost_at_once() -> None:
 
 
 async def test_an_instance_out_of_reach_that_still_runs_is_tried_on() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)
         backend.fail_at("call", *(unreachable() for _ in range(7)))
@@ -217,7 +217,7 @@ async def test_an_instance_out_of_reach_that_still_runs_is_tried_on() -> None:
 
 
 async def test_failures_that_are_not_in_a_row_are_no_reason_to_query() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)
         backend.running.clear()
@@ -227,7 +227,7 @@ async def test_failures_that_are_not_in_a_row_are_no_reason_to_query() -> None:
 
 
 async def test_too_many_instances_is_a_queue_and_not_a_failure() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", *(failure("throttled", retry_after_s=0.1) for _ in range(2)))
     async with running(backend, open_timeout_s=0.15) as gateway:
         session = await opened(gateway)
@@ -236,7 +236,7 @@ async def test_too_many_instances_is_a_queue_and_not_a_failure() -> None:
 
 
 async def test_a_place_that_never_comes_ends_with_the_episode() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.fail_at("provision", *(failure("throttled", retry_after_s=0.05) for _ in range(100)))
     async with running(backend, open_timeout_s=0.05) as gateway:
         spec = open_spec(budget_s=0.4)
@@ -246,7 +246,7 @@ async def test_a_place_that_never_comes_ends_with_the_episode() -> None:
 
 
 async def test_creations_in_flight_grow_with_success_and_fall_when_refused() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["provision"] = 0.002
     creating = {"start_creating": 2, "max_creating": 16}
     async with running(backend, limits=creating) as gateway:
@@ -259,7 +259,7 @@ async def test_creations_in_flight_grow_with_success_and_fall_when_refused() -> 
 
 
 async def test_creations_keep_to_their_rate() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, limits={"creates_per_s": 100.0, "creates_burst": 4}) as gateway:
         started = now()
         await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(24)))
@@ -267,7 +267,7 @@ async def test_creations_keep_to_their_rate() -> None:
 
 
 async def test_waiting_to_be_created_does_not_use_up_the_time_to_open() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.delays["provision"] = 0.05
     creating = {"start_creating": 1, "max_creating": 1}
     async with running(backend, limits=creating, open_timeout_s=0.15) as gateway:
@@ -279,7 +279,7 @@ async def test_one_grade_does_not_wait_behind_another_runs_many() -> None:
     grader = FakeGrader()
     grader.delay_s = 0.02
     limits = {"start_grading": 1, "max_grading": 1}
-    async with running(FakeBackend(), grader, limits=limits) as gateway:
+    async with running(ScriptedBackend(), grader, limits=limits) as gateway:
         many = [await opened(gateway, open_spec(i)) for i in range(30)]
         one = await opened(gateway, open_spec(0, run_id="other", request_id="other"))
         order: list[str] = []

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, until
 
 MANY = 200
@@ -43,7 +43,7 @@ async def finish(tasks: list[asyncio.Task[Any]]) -> None:
 async def test_a_call_waits_for_one_call_of_another_run_and_not_for_all(
     limits: dict[str, int],
 ) -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend, limits=limits) as gateway:
         busy = await sessions_of(gateway, "busy", MANY)
         (other,) = await sessions_of(gateway, "other", 1)
@@ -56,7 +56,7 @@ async def test_a_call_waits_for_one_call_of_another_run_and_not_for_all(
 
 
 async def test_a_creation_waits_for_one_of_another_run_and_not_for_all() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     limits = {"start_creating": 4, "max_creating": 4}
     async with running(backend, limits=limits) as gateway:
         backend.delays["provision"] = 0.02
@@ -89,7 +89,7 @@ async def test_a_grade_waits_for_one_of_another_run_and_not_for_all() -> None:
 
 
 async def test_a_batch_of_which_one_member_has_come_holds_no_places() -> None:
-    async with running(FakeBackend(), limits={"batch_wait_s": 0.2}) as gateway:
+    async with running(ScriptedBackend(), limits={"batch_wait_s": 0.2}) as gateway:
         first = asyncio.create_task(opened(gateway, open_spec(0, run_id="one", opening=512)))
         await until(lambda: gateway.admission.waiting == 1)
         assert gateway.admission.held_places == 0
@@ -100,7 +100,7 @@ async def test_a_batch_of_which_one_member_has_come_holds_no_places() -> None:
 
 
 async def test_runs_get_places_by_their_weights() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     limits = {"start_calls": 8, "max_calls": 8, "run_weights": {"train-*": 3.0}}
     async with running(backend, limits=limits) as gateway:
         train = await sessions_of(gateway, "train-1", 60)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.image_scaling import scale_image
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
@@ -25,6 +24,7 @@ from services.env_gateway.tools.computer_tool import (
     keep_unscaled,
     make_media,
 )
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 COMPUTER = Tool(
@@ -143,7 +143,7 @@ def test_text_that_only_mentions_a_picture_stays_text() -> None:
         assert decode_embedded_image(Text(text)) == Text(text)
 
 
-class ScreenBackend(FakeBackend):
+class ScreenBackend(ScriptedBackend):
     """A fake whose one tool is a computer that answers with a picture of its screen."""
 
     def __init__(self) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.ports import Execution, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]
@@ -79,7 +79,7 @@ def test_offered_tools_are_a_list_of_names(value: object) -> None:
 
 
 async def test_a_tool_that_was_left_out_is_neither_shown_nor_callable() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     async with running(backend) as gateway:
         whole = await opened(gateway, open_spec())
         left, *others = list(whole.tools)
@@ -93,7 +93,7 @@ async def test_a_tool_that_was_left_out_is_neither_shown_nor_callable() -> None:
 
 
 async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> None:
-    backend, grader = FakeBackend(), FakeGrader()
+    backend, grader = ScriptedBackend(), FakeGrader()
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         answer, _ = await gateway.call_tool(
@@ -107,7 +107,7 @@ async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> No
 
 async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -> None:
     grader = FakeGrader()
-    async with running(FakeBackend(), grader) as gateway:
+    async with running(ScriptedBackend(), grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         await gateway.call_tool(session, 0, "submit_final_answer", '{"answer": "42"}', 5.0)
         await gateway.grade_episode(session, "43", None, 5.0)
@@ -115,7 +115,7 @@ async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -
 
 
 async def test_a_malformed_answer_is_reported_to_the_policy() -> None:
-    async with running(FakeBackend()) as gateway:
+    async with running(ScriptedBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=PROMPT)))
         answer, _ = await gateway.call_tool(
             session, 0, "submit_final_answer", '{"answer": 42}', 5.0
@@ -125,7 +125,7 @@ async def test_a_malformed_answer_is_reported_to_the_policy() -> None:
 
 
 async def test_what_an_environment_shows_at_the_start_is_kept_for_the_first_turn() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.first_observation = (Text("a welcome page"),)
     async with running(backend) as gateway:
         session = await opened(gateway, open_spec())
@@ -133,7 +133,7 @@ async def test_what_an_environment_shows_at_the_start_is_kept_for_the_first_turn
 
 
 async def test_a_backends_own_grade_is_taken_before_any_verifier() -> None:
-    backend, grader = FakeBackend(), FakeGrader()
+    backend, grader = ScriptedBackend(), FakeGrader()
     backend.own_grade = Execution(result=0.25)
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func="")))
@@ -142,7 +142,7 @@ async def test_a_backends_own_grade_is_taken_before_any_verifier() -> None:
 
 
 async def test_a_backends_own_grade_that_fails_is_requested_again_and_never_zero() -> None:
-    backend = FakeBackend()
+    backend = ScriptedBackend()
     backend.own_grade = Execution(error="502 from the verifier service", retryable=True)
     async with running(backend, verifiers={"attempts": 2}) as gateway:
         session = await opened(gateway, open_spec())

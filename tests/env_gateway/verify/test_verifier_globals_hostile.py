@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.ports import CallResult, Execution, Text, Verification
 from services.env_gateway.verify.protocol import LINE_BYTES
 from services.env_gateway.verify.verifier_globals import Database
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.verifier_source import find_verifier
+from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running
 
 SEED = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT); INSERT INTO notes VALUES (1, 'a');"
@@ -97,7 +97,7 @@ def verify(env, final_answer):
 
 
 async def test_a_grade_waits_until_what_was_shown_last_is_noted() -> None:
-    backend, grader, requests = FakeBackend(), FakeGrader(), asyncio.Event()
+    backend, grader, requests = ScriptedBackend(), FakeGrader(), asyncio.Event()
     grader.executions.append(Execution(result=0, stdout="JUDGE ERROR: x"))
 
     async def answer(name: str, arguments: Any) -> CallResult:

@@ -3,12 +3,13 @@
 from collections.abc import Awaitable, Callable
 
 from services.common.fingerprint import TokenizerDigests
-from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.common.service_main import Runtime, run_service_process
 from services.learner.alarms.adapters.sinks import build_alarm_sinks
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from services.wire.registry import load_registry
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER
 
@@ -32,11 +33,5 @@ async def serve(runtime: Runtime[LearnerConfig]) -> None:
             sink.close()
 
 
-def registry() -> RegistryContract:
-    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-
-    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
-
-
 if __name__ == "__main__":
-    run_service_process("learner", LearnerConfig, load, doc=__doc__ or "", registry=registry)
+    run_service_process("learner", LearnerConfig, load, doc=__doc__ or "", registry=load_registry)

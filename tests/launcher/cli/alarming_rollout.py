@@ -11,7 +11,7 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.common.config import ConfigModel
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
-from tests.support.fake_service import registry
+from services.wire.registry import load_registry
 from tests.support.learner import FakeWorker, failed
 
 
@@ -46,14 +46,12 @@ class Ungraded(FakeWorker):
 
 
 async def serve(runtime: Runtime[Config]) -> None:
-    workers: list[Ungraded] = []
-    metadata = lambda: workers[0].metadata()  # noqa: E731
     runtime.report_status(lambda: ReplicaStatus("sampling", serving=True))
     await runtime.announce("127.0.0.1:9")
-    channel = await runtime.peers.channel("learner", metadata=metadata)
-    workers.append(Ungraded(channel, runtime.config))
+    channel = await runtime.peers.channel("learner")
+    worker = Ungraded(channel, runtime.config)
     drained = asyncio.create_task(runtime.drain.wait())
-    playing = asyncio.create_task(_play(workers[0]))
+    playing = asyncio.create_task(_play(worker))
     await asyncio.wait({drained, playing}, return_when=asyncio.FIRST_COMPLETED)
     playing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -66,4 +64,4 @@ async def _play(worker: Ungraded) -> None:
 
 
 if __name__ == "__main__":
-    run_service_process("rollout", Config, lambda: serve, doc=__doc__ or "", registry=registry)
+    run_service_process("rollout", Config, lambda: serve, doc=__doc__ or "", registry=load_registry)

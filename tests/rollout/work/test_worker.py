@@ -30,7 +30,7 @@ from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
-from services.rollout.work.worker import Worker, WorkerOptions
+from services.rollout.work.worker import Worker, WorkerOptions, choose_pause
 from services.wire.trajectory_columns import decode_spans
 from tests.support.fake_peers import (
     TOKEN,
@@ -175,11 +175,15 @@ async def test_a_failed_try_is_reported_and_tried_again_alone() -> None:
         assert [request.opening for request in gateway.opened] == [2, 2, 1]
 
 
-async def test_tries_end_at_max_tries_and_the_lease_is_given_back() -> None:
-    gateway = FakeGateway(reward=None)
-    async with setup(learner_with(lease(attempts=1)), gateway) as it:
+@pytest.mark.parametrize("used", [0, 2, 3])
+async def test_tries_that_earlier_leases_left_are_made_and_the_lease_is_given_back(
+    used: int,
+) -> None:
+    given = lease(attempts=1)
+    given.attempts[0].next_try = used
+    async with setup(learner_with(given), FakeGateway(reward=None)) as it:
         await until(lambda: it.learner.released)
-        assert it.outcomes() == {(0, 0): "no_grade", (0, 1): "no_grade", (0, 2): "no_grade"}
+        assert it.outcomes() == {(0, number): "no_grade" for number in range(used, 3)}
         assert it.learner.released == ["l1"]
 
 
@@ -444,3 +448,10 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
         await until(lambda: len(it.learner.submitted) == 3)
         kinds = sorted(kind or "" for kind in it.outcomes().values())
         assert kinds == ["failure", "reward", "reward"]
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5])
+def test_each_pause_may_be_twice_as_long_as_the_one_before(failures: int) -> None:
+    pauses = [choose_pause(0.25, failures) for _ in range(50)]
+    most = 0.25 * 2 ** (failures - 1)
+    assert most / 2 <= min(pauses) < max(pauses) <= most

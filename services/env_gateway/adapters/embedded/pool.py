@@ -1,7 +1,6 @@
 """Worker processes for embedded environments, started in advance and restarted when one ends."""
 
 import asyncio
-import random
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -193,7 +192,7 @@ class WorkerPool:
 
     async def _keep_running(self, slot: int) -> None:
         loop = asyncio.get_running_loop()
-        backoff = _new_backoff()
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S)
         while True:
             started = loop.time()
             try:
@@ -201,7 +200,7 @@ class WorkerPool:
             except OSError as error:
                 _LOG.exception("environment_worker_not_started", error=str(error))
             if loop.time() - started > _HEALTHY_S:
-                backoff = _new_backoff()
+                backoff.reset()
             await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self, slot: int) -> None:
@@ -254,7 +253,3 @@ async def _encode_request(message: Mapping[str, Any]) -> bytes:
 def _lost_error(*, delivered: bool | None) -> BackendError:
     message = "the worker process of the environment ended"
     return BackendError("lost", message, delivered=delivered, lost=True)
-
-
-def _new_backoff() -> Backoff:
-    return Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())

@@ -4,18 +4,19 @@ The SDK hides status codes, Retry-After and the structure of errors, which decid
 and it retries internally, below the layer that counts attempts."""
 
 import asyncio
-import random
 import reprlib
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 
 from services.common.deadlines import loop_time, seconds_left
+from services.common.parsing import as_object
 from services.env_gateway.adapters.fleet import wire as fleet_wire
-from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
+from services.env_gateway.adapters.fleet.errors import FleetError, NotFoundError, classify_error
 from services.env_gateway.adapters.fleet.runner_token import RunnerToken
 from services.env_gateway.adapters.http_client import HttpError, exchange_json
 from services.env_gateway.adapters.supervised_server import ServerAddress
@@ -26,7 +27,6 @@ from services.env_gateway.ports import BackendError, ProvisionRequest
 # The client whose wire this imitates: Fleet's answers may depend on it.
 _SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "0.2.133"}
 _RUNNER_SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "1.0.0"}
-_JSON = {"content-type": "application/json"}
 _POLL_BASE_S, _POLL_CAP_S = 0.1, 2.0
 _MAX_WAIT_S = 3600
 # Fleet answers an unfinished creation instead of letting the request time out.
@@ -71,7 +71,6 @@ class FleetApi:
         headers = {
             **self.headers,
             **_SDK,
-            **(_JSON if body is not None else {}),
             "x-request-id": request_id or uuid.uuid4().hex,
             "x-request-timestamp": str(int(time.time() * 1000)),
         }
@@ -94,7 +93,6 @@ class FleetApi:
     ) -> Any:
         """Send a request to an instance's own runner, for which the API key is not meant."""
         until = loop_time() + timeout_s
-        headers = {**_RUNNER_SDK, **(_JSON if body is not None else {})}
         for attempt in range(2):
             token = await self._token.get_token(seconds_left(until))
             gate = {"x-runner-token": token} if token else {}
@@ -106,7 +104,7 @@ class FleetApi:
                     timeout_s=seconds_left(until),
                     limits=self.limits,
                     body=body,
-                    headers={**headers, **gate},
+                    headers={**_RUNNER_SDK, **gate},
                 )
             except HttpError as error:
                 # A gated router answers 404 to a missing or outdated token.
@@ -148,9 +146,7 @@ class FleetApi:
         unknown."""
         try:
             body = await self._get_instance(instance_id, timeout_s)
-        except FleetError as error:
-            if error.status != 404:
-                raise
+        except NotFoundError:
             return f"Fleet has no instance {instance_id}"
         if body.get("status") not in _ENDED:
             return None
@@ -166,11 +162,8 @@ class FleetApi:
 
     async def delete_instance(self, instance_id: str, *, timeout_s: float) -> None:
         path = fleet_wire.instance_path(instance_id)
-        try:
+        with suppress(NotFoundError):
             await self.call_control_plane("DELETE", path, timeout_s=timeout_s)
-        except FleetError as error:
-            if error.status != 404:
-                raise
 
     async def delete_run_instances(self, run_id: str, *, timeout_s: float) -> None:
         """Delete all instances with this tag. Raises BackendError while any is left."""
@@ -214,7 +207,7 @@ class FleetApi:
         self, body: dict[str, Any], until: float
     ) -> dict[str, Any] | None:
         """Wait until the instance runs; return None if it has ended instead."""
-        backoff = Backoff(base_s=_POLL_BASE_S, cap_s=_POLL_CAP_S, rng=random.Random())
+        backoff = Backoff(base_s=_POLL_BASE_S, cap_s=_POLL_CAP_S)
         instance_id = body["instance_id"]
         while body.get("status") != "running" or not body.get("urls"):
             if body.get("status") in _ENDED:
@@ -237,7 +230,7 @@ class FleetApi:
 
 
 def _check_description(answer: Any) -> dict[str, Any]:
-    fields = fleet_wire.as_object(answer)
+    fields = as_object(answer)
     if not isinstance(fields.get("instance_id"), str) or "status" not in fields:
         message = f"Fleet described an instance as {reprlib.repr(answer)}"
         raise BackendError("protocol", message, delivered=None)

@@ -7,7 +7,7 @@ from services.env_gateway.adapters.fleet.screen import image_type, page_url
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.config.backends import FleetConfig
-from services.env_gateway.ports import Backend, Orphan, ProvisionRequest
+from services.env_gateway.ports import Backend, HeartbeatLateness, Orphan, ProvisionRequest
 
 
 def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
@@ -55,16 +55,9 @@ class FleetBackend(Backend):
             await self.connection.api.delete_run_instances(orphan.episode_id, timeout_s=timeout_s)
 
     @property
-    def late_count(self) -> int:
-        return self.connection.heartbeats.late_count
-
-    @property
-    def beating_count(self) -> int:
-        return len(self.connection.heartbeats)
-
-    @property
-    def last_failure(self) -> str:
-        return self.connection.heartbeats.last_failure
+    def lateness(self) -> HeartbeatLateness:
+        heartbeats = self.connection.heartbeats
+        return HeartbeatLateness(heartbeats.late_count, len(heartbeats), heartbeats.last_failure)
 
     async def close(self) -> None:
         await self.connection.close()

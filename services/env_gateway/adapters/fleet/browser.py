@@ -2,12 +2,13 @@
 
 import reprlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
+from services.common.parsing import as_object
 from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet.errors import FleetError
+from services.env_gateway.adapters.fleet.errors import NotFoundError
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.ports import BackendError
 
@@ -44,7 +45,7 @@ class BrowserClient:
             request_id=f"{episode_id}-browser",
             base=self._base,
         )
-        fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        fields = as_object(answer)
         lease_id, mcp_url = fields.get("lease_id"), fields.get("mcp_url")
         if not isinstance(lease_id, str) or not isinstance(mcp_url, str):
             message = f"Fleet described a browser as {reprlib.repr(answer)}"
@@ -53,11 +54,8 @@ class BrowserClient:
 
     async def release_browser(self, lease_id: str, *, timeout_s: float) -> None:
         path = f"{_PATH}/{quote(lease_id, safe='')}"
-        try:
+        with suppress(NotFoundError):
             await self._api.call_control_plane("DELETE", path, timeout_s=timeout_s, base=self._base)
-        except FleetError as error:
-            if error.status != 404:
-                raise
 
     async def find_end_reason(self, lease_id: str, timeout_s: float) -> str | None:
         """Return why a browser is gone, or None while it runs. Raises BackendError if that is
@@ -65,9 +63,7 @@ class BrowserClient:
         path = f"{_PATH}/{quote(lease_id, safe='')}"
         try:
             await self._api.call_control_plane("GET", path, timeout_s=timeout_s, base=self._base)
-        except FleetError as error:
-            if error.status != 404:
-                raise
+        except NotFoundError:
             return f"Fleet has no browser {lease_id}"
         return None
 

@@ -33,8 +33,13 @@ class FleetError(BackendError):
         self.body = http.body
 
 
+class NotFoundError(FleetError):
+    """The control plane does not know what a request names: a 404."""
+
+
 def classify_error(error: HttpError) -> FleetError:
     """Classify an error as the gateway should treat it, with Fleet's explanation as its message."""
+    make = NotFoundError if error.status == 404 else FleetError
     details = list(_find_objects(error.body))
     message = _format_message(error, details)
     is_retryable = _find_retryable(error.body, details)
@@ -42,16 +47,16 @@ def classify_error(error: HttpError) -> FleetError:
         message += "; check the API key that env_gateway.backends.fleet.api_key_env names"
         return FleetError("auth", message, http=error, invalid=True)
     if _is_over_limit(error, details):
-        return FleetError("throttled", message, http=error, invalid=False)
+        return make("throttled", message, http=error, invalid=False)
     if is_retryable is not None:
-        return FleetError(
+        return make(
             "retryable" if is_retryable else "refused",
             message,
             http=error,
             invalid=not is_retryable,
         )
     kind = "refused" if error.status in _INVALID else error.kind
-    return FleetError(kind, message, http=error, invalid=error.status in _INVALID)
+    return make(kind, message, http=error, invalid=error.status in _INVALID)
 
 
 def _find_objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common import metrics
+from services.common.background_tasks import BackgroundTasks
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.deadlines import loop_time
 from services.common.log import get_logger
@@ -39,7 +40,7 @@ class Heartbeats:
         self._ttl_s = ttl_s
         self._schedule = HeartbeatSchedule(ttl_s=ttl_s)
         self._instances: dict[str, HeartbeatTarget] = {}
-        self._beats: set[asyncio.Task[None]] = set()
+        self._beats = BackgroundTasks()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
@@ -70,7 +71,7 @@ class Heartbeats:
     async def close(self) -> None:
         for instance_id in list(self._instances):
             self.forget_instance(instance_id)
-        tasks = [task for task in (self._task, *self._beats) if task is not None]
+        tasks = [task for task in (self._task, *self._beats.running) if task is not None]
         await cancel_tasks(tasks)
         raise_failure(tasks)
 
@@ -80,11 +81,7 @@ class Heartbeats:
             for instance_id in self._schedule.pop_lost(now):
                 self._drop_lost(instance_id)
             for instance_id in self._schedule.begin_due_beats(now):
-                beat = asyncio.create_task(
-                    self._send_beat(instance_id, self._instances[instance_id])
-                )
-                self._beats.add(beat)
-                beat.add_done_callback(self._beats.discard)
+                self._beats.start_task(self._send_beat(instance_id, self._instances[instance_id]))
             if now - self._logged_at >= _LOG_INTERVAL_S:
                 self._log_failures(now)
             self._changed.clear()

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.common.deadlines import loop_time
-from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.adapters.fleet.wire import as_object
+from services.common.parsing import as_object
+from services.env_gateway.adapters.fleet.errors import NotFoundError
 
 _TOKEN_AGE_S = 1.0
 
@@ -39,9 +39,7 @@ class RunnerToken:
     async def _resolve_token(self, timeout_s: float) -> None:
         try:
             answer = await self._fetch_answer(timeout_s)
-        except FleetError as error:
-            if error.status != 404:
-                raise
+        except NotFoundError:
             answer = None
         token = as_object(answer).get("token")
         self._token = token.strip() or None if isinstance(token, str) else None

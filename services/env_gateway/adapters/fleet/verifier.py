@@ -5,15 +5,16 @@ import hashlib
 import io
 import pickle
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from services.common.bounded_dict import BoundedDict
 from services.common.deadlines import loop_time, seconds_left
+from services.common.parsing import as_object
 from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet.errors import FleetError
+from services.env_gateway.adapters.fleet.errors import NotFoundError
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.verify.check_report import split_report
 from services.env_gateway.verify.verifier_finder import VerifierFinder
@@ -61,7 +62,7 @@ class FleetVerifier:
         self._api = api
         self._region = region or _DEFAULT_REGION
         self._finder = VerifierFinder()
-        self._uploaded: OrderedDict[str, None] = OrderedDict()
+        self._uploaded: BoundedDict[str, None] = BoundedDict(_KNOWN_KEPT)
 
     async def run_verifier(
         self, instance_id: str, submission: Submission, timeout_s: float
@@ -85,14 +86,12 @@ class FleetVerifier:
         if await self._is_uploaded(bundle, timeout_s):
             try:
                 return await self._post_request(request, until)
-            except FleetError as error:
+            except NotFoundError:
                 # Fleet has dropped the bundle meanwhile.
-                if error.status != 404:
-                    raise
                 self._uploaded.pop(bundle.sha256, None)
         request["bundle"] = base64.b64encode(bundle.content).decode()
         answer = await self._post_request(request, until)
-        self._remember_upload(bundle)
+        self._uploaded[bundle.sha256] = None
         return answer
 
     async def _post_request(self, request: Mapping[str, Any], until: float) -> Any:
@@ -103,24 +102,17 @@ class FleetVerifier:
 
     async def _is_uploaded(self, bundle: VerifierBundle, timeout_s: float) -> bool:
         if bundle.sha256 in self._uploaded:
-            self._uploaded.move_to_end(bundle.sha256)
+            self._uploaded[bundle.sha256] = None
             return True
         path = f"/v1/verifiers/check?sha256={bundle.sha256}"
         try:
             answer = await self._api.call_control_plane("GET", path, timeout_s=timeout_s)
-        except FleetError as error:
-            if error.status != 404:
-                raise
+        except NotFoundError:
             return False
-        known = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("success") is True
+        known = as_object(answer).get("success") is True
         if known:
-            self._remember_upload(bundle)
+            self._uploaded[bundle.sha256] = None
         return known
-
-    def _remember_upload(self, bundle: VerifierBundle) -> None:
-        self._uploaded[bundle.sha256] = None
-        if len(self._uploaded) > _KNOWN_KEPT:
-            self._uploaded.popitem(last=False)
 
 
 def parse_execution(answer: Any) -> Execution:
@@ -133,7 +125,7 @@ def parse_execution(answer: Any) -> Execution:
         score, report = split_report(fields.get("result"))
         return Execution(result=score, report=report, stdout=stdout)
     error = fields.get("error")
-    details = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    details = as_object(error) or {"message": error}
     kind, message = (
         details.get("type"),
         details.get("message") or "the verifier did not run to its end",
@@ -153,11 +145,7 @@ def _build_request(
     bundle: VerifierBundle,
     timeout_s: float,
 ) -> dict[str, Any]:
-    keywords: dict[str, str | None] = {}
-    if function.takes_final_answer:
-        keywords["final_answer"] = submission.final_answer
-    if function.takes_conversation:
-        keywords["conversation"] = submission.conversation
+    keywords = function.choose_arguments(submission.final_answer, submission.conversation)
     return {
         "key": submission.task.key,
         "sha256": bundle.sha256,

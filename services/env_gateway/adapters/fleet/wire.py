@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
+from services.common.bounded_dict import BoundedDict
 from services.common.log import get_logger
 from services.common.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
@@ -119,14 +120,10 @@ class SnapshotCache:
     Answers are decoded in at most two threads, off the event loop."""
 
     def __init__(self) -> None:
-        self._schemas: OrderedDict[tuple[str, str], dump.Schema] = OrderedDict()
+        self._schemas: BoundedDict[tuple[str, str], dump.Schema] = BoundedDict(_KEPT)
         self._seeds: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._places = asyncio.Semaphore(2)
         self.kept_bytes = 0
-
-    @property
-    def kept_schemas(self) -> int:
-        return len(self._schemas)
 
     async def get_snapshot(
         self, db: str, state: InitialState, query: QueryDatabase
@@ -164,8 +161,6 @@ class SnapshotCache:
                 rows = (await query(db, dump.SCHEMA_SQL)).rows
                 schema = await self._run_in_thread(dump.parse_schema, rows)
             self._schemas[env] = schema
-            if len(self._schemas) > _KEPT:
-                self._schemas.popitem(last=False)
             dumped = await query(db, await self._run_in_thread(dump.build_dump_sql, schema))
             content = await self._run_in_thread(dump.rebuild_database, schema, dumped.rows)
             if content is not None:
@@ -191,7 +186,3 @@ def _split_data_key(task: Task) -> tuple[str, str]:
     if ":" in key and not version:
         key, version = key.split(":", 1)
     return key, _normalize_version(version)
-
-
-def as_object(answer: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}

@@ -192,7 +192,6 @@ class McpBackend(Backend):
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        kind = {"content-type": "application/json"} if body is not None else {}
         answer, _ = await exchange_json(
             self._http,
             method,
@@ -200,7 +199,7 @@ class McpBackend(Backend):
             timeout_s=timeout_s,
             limits=self._config.answer_limits,
             body=body,
-            headers={**kind, **(headers or {})},
+            headers=headers,
         )
         return answer
 

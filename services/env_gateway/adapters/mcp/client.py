@@ -6,32 +6,26 @@ the retry rule needs; so this implements the wire protocol, with JSON and SSE an
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, cast
 
 import aiohttp
 
 from services.common.deadlines import loop_time, seconds_left
-from services.common.large_values import run_aside_for
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError, exchange_json
+from services.env_gateway.adapters.mcp.requests import McpRequests
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
     PROTOCOL_VERSION,
-    parse_call_result,
     parse_result,
-    parse_tools,
 )
-from services.env_gateway.ports import BackendError, CallResult, Tool
+from services.env_gateway.ports import BackendError
 
-_HEADERS = {
-    "accept": "application/json, text/event-stream",
-    "content-type": "application/json",
-}
+_HEADERS = {"accept": "application/json, text/event-stream"}
 
 
-class McpSession:
+class McpSession(McpRequests):
     """One session with an MCP server. It allows concurrent use, opens on first use, and reopens
     when the server has forgotten it."""
 
@@ -71,27 +65,6 @@ class McpSession:
                 await self._send_message(INITIALIZED, seconds_left(until))
             self._openings += 1
             self._open = True
-
-    async def list_tools(self, timeout_s: float) -> list[Tool]:
-        tools: list[Tool] = []
-        cursor: str | None = None
-        until = loop_time() + timeout_s
-        while (left_s := until - loop_time()) > 0:
-            params = {"cursor": cursor} if cursor else {}
-            result = await self.send_request("tools/list", params, left_s)
-            tools += await run_aside_for(result, partial(parse_tools, result))
-            cursor = result.get("nextCursor")
-            if not cursor:
-                return tools
-        message = f"the list of tools did not end in {timeout_s:.1f} s, nor after {len(tools)}"
-        raise BackendError("timeout", message, delivered=None)
-
-    async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], timeout_s: float
-    ) -> CallResult:
-        params = {"name": name, "arguments": arguments}
-        result = await self.send_request("tools/call", params, timeout_s)
-        return await run_aside_for(result, lambda: parse_call_result(result))
 
     async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
         """Send a request and return its result. Raises BackendError; `lost` if the server accepts

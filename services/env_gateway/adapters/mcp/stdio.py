@@ -3,19 +3,12 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from services.common.deadlines import loop_time, seconds_left
-from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.mcp.stdio_server import StdioServer
-from services.env_gateway.adapters.mcp.wire import (
-    INITIALIZE,
-    INITIALIZED,
-    parse_call_result,
-    parse_tools,
-)
+from services.env_gateway.adapters.mcp.wire import INITIALIZE, INITIALIZED
 from services.env_gateway.adapters.server_address import configured_environment
 from services.env_gateway.adapters.supervised_server import spawn_process
 from services.env_gateway.config.backends import McpConfig
@@ -55,29 +48,17 @@ class StdioInstance(Instance):
             await self._server.send_request("initialize", INITIALIZE, timeout_s)
             await self._server.send_notification(INITIALIZED)
             self._initialized = True
-        return [self._backend.mark_tool(tool) for tool in await self._fetch_tools(until)]
+        tools = await self._server.list_tools(seconds_left(until))
+        return [self._backend.mark_tool(tool) for tool in tools]
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
-        params = {"name": name, "arguments": arguments}
-        result = await self._server.send_request("tools/call", params, timeout_s)
-        return await run_aside_for(result, lambda: parse_call_result(result))
+        return await self._server.call_tool(name, arguments, timeout_s)
 
     async def close(self, *, timeout_s: float) -> None:
         self._backend.forget_instance(self.instance_id)
         await self._server.close()
-
-    async def _fetch_tools(self, until: float) -> list[Tool]:
-        tools: list[Tool] = []
-        params: dict[str, Any] = {}
-        while True:
-            left_s = seconds_left(until)
-            result = await self._server.send_request("tools/list", params, left_s)
-            tools += await run_aside_for(result, partial(parse_tools, result))
-            if not (cursor := result.get("nextCursor")):
-                return tools
-            params = {"cursor": cursor}
 
 
 class McpStdioBackend(Backend):

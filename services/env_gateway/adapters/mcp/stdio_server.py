@@ -8,6 +8,7 @@ from typing import Any
 from services.common.large_values import dump_line_aside
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
+from services.env_gateway.adapters.mcp.requests import McpRequests
 from services.env_gateway.adapters.mcp.wire import parse_result
 from services.env_gateway.adapters.supervised_server import StderrTail, end_process_group
 from services.env_gateway.ports import BackendError
@@ -15,7 +16,7 @@ from services.env_gateway.ports import BackendError
 _ENDED_S = 2.0
 
 
-class StdioServer:
+class StdioServer(McpRequests):
     """One server process and its pending requests. Answers are matched by id."""
 
     def __init__(

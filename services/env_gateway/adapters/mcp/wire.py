@@ -1,11 +1,11 @@
 """MCP's messages in the gateway's terms, for any transport."""
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from services.common.parsing import as_object
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
 
@@ -24,7 +24,7 @@ _INVALID_PARAMS = -32602
 
 def parse_result(message: Any, method: str) -> dict[str, Any]:
     """Parse the result of a message. Raises BackendError for an error or a malformed message."""
-    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    fields = as_object(message)
     if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
         raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
     if error := fields.get("error"):
@@ -91,7 +91,7 @@ def _parse_part(item: Mapping[str, Any]) -> Part:
     )
     try:
         data = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError, TypeError):
+    except (ValueError, TypeError):
         return Text(f"(a part of type {mime} that is not base64)")
     return make_media(data, mime)
 

@@ -4,12 +4,12 @@ The package itself is not imported: its client alone costs 160 MB and three seco
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
+from services.common.bounded_dict import BoundedDict
 from services.common.deadlines import loop_time
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
@@ -42,7 +42,7 @@ class OpenEnvBackend(Backend):
         self._address = address
         self._http = http
         self._actions: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        self._failures: OrderedDict[str, str] = OrderedDict()
+        self._failures: BoundedDict[str, str] = BoundedDict(_FAILURES_KEPT)
         self.channels: dict[str, OpenEnvChannel] = {}
 
     async def provision_instance(
@@ -123,8 +123,6 @@ class OpenEnvBackend(Backend):
                 # The same error twice: the task is refused, this is not a transient fault.
                 refusal.invalid = self._failures.get(episode_id) == refusal.message
                 self._failures[episode_id] = refusal.message
-                if len(self._failures) > _FAILURES_KEPT:
-                    self._failures.popitem(last=False)
             raise
         self._failures.pop(episode_id, None)
         return start

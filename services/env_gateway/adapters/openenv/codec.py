@@ -1,13 +1,13 @@
 """OpenEnv's observations and schemas in the gateway's terms. Pure."""
 
 import base64
-import binascii
 import json
 import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
+from services.common.parsing import as_object
 from services.env_gateway.adapters.mcp.wire import parse_parts
 from services.env_gateway.ports import BackendError, CallResult, CheckReport, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
@@ -24,7 +24,7 @@ def takes_tool_calls(action: Mapping[str, Any]) -> bool:
     """Return True if actions of this schema are tool calls. An action without its own fields is the
     base class, through which servers accept the tool calls of MCP environments."""
     properties = _get_properties(action)
-    kind = _as_object(properties.get("type"))
+    kind = as_object(properties.get("type"))
     kinds = [kind.get("const"), kind.get("default"), *_as_list(kind.get("enum"))]
     return any(action in kinds for action in _TOOL_ACTIONS) or not properties
 
@@ -37,12 +37,12 @@ def make_step_tool(name: str, action: Mapping[str, Any]) -> Tool:
 
 def parse_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Tool]:
     """Parse the list of tools. Raises BackendError if it is empty, with the server's reason."""
-    items = [_as_object(item) for item in _as_list(_get_observation(data).get("tools"))]
+    items = [as_object(item) for item in _as_list(_get_observation(data).get("tools"))]
     metadata = _get_metadata(data)
     if not items:
         detail = metadata.get("error") or "it has none"
         raise BackendError("no_tools", f"the environment lists no tools: {detail}", delivered=False)
-    hints = _as_object(metadata.get("annotations"))
+    hints = as_object(metadata.get("annotations"))
     return [_parse_tool(item, hints, read_only) for item in items]
 
 
@@ -53,7 +53,7 @@ def parse_call_result(data: Mapping[str, Any], image_fields: Collection[str]) ->
     reward, done = parse_reward(data), data.get("done") is True
     if reward is not None and not math.isfinite(reward):
         reward = None
-    error = _as_object(observation.get("error"))
+    error = as_object(observation.get("error"))
     if (kind := error.get("error_type")) is not None:
         message = str(error.get("message") or kind)
         if kind in _UNKNOWN_OUTCOMES:
@@ -106,12 +106,12 @@ def parse_report(data: Mapping[str, Any]) -> CheckReport | None:
 def _get_observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data.get("observation"), dict):
         raise BackendError("protocol", "an answer holds no observation", delivered=None)
-    return _as_object(data["observation"])
+    return as_object(data["observation"])
 
 
 def _get_metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metadata. Version 0.10 sends it twice, 0.3 not at all."""
-    return _as_object(data.get("metadata") or _get_observation(data).get("metadata"))
+    return as_object(data.get("metadata") or _get_observation(data).get("metadata"))
 
 
 def _parse_outcome(
@@ -121,10 +121,10 @@ def _parse_outcome(
     if "tool_name" not in observation or "result" not in observation:
         return parse_observation({"observation": observation}, None, image_fields), False
     result = observation["result"]
-    answer = _as_object(result)
+    answer = as_object(result)
     if isinstance(answer.get("content"), list):
         structured = answer.get("structured_content", answer.get("structuredContent"))
-        content = [_to_mcp_spelling(_as_object(item)) for item in _as_list(answer["content"])]
+        content = [_to_mcp_spelling(as_object(item)) for item in _as_list(answer["content"])]
         parts = parse_parts({"content": content, "structuredContent": structured})
         return parts, bool(answer.get("is_error") or answer.get("isError"))
     return (Text(result if isinstance(result, str) else json.dumps(result)),), False
@@ -132,7 +132,7 @@ def _parse_outcome(
 
 def _to_mcp_spelling(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Restore the protocol's spelling: servers on mcp 2.x write `mime_type` for `mimeType`."""
-    resource = _as_object(item.get("resource"))
+    resource = as_object(item.get("resource"))
     if "mime_type" in resource:
         resource = {**resource, "mimeType": resource["mime_type"]}
     return {**item, "mimeType": item.get("mimeType", item.get("mime_type")), "resource": resource}
@@ -145,8 +145,8 @@ def _parse_tool(
     if not isinstance(name, str) or not name:
         raise BackendError("protocol", "a tool is listed without its name", delivered=None)
     # 0.3 on mcp 2.x lists tools without their schemas.
-    schema = _as_object(item.get("input_schema")) or _as_object(item.get("inputSchema"))
-    own = _as_object(hints.get(name))
+    schema = as_object(item.get("input_schema")) or as_object(item.get("inputSchema"))
+    own = as_object(hints.get(name))
     return Tool(
         name,
         str(item.get("description") or ""),
@@ -159,7 +159,7 @@ def _parse_tool(
 def _get_properties(action: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties of an action without `metadata`, which every action has and no policy
     should write."""
-    properties = _as_object(action.get("properties"))
+    properties = as_object(action.get("properties"))
     return {name: schema for name, schema in properties.items() if name != "metadata"}
 
 
@@ -171,16 +171,12 @@ def _parse_image(value: object, *, wanted: bool) -> Part | None:
         return None
     try:
         content = base64.b64decode(value[match.end() if match else 0 :], validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return Text("(an image that is not base64)")
     if match is not None:
         return make_media(content, match["mime"])
     found = (mime for magic, mime in _IMAGE_TYPES if content.startswith(magic))
     return make_media(content, next(found, "application/octet-stream"))
-
-
-def _as_object(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _as_list(value: object) -> list[Any]:

@@ -1,6 +1,7 @@
 """One session with an OpenEnv server: its tools, steps, rewards and grade."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from services.common.large_values import run_aside_for
@@ -67,7 +68,8 @@ class OpenEnvInstance(Instance):
             return self._tools
         if not self._calls_tools:
             await self._channel.send_request("state", None, timeout_s=timeout_s)
-            self._tools = [await run_aside_for(self._action, self._step_tool)]
+            step = partial(codec.make_step_tool, self._config.step_tool, self._action)
+            self._tools = [await run_aside_for(self._action, step)]
             return self._tools
         data = await self._channel.send_request("step", {"type": "list_tools"}, timeout_s=timeout_s)
         read_only = self._config.read_only_tools
@@ -117,9 +119,6 @@ class OpenEnvInstance(Instance):
     async def close(self, *, timeout_s: float) -> None:
         await self._channel.close(timeout_s=timeout_s)
         self._forget_channel(self.instance_id, self._channel)
-
-    def _step_tool(self) -> Tool:
-        return codec.make_step_tool(self._config.step_tool, self._action)
 
     async def _submit_answer(self, final_answer: str | None, timeout_s: float) -> None:
         tool = self._config.submit_tool

@@ -12,7 +12,7 @@ from typing import Any, cast
 import aiohttp
 
 from services.common.large_values import dump_json_aside
-from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
+from services.common.parsing import TextLimits, TooLargeError, as_object, parse_json_aside
 from services.env_gateway.ports import BackendError
 
 _KEYS = "backends.openenv.max_answer_bytes and max_answer_values"
@@ -153,15 +153,12 @@ class OpenEnvChannel:
 
     def _end_session(self, why: str, kind: str = "lost") -> None:
         message = f"the session has ended: {why}"
-        self._mark_ended(BackendError(kind, message, delivered=False, lost=True))
+        self._ended = self._ended or BackendError(kind, message, delivered=False, lost=True)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self.socket.close())
         waiting = self._answer
         if waiting is not None and not waiting.done():
             waiting.set_exception(BackendError(kind, message, delivered=None, lost=True))
-
-    def _mark_ended(self, error: BackendError) -> None:
-        self._ended = self._ended or error
-        if self._closing is None:
-            self._closing = asyncio.create_task(self.socket.close())
 
 
 async def open_channel(
@@ -197,7 +194,7 @@ async def open_channel(
 
 def _parse_message(message: object) -> tuple[str, dict[str, Any]]:
     """Parse a message into (type, data). Raises TypeError."""
-    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    fields = as_object(message)
     kind, data = fields.get("type"), fields.get("data") or {}
     if not isinstance(kind, str):
         raise TypeError("it has no type")

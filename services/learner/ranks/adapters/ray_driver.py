@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
+from services.common.background_tasks import BackgroundTasks
 from services.common.claimed_pipes import claim_pipes
 from services.common.concurrency import wait_for_any
 from services.common.printable_text import print_visible
@@ -149,11 +150,9 @@ async def serve_commands(commands: BinaryIO, answers: BinaryIO) -> None:
     threading.Thread(
         target=_read_commands, args=(commands, loop, inbox), daemon=True, name="commands"
     ).start()
-    serving: set[asyncio.Task[None]] = set()
+    serving = BackgroundTasks()
     while (message := await inbox.get())["command"] != "close":
-        task = asyncio.create_task(_answer_message(driver, message, answers))
-        serving.add(task)
-        task.add_done_callback(serving.discard)
+        serving.start_task(_answer_message(driver, message, answers))
     await driver.close()
 
 

@@ -256,7 +256,7 @@ async def test_a_worker_that_renews_hears_of_an_instance_that_ended_unheard(
         held = [session.episode.episode_id]
         assert bench.gateway.renew_leases("rollout-0", held) == []
         await hasty.faults(faults=[{"on": ["heartbeat"], "rate": 1.0}])
-        await until(lambda: backend.late_count == 1)
+        await until(lambda: backend.lateness.late == 1)
         await until(lambda: bench.gateway.renew_leases("rollout-0", held) == held)
         answer = await bench.call(session, bench.harness.read_call)
         assert answer.outcome is ToolOutcome.SESSION_LOST

@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
+from services.env_gateway.api.alarms import HeartbeatAlarms
 from services.env_gateway.api.status import update_alarms_forever
-from services.env_gateway.ports import BackendError
+from services.env_gateway.ports import BackendError, HeartbeatLateness
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.examples import examples
+from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running
 
 TTL_S = 60.0
@@ -345,15 +345,19 @@ def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() 
 
 
 async def test_a_gateway_reports_late_beats_at_once() -> None:
-    class Beating(FakeBackend):
-        late_count, beating_count, last_failure = 0, 4, "throttled: 429"
+    class Beating(ScriptedBackend):
+        late = 0
+
+        @property
+        def lateness(self) -> HeartbeatLateness:
+            return HeartbeatLateness(self.late, 4, "throttled: 429")
 
     backend, alarms, changed = Beating(), HeartbeatAlarms(), asyncio.Event()
     async with running(backend) as gateway:
         keeping = asyncio.create_task(update_alarms_forever(gateway, alarms, changed.set))
         await asyncio.sleep(0.05)
         assert not changed.is_set()
-        backend.late_count = 2
+        backend.late = 2
         async with asyncio.timeout(5):
             await changed.wait()
         keeping.cancel()

@@ -33,7 +33,7 @@ async def keep(emulator: Emulator, backend: fleet.FleetBackend) -> None:
     await emulator.faults(faults=[{"on": ["heartbeat"], "delay": LATENCY_S, "rate": 0.01}])
     await asyncio.sleep(60.0 * MINUTES)
     count = await emulator.count()
-    assert (len(count["instances"]["live"]), backend.late_count) == (INSTANCES, 0)
+    assert (len(count["instances"]["live"]), backend.lateness.late) == (INSTANCES, 0)
     # A beat every twenty seconds; one in a hundred fails.
     assert count["injected"]["heartbeat 502"] >= INSTANCES * MINUTES * 3 / 200
 

@@ -11,12 +11,12 @@ class BackgroundTasks:
     """Tasks in progress, referenced so that none is garbage-collected."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self.running: set[asyncio.Task[Any]] = set()
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
         return task
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:

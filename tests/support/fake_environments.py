@@ -37,7 +37,7 @@ class FakeInstance(Instance):
     env_version = "v1"
     data_version = "v1"
 
-    def __init__(self, backend: "FakeBackend", instance_id: str) -> None:
+    def __init__(self, backend: "ScriptedBackend", instance_id: str) -> None:
         self.instance_id = instance_id
         self.executed: Counter[str] = Counter()
         self._backend = backend
@@ -98,7 +98,7 @@ class FakeInstance(Instance):
         self._backend.running.pop(self.instance_id, None)
 
 
-class FakeBackend(Backend):
+class ScriptedBackend(Backend):
     """A backend whose steps can be made to fail or to wait. The steps provision, list_tools, call
     and close sleep `delays[step]`, then raise `failures[step]` in turn; `hook` may answer a call
     instead of the tool."""
@@ -155,6 +155,3 @@ class FakeGrader:
         self.seen.append(verification)
         await asyncio.sleep(self.delay_s)
         return self.executions.popleft() if self.executions else Execution(result=1)
-
-    async def close(self) -> None:
-        self.executions.clear()
