@@ -17,6 +17,7 @@ from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
 from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
 from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.requests import McpRequests
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.api.episode_service import conversation_of
@@ -55,7 +56,11 @@ def mcp(result: Any) -> Any:
 
 
 def stdio(result: Any) -> Any:
-    server: Any = SimpleNamespace(send_request=answering(result), send_notification=answering(None))
+    class Server(McpRequests):
+        send_request: Any = staticmethod(answering(result))
+        send_notification: Any = staticmethod(answering(None))
+
+    server: Any = Server()
     backend: Any = SimpleNamespace(mark_tool=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     return StdioInstance(backend, request, server)
