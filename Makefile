@@ -72,11 +72,11 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
 ##@ Test
-# Most tests wait for processes: six workers keep two cores busy. Without --no-loadscope-reorder,
+# Most tests wait for processes: four workers keep two cores busy. Without --no-loadscope-reorder,
 # files with few tests, which run whole runs, would come last and leave one worker alone.
 test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 6 --dist loadfile \
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 4 --dist loadfile \
 	  --no-loadscope-reorder --hypothesis-profile quick
 
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too

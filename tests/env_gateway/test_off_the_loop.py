@@ -56,11 +56,11 @@ def mcp(result: Any) -> Any:
 
 
 def stdio(result: Any) -> Any:
-    class Server(McpRequests):
+    class AnsweringServer(McpRequests):
         send_request: Any = staticmethod(answering(result))
         send_notification: Any = staticmethod(answering(None))
 
-    server: Any = Server()
+    server: Any = AnsweringServer()
     backend: Any = SimpleNamespace(mark_tool=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     return StdioInstance(backend, request, server)

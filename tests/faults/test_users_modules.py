@@ -69,6 +69,7 @@ async def flotilla(cwd: Path, *words: str, **environment: str) -> tuple[int | No
     return process.returncode, output.decode()
 
 
+@pytest.mark.slow
 async def test_a_run_in_a_project_with_a_services_package_of_its_own_completes(
     tmp_path: Path,
 ) -> None:

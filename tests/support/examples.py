@@ -1,4 +1,4 @@
-"""How many examples of its data a property is tested with."""
+"""Number of examples that a property is tested with."""
 
 from hypothesis import settings
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from services.common.python_command import python_command
 from tests.support.repository import ROOT
 
@@ -20,6 +22,7 @@ print("transformers" in sys.modules, sys.modules["torch"])
 """
 
 
+@pytest.mark.slow
 def test_a_models_dialect_is_checked_without_torch_and_without_a_word_of_it(
     engine_folder: Path,
 ) -> None:

@@ -66,7 +66,7 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
 @pytest.mark.parametrize(
     "sign",
     [
-        "Making",
+        pytest.param("Making", marks=pytest.mark.slow),
         pytest.param("Run fake-", marks=pytest.mark.slow),
         pytest.param("rollout-0 running", marks=pytest.mark.slow),
         # Any: steps that end together are reported together.

@@ -126,7 +126,12 @@ def scratch_folders_left(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    "end",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
 )
 def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     tasks: Path, tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[
     return output, {name: list(yaml.safe_load_all(text)) for name, text in texts}
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
     output, files = _planned(offline, tmp_path)
     assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price unknown each" in output

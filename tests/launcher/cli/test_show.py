@@ -183,8 +183,16 @@ async def test_text_that_a_checkpoint_pruned_is_shown_as_pruned(runs: Path) -> N
     ("arguments", "message"),
     [
         (("--step", "7"), f"no attempts of step 7; run {RUN} has steps: 1 to 1"),
-        (("--env", "bank"), f"no environment 'bank'; run {RUN} has: booking, shop"),
-        (("--group", "g9"), "no group 'g9'; groups have ids like g000012r0"),
+        pytest.param(
+            ("--env", "bank"),
+            f"no environment 'bank'; run {RUN} has: booking, shop",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--group", "g9"),
+            "no group 'g9'; groups have ids like g000012r0",
+            marks=pytest.mark.slow,
+        ),
         (("--env", "booking", "--passed"), f"none of the 5 attempts of run {RUN} matches"),
         (("--policy", "/nowhere"), "policy.model '/nowhere' has no tokenizer.json"),
     ],

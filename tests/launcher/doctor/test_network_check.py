@@ -117,7 +117,7 @@ async def test_an_api_server_that_does_not_answer_is_named(
 
 
 @pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")
-@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("status", [200, pytest.param(503, marks=pytest.mark.slow)])
 async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_queried(
     tmp_path: Path, status: int
 ) -> None:

@@ -92,6 +92,7 @@ async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: RunCo
     assert not ranks()
 
 
+@pytest.mark.slow
 async def test_a_node_that_does_not_reach_the_first_rank_is_named(
     about: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

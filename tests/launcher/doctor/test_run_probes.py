@@ -40,6 +40,7 @@ async def doctor_here(*arguments: str | Path) -> tuple[int, str]:
         return await run_cli_here("doctor", *map(str, arguments))
 
 
+@pytest.mark.slow
 async def test_the_demo_as_it_is_shipped_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     code, output = await doctor_here("deploy/runs/local.toml", "--json", "--skip", "ring")

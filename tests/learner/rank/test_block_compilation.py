@@ -157,6 +157,7 @@ def test_packs_of_other_segments_compile_nothing_more(model_folder: Path) -> Non
     assert compiled.uncompiled == 0
 
 
+@pytest.mark.slow
 def test_a_compiler_that_the_environment_has_disabled_is_logged(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -189,7 +189,12 @@ def ranks(
 @pytest.mark.parametrize(
     ("name", "counts"),
     # Three have unequal shares, whatever the algorithm.
-    [("plain", (2, 3)), ("coupled", (3,)), ("everything", (3,)), ("reward", (3,))],
+    [
+        pytest.param("plain", (2, 3), marks=pytest.mark.slow),
+        ("coupled", (3,)),
+        ("everything", (3,)),
+        ("reward", (3,)),
+    ],
 )
 def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
     model_folder: Path, tmp_path: Path, run: Run, name: str, counts: tuple[int, ...]

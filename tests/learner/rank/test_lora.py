@@ -152,7 +152,7 @@ def rounded_folder(model_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "rounded"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_what_is_published_scores_to_the_bit_as_the_trainer_does(
     rounded_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -190,7 +190,7 @@ def distance(one: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray]) -> 
     return max(float(np.abs(one[index] - other[index]).max()) for index in one)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_the_reference_is_the_base_without_a_second_model(rounded_folder: Path, dtype: str) -> None:
     algorithm = AlgorithmConfig.model_validate({"kl": {"coefficient": 0.1}})
     policy, _, trainer = make_trainer(rounded_folder, lora=LORA, dtype=dtype, algorithm=algorithm)
@@ -350,7 +350,7 @@ def test_experts_are_left_out(tmp_path: Path) -> None:
 GAE = {"advantage": "gae", "critic": {"lr": 1e-2}, "kl": {"coefficient": 0.05}}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_critic_has_adapters_of_its_own_on_the_same_base(
     model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:

@@ -138,7 +138,7 @@ def test_recomputed_activations_change_no_bit_of_it(model_folder: Path) -> None:
         assert same_bits(kept.weights, again.weights)
 
 
-@pytest.mark.parametrize("model", ["mistral", "gemma"])
+@pytest.mark.parametrize("model", [pytest.param("mistral", marks=pytest.mark.slow), "gemma"])
 def test_neither_do_they_with_windows(model: str, tmp_path: Path) -> None:
     folder = MODELS[model](tmp_path / "model")
     kept, again = (train(folder, gradient_checkpointing=each) for each in ("off", "selective"))

@@ -170,8 +170,17 @@ def test_tokens_whose_experts_are_not_known_are_routed_by_the_trainer(sparse_fol
     assert policy.make_pass(Segments([ids], experts=[None])) is None
 
 
-@pytest.mark.parametrize("pack_tokens", [1, 4096])
-@pytest.mark.parametrize("gradient_checkpointing", ["off", "selective", "full"])
+@pytest.mark.parametrize(
+    ("gradient_checkpointing", "pack_tokens"),
+    [
+        ("off", 4096),
+        ("selective", 1),
+        ("full", 4096),
+        pytest.param("off", 1, marks=pytest.mark.slow),
+        pytest.param("selective", 4096, marks=pytest.mark.slow),
+        pytest.param("full", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_packs_and_recomputed_blocks_replay_the_same(
     pack_tokens: int, gradient_checkpointing: str, sparse_folder: Path
 ) -> None:

@@ -213,6 +213,7 @@ async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     assert others.fingerprint == published.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 async def test_they_compute_in_bfloat16_and_sum_gradients_in_float32(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")

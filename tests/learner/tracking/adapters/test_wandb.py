@@ -139,6 +139,7 @@ def test_a_killed_run_resumes_under_its_id_with_each_step_once(offline: Path) ->
     assert steps == list(range(1, 12))
 
 
+@pytest.mark.slow
 def test_a_key_without_a_network_goes_offline_and_warns(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     store = {"AWS_SECRET_ACCESS_KEY": "canary-of-a-store", "MY_LOGIN": "canary-of-mine"}
