@@ -12,7 +12,7 @@ Source = Callable[[], Mapping[str, str]]
 
 
 class CallMetadata(CallDefaults):
-    """What `source` returns at each call; the inner channel adds the token."""
+    """Metadata that `source` returns at each call; the inner channel adds the token."""
 
     def __init__(self, source: Source) -> None:
         super().__init__("0" * 16, DEFAULT_TIMEOUT_S, DEFAULT_STREAM_TIMEOUT_S)

@@ -4,12 +4,12 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.process_commands import rank_pids
+from tests.support.process_forge import ProcessForge
 from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config
 from tests.support.tiny_ranks import (
     SMALL_SIZES,
@@ -53,8 +54,6 @@ TOLERANCE = 1e-5
 
 SPAWNED = multiprocessing.get_context("spawn")
 # Of a process that has loaded torch once.
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([__name__])
 
 
 ALGORITHMS: dict[str, dict[str, object]] = {
@@ -357,7 +356,6 @@ def start_alone(
     model: Path,
     processes: int,
     folder: Path,
-    context: SpawnContext | ForkServerContext = SPAWNED,
     algorithm: str = "plain",
 ) -> list[Any]:
     """Start as many processes that are ranks without a service; return the report of each."""
@@ -374,9 +372,9 @@ def start_alone(
         "optimizer": config.optimizer.model_dump(mode="json"),
         "rank": config.rank.model_dump(mode="json"),
     }
-    pipes = [context.Pipe(duplex=False) for _ in range(processes)]
+    pipes = [SPAWNED.Pipe(duplex=False) for _ in range(processes)]
     ranks = [
-        context.Process(
+        SPAWNED.Process(
             target=rank,
             args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
         )
@@ -390,18 +388,28 @@ def start_alone(
     return found
 
 
+@pytest.fixture
+def spawned_by_forks(rank_forge: ProcessForge) -> Generator[None]:
+    """Have `SPAWNED` fork from a process that has loaded torch: for tests without memory bounds."""
+    SPAWNED.set_executable(str(rank_forge.interpreter))
+    yield
+    SPAWNED.set_executable(sys.executable)
+
+
+@pytest.mark.usefixtures("spawned_by_forks")
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_holds_its_part_of_parameters_gradients_and_moments(
     processes: int, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", tied=False)
     whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
-    found = start_alone(hold_a_part, model, processes, tmp_path, FORKED)
+    found = start_alone(hold_a_part, model, processes, tmp_path)
     for parameters, gradients, moments in found:
         for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
             assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes
 
 
+@pytest.mark.usefixtures("spawned_by_forks")
 def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {
         **SMALL_SIZES,
@@ -415,7 +423,7 @@ def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None
         model.get_buffer(name).fill_(value)
     model.save_pretrained(tmp_path / "model")
     expected = [[value] for value in LAYER_SCALARS.values()]
-    for found in start_alone(read_buffers, tmp_path / "model", 2, tmp_path / "ranks", FORKED):
+    for found in start_alone(read_buffers, tmp_path / "model", 2, tmp_path / "ranks"):
         assert found == (expected, expected)
 
 
