@@ -3,15 +3,15 @@
 from hypothesis import settings
 
 QUICK = "quick"
-_QUICK_SHARE = 3
+_QUICK_SHARE = 4
 
 
 def examples(count: int) -> int:
-    """Return `count`, or a third of it in the quick tests (`--hypothesis-profile=quick`)."""
+    """Return `count`, or a quarter of it in the quick tests (`--hypothesis-profile=quick`)."""
     return count // _QUICK_SHARE if settings.get_current_profile_name() == QUICK else count
 
 
 def register_quick_profile() -> None:
-    """Register the profile of quick tests; properties that name no count draw a third, too."""
+    """Register the profile of quick tests; properties that name no count draw a quarter, too."""
     usual = settings.get_profile("default")
     settings.register_profile(QUICK, usual, max_examples=usual.max_examples // _QUICK_SHARE)

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
-from datasets import load_dataset
 
 from services.learner.dumps import export_command
 from services.learner.dumps.episode_rows import key_of_row
@@ -81,6 +80,8 @@ def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
 def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export_here(run, out, "--format", "datasets") == 0
+    from datasets import load_dataset
+
     found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
     assert {name: len(rows) for name, rows in found.items()} == {"train": 6, "test": 8}
     row = found["train"][0]

@@ -179,7 +179,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing_serious(browser: Browser, served: ServedPages, scheme: str) -> None:
     if not AXE.exists():
         pytest.skip("no axe-core: npm ci --ignore-scripts --prefix .ci/axe")

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from inspect_ai.model import ContentImage
 from playwright.sync_api import Browser, Locator
 
 from services.common.domain.attempts import AttemptKey
@@ -136,7 +135,8 @@ def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
     samples = read_log(log, resolve_attachments=True).samples or []
     [sample] = [each for each in samples if each.metadata["attempt"] == 0]
     answers = [each for each in sample.messages if each.role == "tool"]
-    [image] = [part for part in answers[0].content if isinstance(part, ContentImage)]
+    parts = [part for part in answers[0].content if not isinstance(part, str)]
+    [image] = [part for part in parts if part.type == "image"]
     kind, _, data = image.image.partition(",")
     assert kind == "data:image/png;base64"
     assert base64.b64decode(data) == shown.screenshot

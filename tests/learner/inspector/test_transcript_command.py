@@ -6,12 +6,10 @@ import resource
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from inspect_ai.event import InfoEvent, ModelEvent, ToolEvent
-from inspect_ai.log import EvalLog, EvalSample
-from inspect_ai.model import ChatMessageAssistant
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author
@@ -32,6 +30,9 @@ from tests.learner.inspector.made_runs import (
 from tests.learner.inspector.transcript_logs import read_log, write_here
 from tests.support.repository import ROOT
 
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalLog, EvalSample
+
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e ![x](https://example.com/x.png)"
 
 
@@ -42,14 +43,14 @@ def write_transcript(run: Path, to: Path, *what: str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 
 
-def sample_of(log: EvalLog, key: AttemptKey) -> EvalSample:
+def sample_of(log: "EvalLog", key: AttemptKey) -> "EvalSample":
     place = sample_place(key)
     (found,) = [each for each in log.samples or [] if (each.id, each.epoch) == place]
     return found
 
 
 @pytest.fixture(scope="module")
-def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generator[EvalLog]:
+def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generator["EvalLog"]:
     path = tmp_path_factory.mktemp("transcripts") / "step.eval"
     done = write_transcript(made_run.folder, path, "--step", "3")
     assert done.returncode == 0, done.stderr
@@ -59,7 +60,7 @@ def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generato
     yield found
 
 
-def test_every_attempt_of_a_step_is_a_sample(log: EvalLog, made_run: MadeRun) -> None:
+def test_every_attempt_of_a_step_is_a_sample(log: "EvalLog", made_run: MadeRun) -> None:
     of_step = [key for key in made_run.trajectories if "g000010" <= key.group_id < "g000014"]
     samples = {(each.id, each.epoch) for each in log.samples or []}
     assert {sample_place(key) for key in of_step} <= samples
@@ -67,16 +68,16 @@ def test_every_attempt_of_a_step_is_a_sample(log: EvalLog, made_run: MadeRun) ->
     assert log.eval.task == "step 3"
 
 
-def test_a_sample_has_messages_calls_rewards_and_checks(log: EvalLog, made_run: MadeRun) -> None:
+def test_a_sample_has_messages_calls_rewards_and_checks(log: "EvalLog", made_run: MadeRun) -> None:
     key = AttemptKey("g000011r0", 1, 0)
     sample = sample_of(log, key)
     roles = [message.role for message in sample.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
     call_turn = sample.messages[2]
-    assert isinstance(call_turn, ChatMessageAssistant) and call_turn.tool_calls
+    assert call_turn.role == "assistant" and call_turn.tool_calls
     assert call_turn.tool_calls[0].function == "find_hotels"
     assert call_turn.tool_calls[0].arguments == {"city": "Rome", "nights": 2}
-    (call,) = [event for event in sample.events if isinstance(event, ToolEvent)]
+    (call,) = [event for event in sample.events if event.event == "tool"]
     assert call.result == '[{"hotel": "Aurora", "price": 80}]'
     scores = sample.scores or {}
     assert scores["reward"].value == 0.0
@@ -87,12 +88,12 @@ def test_a_sample_has_messages_calls_rewards_and_checks(log: EvalLog, made_run: 
 
 
 def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
-    log: EvalLog, made_run: MadeRun
+    log: "EvalLog", made_run: MadeRun
 ) -> None:
     key = AttemptKey("g000011r0", 1, 0)
     sequence = made_run.trajectories[key].sequences[0]
     events = sample_of(log, key).events
-    choices = [event.output.choices[0] for event in events if isinstance(event, ModelEvent)]
+    choices = [event.output.choices[0] for event in events if event.event == "model"]
     rows = [each for c in choices if c.logprobs for each in c.logprobs.content]
     assert (
         np.array([each.logprob for each in rows], np.float32).tolist() == sequence.logprobs.tolist()
@@ -100,12 +101,12 @@ def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
     ids = sequence.token_ids[sequence.policy_mask].tolist()
     text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
     assert "".join(each.token for each in rows) == text
-    facts = [event.data for event in events if isinstance(event, InfoEvent)]
+    facts = [event.data for event in events if event.event == "info"]
     assert [each["turn"] for each in facts if isinstance(each, dict)] == [1, 2]
     assert all(isinstance(each, dict) and each["advantage"] == -0.5 for each in facts)
 
 
-def test_what_was_dropped_and_what_failed_show_why(log: EvalLog) -> None:
+def test_what_was_dropped_and_what_failed_show_why(log: "EvalLog") -> None:
     stale = sample_of(log, AttemptKey("g000013r0", 0, 0))
     assert stale.metadata["dropped"] == "stale"
     assert "advantage" not in (stale.scores or {})
@@ -187,7 +188,7 @@ def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) ->
     assert path.stat().st_size < 16 << 20
     samples = read_log(path).samples or []
     assert len(samples) == 96
-    assert sum(isinstance(e, ModelEvent) for e in samples[0].events) == 20
+    assert sum(event.event == "model" for event in samples[0].events) == 20
     # Of 213,000 sampled tokens the log holds 200,000 logprobs; the other samples note it.
     lacking = [each for each in samples if each.metadata.get("left_out")]
     assert 0 < len(lacking) < 12

@@ -3,11 +3,14 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from inspect_ai.log import EvalLog, read_eval_log
 
 from services.learner.inspector import transcript_command
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalLog
 
 
 def write_here(run: Path, to: Path, *what: str) -> int:
@@ -19,11 +22,14 @@ def write_here(run: Path, to: Path, *what: str) -> int:
         return pool.submit(transcript_command.main, arguments).result()
 
 
-def read_log(path: Path, *, resolve_attachments: bool = False) -> EvalLog:
+def read_log(path: Path, *, resolve_attachments: bool = False) -> "EvalLog":
     """Read a transcript in a thread of its own.
 
     Next to the running loop of a driven browser Inspect would patch asyncio for the whole process.
     From then on `asyncio.run` leaves its loop open, which fails a bystander."""
+    # Every worker imports all tests: Inspect is imported where it is used.
+    from inspect_ai.log import read_eval_log
+
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(
             read_eval_log, str(path), resolve_attachments=resolve_attachments
