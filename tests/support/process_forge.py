@@ -61,6 +61,7 @@ class ProcessForge:
         return self.address.with_name("python")
 
 
+@cache
 def shared_forge(module: str, threads: int = 1) -> ProcessForge:
     """Return the forge that has imported this module, and whose forks compute with so many threads.
 
@@ -68,13 +69,7 @@ def shared_forge(module: str, threads: int = 1) -> ProcessForge:
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     # The path of a socket is short.
     name = hashlib.sha256(f"{session} {module}".encode()).hexdigest()[:16]
-    return _leased_forge(Path(tempfile.gettempdir(), f"forge-{name}"), module, threads)
-
-
-@cache
-def _leased_forge(folder: Path, module: str, threads: int) -> ProcessForge:
-    """Hold a lease on a forge for as long as this process lasts."""
-    forge, lease = lease_forge(folder, module, threads)
+    forge, lease = lease_forge(Path(tempfile.gettempdir(), f"forge-{name}"), module, threads)
     atexit.register(lease.close)
     return forge
 
