@@ -9,8 +9,8 @@ A step's `Objective` lists the inputs it needs beforehand; its `make_pack_loss` 
 loss of one pack's tokens, in the form that the fused head takes."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ from services.learner.algo.kl import kl_penalty
 from services.learner.algo.losses import LOSSES, LossInput, PolicyLoss, TokenLoss
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.types import StepSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,11 @@ class PackTokens:
     proximal: Tensor | None = None
     # Logprobs of the reference policy, if `needs_reference_logprobs`.
     reference: Tensor | None = None
+
+
+def add_fields(one: S, other: S) -> S:
+    """Return the sum of two instances of a dataclass of sums, field by field."""
+    return type(one)(*(getattr(one, f.name) + getattr(other, f.name) for f in fields(one)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ class ObjectiveSums:
         return ObjectiveSums(tokens, clipped, masked, masked_sequences, sequences, *figures[5:])
 
     def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
-        return ObjectiveSums(*map(add, astuple(self), astuple(other)))
+        return add_fields(self, other)
 
 
 class Objective:

@@ -65,9 +65,12 @@ class EvalJob:
 DumpJob = StepJob | EvalJob
 
 
+_JOB = TypeAdapter[DumpJob](DumpJob)
+
+
 def job_of_line(line: bytes) -> DumpJob:
     """Decode a job. Raises ValueError."""
-    return TypeAdapter[DumpJob](DumpJob).validate_json(line)
+    return _JOB.validate_json(line)
 
 
 @dataclass(frozen=True, slots=True)

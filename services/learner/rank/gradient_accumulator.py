@@ -1,7 +1,7 @@
 """Gradients of a mini-batch, added to the models one pack at a time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.learner.algo.logprob_head import fused_policy_loss
-from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens
+from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens, add_fields
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.device_transfer import to_device
@@ -38,8 +38,7 @@ class MiniBatchSums:
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
     def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
-        names = [each.name for each in fields(self)]
-        return MiniBatchSums(*(getattr(self, name) + getattr(other, name) for name in names))
+        return add_fields(self, other)
 
     def sum_over_ranks(self, replicas: Replicas) -> "MiniBatchSums":
         *plain, nested = astuple(self)
