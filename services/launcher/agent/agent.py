@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.common import log
+from services.common.background_tasks import BackgroundTasks
 from services.common.concurrency import cancel_tasks, wait_for_event
 from services.launcher.agent import decisions as watches
 from services.launcher.agent.decisions import (
@@ -70,7 +71,7 @@ class Watcher:
         self._news = asyncio.Event()
         self._answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._unit: Unit | None = None
-        self._sees: set[asyncio.Task[None]] = set()
+        self._sees = BackgroundTasks()
 
     async def watch_to_end(self) -> ExitStatus:
         """Return the final exit once the replica and all its children are gone."""
@@ -154,9 +155,7 @@ class Watcher:
         except BackendError as error:
             # A retry would fail too: the machine lacks the command.
             return self._handle_exit(ExitStatus(EXIT_BAD_CONFIG, str(error)))
-        task = asyncio.create_task(self._wait_for_process(self._unit))
-        self._sees.add(task)
-        task.add_done_callback(self._sees.discard)
+        self._sees.start_task(self._wait_for_process(self._unit))
         self._wake.set()
 
     async def _wait_for_process(self, unit: Unit) -> None:

@@ -1,9 +1,9 @@
 """Answers to requests for leases: a repeated request gets the same lease again."""
 
 import asyncio
-from collections import OrderedDict
 
 from services.common.background_tasks import BackgroundTasks
+from services.common.bounded_dict import BoundedDict
 from services.learner.group_types import Lease
 from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.groups.task_groups import FreshGroups
@@ -20,7 +20,7 @@ class LeaseAnswers:
         self._fresh = fresh
         self._run_epoch = run_epoch
         # Leases by (worker_id, request_id).
-        self._lease_ids: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._lease_ids: BoundedDict[tuple[str, str], str] = BoundedDict(_REMEMBERED_REQUESTS)
         self._journaling: dict[str, asyncio.Task[None]] = {}
         self._writes = BackgroundTasks()
 
@@ -30,8 +30,6 @@ class LeaseAnswers:
 
     def remember_lease(self, worker_id: str, request_id: str, lease_id: str) -> None:
         self._lease_ids[worker_id, request_id] = lease_id
-        while len(self._lease_ids) > _REMEMBERED_REQUESTS:
-            self._lease_ids.popitem(last=False)
 
     def answer_request(self, request: LeaseRequest, lease: Lease) -> None:
         """Answer a request with a lease, and start to journal it."""

@@ -4,8 +4,10 @@ A task that failed is given up. It is quarantined only if a try under way in the
 another task of its environment: while a gateway or an environment is down, no task is graded, and
 none is to blame."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
+
+from services.common.bounded_dict import BoundedDict
 
 # Most tasks of one environment that wait for a witness; more come back in the next pass.
 _WAITING = 256
@@ -25,16 +27,12 @@ class Witnesses:
 
     def __init__(self) -> None:
         # Time of the last graded try, for the two tasks graded most recently.
-        self._graded: dict[str, OrderedDict[str, float]] = {}
+        self._graded: dict[str, BoundedDict[str, float]] = {}
         self._waiting: dict[str, deque[SuspectTask]] = {}
 
     def note_graded(self, env: str, task: str, began: float, ended: float) -> list[SuspectTask]:
         """Record a graded try; return the tasks that it shows to be at fault themselves."""
-        lately = self._graded.setdefault(env, OrderedDict())
-        lately[task] = ended
-        lately.move_to_end(task)
-        while len(lately) > 2:
-            lately.popitem(last=False)
+        self._graded.setdefault(env, BoundedDict(2))[task] = ended
         waiting = self._waiting.pop(env, deque[SuspectTask]())
         guilty = [s for s in waiting if s.task != task and began <= s.ended]
         left = [s for s in waiting if s.task != task and began > s.ended]

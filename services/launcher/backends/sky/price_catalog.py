@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from services.common.parsing import as_object
 from services.launcher.backends.sky.machine_candidates import cloud_of, parse_accelerator, region_of
 from services.launcher.config.sky import Machine, Machines
 
@@ -67,8 +68,7 @@ class PriceCatalog:
         path = self.home / "config.yaml"
         if not path.exists():
             return {}
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        return as_object(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def cheapest_price(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:

@@ -2,12 +2,12 @@
 
 import json
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from services.common.bounded_dict import BoundedDict
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Media, Trajectory
 from services.learner.dumps.episode_text import Decode, SequenceText, read_episode
@@ -75,8 +75,10 @@ class EpisodeShelf:
         self._folder = folder
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._episodes: OrderedDict[AttemptKey, Episode] = OrderedDict()
-        self._stats: OrderedDict[int, Mapping[SequenceKey, SequenceStats]] = OrderedDict()
+        self._episodes: BoundedDict[AttemptKey, Episode] = BoundedDict(_CACHED_EPISODES)
+        self._stats: BoundedDict[int, Mapping[SequenceKey, SequenceStats]] = BoundedDict(
+            _CACHED_STEPS
+        )
 
     def read(self, key: AttemptKey) -> Episode:
         """Read an attempt. Raises NotFoundError."""
@@ -96,8 +98,6 @@ class EpisodeShelf:
         episode = self._build(row, group, trajectory, pruned)
         with self._lock:
             self._episodes[key] = episode
-            while len(self._episodes) > _CACHED_EPISODES:
-                self._episodes.popitem(last=False)
         return episode
 
     def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
@@ -135,8 +135,6 @@ class EpisodeShelf:
             return {}, _explain_missing(self._folder, group.step, str(error))
         with self._lock:
             self._stats[group.step] = found
-            while len(self._stats) > _CACHED_STEPS:
-                self._stats.popitem(last=False)
         return found, ""
 
 

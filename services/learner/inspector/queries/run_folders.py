@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.parsing import as_object
 from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import JOURNAL_FILE
 from services.learner.journal.store import LOCK, open_read_only
+from services.learner.run_files.metric_lines import METRICS_FILE
 
 # The launcher's names of runs; this keeps paths inside the folder of runs.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -77,13 +79,13 @@ def describe_run(folder: Path) -> RunCard:
             passes = _passes_by_moment(db)
     except NotFoundError as error:
         problem = str(error)
-    planned = _dict(spec.get("learner")).get("steps")
+    planned = as_object(spec.get("learner")).get("steps")
     return RunCard(
         run_id=folder.name,
         state=state_of(folder, step, planned),
         steps=int(summary.get("steps") or step or 0),
         total_steps=planned if isinstance(planned, int) else None,
-        model=str(_dict(spec.get("policy")).get("model", "")),
+        model=str(as_object(spec.get("policy")).get("model", "")),
         changed=_changed(folder),
         before=passes.get("before"),
         after=passes.get("after"),
@@ -104,7 +106,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
     return {
-        moment: _dict(json.loads(results).get("heldout")).get("pass_at_1")
+        moment: as_object(json.loads(results).get("heldout")).get("pass_at_1")
         for moment, results in rows
     }
 
@@ -134,7 +136,7 @@ def read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return as_object(value)
 
 
 def _is_locked(path: Path) -> bool:
@@ -150,13 +152,9 @@ def _is_locked(path: Path) -> bool:
 
 def _changed(folder: Path) -> float:
     times = [0.0]
-    for name in ("metrics.jsonl", JOURNAL_FILE, f"{JOURNAL_FILE}-wal"):
+    for name in (METRICS_FILE, JOURNAL_FILE, f"{JOURNAL_FILE}-wal"):
         try:
             times.append((folder / name).stat().st_mtime)
         except OSError:
             continue
     return max(times)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
