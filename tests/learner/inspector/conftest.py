@@ -84,9 +84,18 @@ def browser() -> Generator[Browser]:
         yield found
 
 
-@pytest.fixture
-def watched(browser: Browser, served: ServedPages) -> Generator[WatchedPage]:
+@pytest.fixture(scope="module")
+def shown_page(browser: Browser, served: ServedPages) -> Generator[WatchedPage]:
     """A page that has shown the token and may look at all others."""
     with watched_page(browser) as page:
         page.page.goto(served.url)
         yield page
+
+
+@pytest.fixture
+def watched(shown_page: WatchedPage) -> WatchedPage:
+    """That page, empty. A context of its own for each test would cost half a second."""
+    shown_page.page.goto("about:blank")
+    shown_page.requests.clear()
+    shown_page.troubles.clear()
+    return shown_page

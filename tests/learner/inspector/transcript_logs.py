@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.learner.inspector import transcript_command
-
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
 
 
 def write_here(run: Path, to: Path, *what: str) -> int:
     """Run the program that writes a transcript in a thread of its own; return its exit code."""
+    # Every worker imports all tests: Inspect is imported where it is used.
+    from services.learner.inspector import transcript_command
+
     arguments = ["--run", str(run), *what, "--to", str(to)]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
         # A process cannot take its low priority back.
@@ -27,7 +28,6 @@ def read_log(path: Path, *, resolve_attachments: bool = False) -> "EvalLog":
 
     Next to the running loop of a driven browser Inspect would patch asyncio for the whole process.
     From then on `asyncio.run` leaves its loop open, which fails a bystander."""
-    # Every worker imports all tests: Inspect is imported where it is used.
     from inspect_ai.log import read_eval_log
 
     with ThreadPoolExecutor(1) as pool:

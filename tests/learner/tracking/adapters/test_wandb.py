@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb.proto import wandb_internal_pb2
 
 from tests.learner.tracking.adapters.wandb_server import wandb_server
 from tests.learner.tracking.dumped_steps import dump_steps
@@ -18,7 +17,6 @@ from tests.support.free_ports import free_port
 
 _BLOCK = 32768
 _HEADER = 7
-Records: Any = wandb_internal_pb2
 
 
 def log(
@@ -49,6 +47,10 @@ def log(
 def records(folder: Path) -> Iterator[Any]:
     """Return the records of all offline files, in the order they were begun: a LevelDB log of
     protobuf messages."""
+    # Every worker imports all tests: wandb is imported where it is used.
+    from wandb.proto import wandb_internal_pb2
+
+    made: Any = wandb_internal_pb2
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         data, position, whole = path.read_bytes(), _HEADER, b""
         while position + _HEADER <= len(data):
@@ -60,7 +62,7 @@ def records(folder: Path) -> Iterator[Any]:
             whole += data[position + _HEADER : position + _HEADER + length]
             position += _HEADER + length
             if kind in (1, 4):
-                record = Records.Record()
+                record = made.Record()
                 record.ParseFromString(whole)
                 whole = b""
                 yield record
