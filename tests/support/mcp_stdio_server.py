@@ -57,7 +57,7 @@ def crash() -> str:
 
 @server.tool()
 def process_id() -> int:
-    """Of this process."""
+    """The number of this process."""
     return os.getpid()
 
 

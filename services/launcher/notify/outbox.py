@@ -96,11 +96,11 @@ class Outbox:
         """Keep a message for each target, unless the event has one already."""
         text = redact(json.dumps(asdict(message)))
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(
-            "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
-            [(run_id, event, at.kind, _target_to_json(at), text, now) for at in targets],
-        )
-        self._db.execute("COMMIT")
+        with self._db:
+            self._db.executemany(
+                "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
+                [(run_id, event, at.kind, _target_to_json(at), text, now) for at in targets],
+            )
 
     def list_heads(self) -> list[Letter]:
         """List the oldest unsent letter of each run and target; later ones wait for its
@@ -120,12 +120,12 @@ class Outbox:
         """Record that the letter has arrived; the first of a run begins its thread at a
         target."""
         self._db.execute("BEGIN IMMEDIATE")
-        self._update_row(letter, LetterState.SENT, letter.attempts + 1, letter.due, "")
-        self._db.execute(
-            "INSERT OR IGNORE INTO threads VALUES (?, ?, ?)",
-            (letter.run_id, _target_to_json(letter.target), thread),
-        )
-        self._db.execute("COMMIT")
+        with self._db:
+            self._update_row(letter, LetterState.SENT, letter.attempts + 1, letter.due, "")
+            self._db.execute(
+                "INSERT OR IGNORE INTO threads VALUES (?, ?, ?)",
+                (letter.run_id, _target_to_json(letter.target), thread),
+            )
 
     def mark_delayed(self, letter: Letter, due: float, error: str, *, unsure: bool) -> None:
         """Schedule another attempt at `due`; `unsure` if the letter may have arrived."""

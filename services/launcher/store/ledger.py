@@ -53,14 +53,8 @@ class Ledger:
     def transaction(self) -> Generator[None]:
         """Run the block as one transaction; roll back on any exception."""
         self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db:
             yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # SQLite has already rolled back if the disk is full.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def get_request(self, request_id: str) -> tuple[str, str] | None:
         """Return the digest and run id of an answered StartRun."""

@@ -49,16 +49,12 @@ def prepare_schema(db: sqlite3.Connection, path: str) -> None:
         return
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("BEGIN IMMEDIATE")
-    try:
+    with db:
         # Another process may have created them in the meantime.
         if not _has_tables(db, path):
             for statement in _SCHEMA.split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
 
 
 def _has_tables(db: sqlite3.Connection, path: str) -> bool:
