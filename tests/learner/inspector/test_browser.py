@@ -238,9 +238,22 @@ LONG_BYTES = 2 << 20
 
 
 @pytest.fixture(scope="module")
-def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
+def other_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for runs of one test each."""
+    return tmp_path_factory.mktemp("others") / "runs"
+
+
+@pytest.fixture(scope="module")
+def other_pages(other_runs: Path) -> Generator[ServedPages]:
+    other_runs.mkdir()
+    with serving(other_runs) as pages:
+        yield pages
+
+
+@pytest.fixture(scope="module")
+def hostile_run(other_runs: Path) -> MadeRun:
     async def make() -> MadeRun:
-        run = open_run(tmp_path_factory.mktemp("hostile") / "runs")
+        run = open_run(other_runs, "hostile-20260101-120000")
         await run.journal.begin_epoch(1)
         parts = [
             (Author.PROMPT, f"<|im_start|>user\n{HOSTILE}<|im_end|>\n<|im_start|>assistant\n"),
@@ -276,33 +289,29 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
         await run.journal.close()
         return run
 
-    yield run_apart(make())
+    return run_apart(make())
 
 
-@pytest.fixture(scope="module")
-def hostile_pages(hostile_run: MadeRun) -> Generator[ServedPages]:
-    with serving(hostile_run.folder.parent) as pages:
-        yield pages
-
-
-def test_hostile_episodes_are_harmless(browser: Browser, hostile_pages: ServedPages) -> None:
-    key, served = AttemptKey("g000000r0", 0, 0), hostile_pages
+def test_hostile_episodes_are_harmless(
+    browser: Browser, other_pages: ServedPages, hostile_run: MadeRun
+) -> None:
+    key, served, run = AttemptKey("g000000r0", 0, 0), other_pages, hostile_run.folder.name
     with watched_page(browser) as watched:
         page = watched.page
         page.goto(served.url)
         for path in (
-            f"/runs/{RUN}",
-            f"/runs/{RUN}/steps/1",
+            f"/runs/{run}",
+            f"/runs/{run}/steps/1",
             "/curves",
             f"/curves?metric={HOSTILE}",
-            attempt_url("", key),
-            attempt_url("", key, "table"),
+            attempt_url("", key, run=run),
+            attempt_url("", key, "table", run),
         ):
             page.goto(served.base + path)
             assert page.locator("main script:not([type]), main img, main link").count() == 0
-        open_tokens(page, attempt_url(served.base, key, "tokens"))
+        open_tokens(page, attempt_url(served.base, key, "tokens", run))
         assert page.locator("main img, main b:not(.token-card b)").count() == 0
-        page.goto(attempt_url(served.base, key))
+        page.goto(attempt_url(served.base, key, run=run))
         text = page.locator("main").inner_text()
         assert "<script>alert(1)</script>" in text
         assert "\u202e" not in text and "\x1b" not in text
@@ -315,13 +324,13 @@ def test_hostile_episodes_are_harmless(browser: Browser, hostile_pages: ServedPa
 
 
 def test_a_long_answer_is_cut_and_can_be_fetched_as_text(
-    browser: Browser, hostile_pages: ServedPages, tmp_path: Path
+    browser: Browser, other_pages: ServedPages, hostile_run: MadeRun, tmp_path: Path
 ) -> None:
-    key, served = AttemptKey("g000000r0", 1, 0), hostile_pages
+    key, served = AttemptKey("g000000r0", 1, 0), other_pages
     with watched_page(browser) as watched:
         page = watched.page
         page.goto(served.url)
-        page.goto(attempt_url(served.base, key))
+        page.goto(attempt_url(served.base, key, run=hostile_run.folder.name))
         assert len(page.content()) < 300_000
         link = page.get_by_role("link", name="Get the whole text")
         with page.expect_download() as started:
@@ -336,10 +345,10 @@ def test_a_long_answer_is_cut_and_can_be_fetched_as_text(
 
 
 def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
-    browser: Browser, tmp_path: Path, record_property: Any
+    browser: Browser, other_runs: Path, other_pages: ServedPages, record_property: Any
 ) -> None:
     async def make() -> MadeRun:
-        run = open_run(tmp_path / "runs")
+        run = open_run(other_runs, "long-20260101-120000")
         await run.journal.begin_epoch(1)
         long = MadeAttempt(conversation(50, words=290), 0.0)
         short = MadeAttempt(conversation(2), 1.0)
@@ -350,11 +359,11 @@ def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
     run, key = run_apart(make()), AttemptKey("g000000r0", 0, 0)
     count = len(run.trajectories[key].sequences[0].token_ids)
     assert count >= 60_000
-    with serving(run.folder.parent) as served, watched_page(browser) as watched:
+    with watched_page(browser) as watched:
         page = watched.page
-        page.goto(served.url)
+        page.goto(other_pages.url)
         begin = perf_counter()
-        open_tokens(page, attempt_url(served.base, key, "tokens"))
+        open_tokens(page, attempt_url(other_pages.base, key, "tokens", run.folder.name))
         seconds = perf_counter() - begin
         record_property("open_s", seconds)
         print(f"{count} tokens in {seconds:.2f} s")
@@ -374,14 +383,16 @@ async def _play(run: MadeRun, reward: float) -> str:
     return await run.add_group([MadeAttempt(conversation(2), reward)], size=4)
 
 
-def test_the_live_board_follows_a_run_in_progress(browser: Browser, tmp_path: Path) -> None:
-    run = open_run(tmp_path / "runs")
+def test_the_live_board_follows_a_run_in_progress(
+    browser: Browser, other_runs: Path, other_pages: ServedPages
+) -> None:
+    run = open_run(other_runs, "live-20260101-120000")
     run_apart(run.journal.begin_epoch(1))
     run_apart(_play(run, 1.0))
-    with serving(run.folder.parent) as served, watched_page(browser) as watched:
+    with watched_page(browser) as watched:
         page = watched.page
-        page.goto(served.url)
-        page.goto(f"{served.base}/runs/{RUN}")
+        page.goto(other_pages.url)
+        page.goto(f"{other_pages.base}/runs/{run.folder.name}")
         assert page.locator("h1 .state").inner_text() == "running"
         assert page.locator("#live .board li").count() == 1
         run_apart(_play(run, 0.0))
