@@ -27,8 +27,8 @@ from services.learner.journal.schema import JOURNAL_FILE, LOST_WITH_DISK, Checkp
 from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
 from services.learner.run_files.checkpoint_manifest import MANIFEST
+from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.run_files.progress_evidence import (
-    METRICS,
     OrphanCheckpoint,
     newest_trace,
     orphans_after,
@@ -79,7 +79,7 @@ def _rebuild_journal(run_dir: Path, loss: LostHistoryError) -> Restored:
         write = create_journal
     # The old mark goes last: a start that is cut off before finds the old state.
     restored = write(path, mark, lambda db: _adopt_orphans(db, run_dir, loss))
-    cut_metrics(run_dir / METRICS, restored.step)
+    cut_metrics(run_dir / METRICS_FILE, restored.step)
     return restored
 
 

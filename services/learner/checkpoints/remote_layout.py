@@ -21,7 +21,7 @@ FORMAT = 1
 MANIFESTS, CHECKPOINTS, EPOCHS, PROGRESS = "manifests", "checkpoints", "epochs", "progress"
 # Folders of a checkpoint: the ranks' own files, and those of the run.
 RANK_FOLDER = "ranks"
-JOURNAL, SPEC, METRICS = "journal.sqlite", "spec.json", "metrics.jsonl"
+JOURNAL, SPEC = "journal.sqlite", "spec.json"
 
 _STAMP = re.compile(r"e(\d{6,})-s(\d{6,})")
 _MARKER = re.compile(r"e(\d{6,})-([0-9A-Za-z-]+)")

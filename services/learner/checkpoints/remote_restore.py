@@ -19,7 +19,6 @@ from services.common.log import get_logger
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     MANIFESTS,
-    METRICS,
     PROGRESS,
     RANK_FOLDER,
     SPEC,
@@ -43,6 +42,7 @@ from services.learner.checkpoints.remote_upload import read_markers, retry_reque
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype
 from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.ports import RemoteStore, RemoteStoreRefusedError
+from services.learner.run_files.metric_lines import METRICS_FILE
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ def _mend(
     markers = [marker.name for marker in found.markers]
     try:
         name = mend_journal(folder / JOURNAL, restored, markers)
-        cut_metrics(folder / METRICS, max(stamp.step, steps.logged))
+        cut_metrics(folder / METRICS_FILE, max(stamp.step, steps.logged))
     except (sqlite3.Error, ValueError) as error:
         raise _DamagedError(f"its journal or metrics cannot be read: {error}") from error
     if name is None:

@@ -19,7 +19,6 @@ from services.learner.checkpoints.remote_layout import (
     CHECKPOINTS,
     EPOCHS,
     MANIFESTS,
-    METRICS,
     LayoutError,
     Marker,
     RemoteFile,
@@ -34,6 +33,7 @@ from services.learner.checkpoints.remote_layout import (
 from services.learner.checkpoints.remote_staging import Staged
 from services.learner.checkpoints.upload_report import UploadReport
 from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
+from services.learner.run_files.metric_lines import METRICS_FILE
 
 T = TypeVar("T")
 
@@ -116,9 +116,9 @@ class Uploader:
         self.check_fence()
         if self._is_there(staged):
             return 0
-        metrics = self.run_dir / METRICS
+        metrics = self.run_dir / METRICS_FILE
         if metrics.exists():
-            shutil.copyfile(metrics, staged.folder / METRICS)
+            shutil.copyfile(metrics, staged.folder / METRICS_FILE)
         files = {name: _digest(staged, name) for name in self._names(staged)}
         report = UploadReport(staged.stamp.step, sum(file.size_bytes for file in files.values()))
         self._send_all(staged, files, report)
@@ -145,7 +145,7 @@ class Uploader:
             )
 
     def _names(self, staged: Staged) -> Sequence[str]:
-        metrics = [METRICS] if (staged.folder / METRICS).exists() else []
+        metrics = [METRICS_FILE] if (staged.folder / METRICS_FILE).exists() else []
         return sorted([*staged.files, *metrics])
 
     def _is_there(self, staged: Staged) -> bool:

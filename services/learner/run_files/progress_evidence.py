@@ -12,9 +12,9 @@ from services.learner.run_files.checkpoint_manifest import (
     Manifest,
     verify_checkpoint,
 )
-from services.learner.run_files.metric_lines import parse_points
+from services.learner.run_files.metric_lines import METRICS_FILE, parse_points
 
-CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 _RECEIVED = "throughput/trajectories"
 # The end of a metrics file; a line has a few KiB.
 _TAIL_BYTES = 1 << 20
@@ -43,7 +43,7 @@ def newest_trace(run_dir: Path, step: int) -> ProgressTrace | None:
     orphans = [
         ProgressTrace(o.manifest.step, o.folder / MANIFEST) for o in orphans_after(run_dir, step)
     ]
-    logged = [trace for trace in _logged_traces(run_dir / METRICS) if trace.step > step]
+    logged = [trace for trace in _logged_traces(run_dir / METRICS_FILE) if trace.step > step]
     return max([*logged, *orphans], key=lambda trace: trace.step, default=None)
 
 
