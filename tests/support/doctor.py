@@ -218,7 +218,7 @@ def emulator(key: str, *options: str) -> Generator[str]:
 
 @contextmanager
 def echo_of(
-    listen: str = "127.0.0.1:0", forge: ProcessForge | None = None, **environ: str
+    listen: str = "127.0.0.1:0", forge: ProcessForge | None = None, /, **environ: str
 ) -> Generator[str]:
     """The address of an echo that was started by hand: with a forge, the echo and the ranks that it
     starts are forks of it."""

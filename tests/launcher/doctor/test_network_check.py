@@ -46,12 +46,12 @@ async def test_an_echo_of_another_run_or_with_another_token_is_named(
     )
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     with echo_of(
-        forge=service_forge(), **{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}
+        "127.0.0.1:0", service_forge(), **{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}
     ) as at:
         result = await probed("echo", replace(about, nodes=(at,), tls=ours))
         check(result, Status.FAIL, at, "with --tls-dir of the same run")
     with echo_of(
-        forge=service_forge(), **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}
+        "127.0.0.1:0", service_forge(), **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}
     ) as at:
         result = await probed("echo", replace(about, nodes=(at,)))
         check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
