@@ -16,6 +16,7 @@ from unittest.mock import patch
 from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
 from services.common.config import apply_override, canonical_json, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.cli import doctor
 from services.launcher.control import spec_check
 from services.launcher.doctor import run_context, start_gate
 from services.launcher.doctor.findings import ProbeResult, Status
@@ -30,6 +31,13 @@ from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
 
 TOKEN = "a-token-for-tests-that-is-long-enough"
+_ECHO = "services.launcher.doctor.echo_server"
+_FORGED_ECHO = """
+import sys
+from {module} import main
+sys.executable = {python!r}
+raise SystemExit(main())
+"""
 # Probes that need no torch.
 _FORGED = ("episodes", "tokenizer", "dialect")
 Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
@@ -63,45 +71,50 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
     return make_run_context(plan, folder / "runs", {**plain, **nothing, **environ})
 
 
-def _forge() -> ProcessForge:
+def service_forge() -> ProcessForge:
     """Return the forge of services and tokenizers."""
     return shared_forge("tests.support.forged_probes")
 
 
 @contextmanager
 def forged_services() -> Generator[None]:
-    """Have services check a spec and print their sections of it, and the doctor before a start do
-    what needs no torch, in forks of a process that has imported what they need."""
+    """Have services check a spec and print their sections of it, and the doctor do what needs no
+    torch, in forks of a process that has imported what they need."""
 
     def forged(
         modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
     ) -> tuple[str, ...]:
         command = check_command(modules, service, overrides)
-        return _forge().python_command(*command[command.index("-m") :])
+        return service_forge().python_command(*command[command.index("-m") :])
 
     with (
         patch.object(run_context, "check_command", forged),
         patch.object(spec_check, "check_command", forged),
-        patch.object(
-            start_gate, "make_run_context", lambda *given: _forged(make_run_context(*given))
-        ),
+        patch.object(start_gate, "make_run_context", _make_forged_context),
+        patch.object(doctor, "make_run_context", _make_forged_context),
     ):
         yield
+
+
+def _make_forged_context(*given: Any) -> RunContext:
+    return _forged(make_run_context(*given))
 
 
 def _forged(about: RunContext) -> RunContext:
     """Return the context with a forge's interpreter for this machine's."""
     here = about.python == Path(sys.executable)
-    return replace(about, python=_forge().interpreter) if here else about
+    return replace(about, python=service_forge().interpreter) if here else about
 
 
 async def probed(name: str, about: RunContext) -> ProbeResult:
-    """Return the result of one probe. What it does with tokenizers and gateways, it does in forks
-    of a process that has imported them."""
+    """Return the result of one probe. What it does with tokenizers, gateways and echoes, it does in
+    forks of a process that has imported them."""
     if name in _FORGED:
         about = _forged(about)
+    python = str(service_forge().interpreter) if name == "echo" else sys.executable
     chosen = [probe for probe in PROBES if probe.name == name]
-    return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
+    with patch.object(sys, "executable", python):
+        return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,10 +217,17 @@ def emulator(key: str, *options: str) -> Generator[str]:
 
 
 @contextmanager
-def echo_of(listen: str = "127.0.0.1:0", **environ: str) -> Generator[str]:
-    """The address of an echo that was started by hand."""
-    options = ("--until-eof", "--listen", listen)
-    command = [sys.executable, "-m", "services.launcher.doctor.echo_server", *options]
+def echo_of(
+    listen: str = "127.0.0.1:0", forge: ProcessForge | None = None, /, **environ: str
+) -> Generator[str]:
+    """The address of an echo that was started by hand: with a forge, the echo and the ranks that it
+    starts are forks of it."""
+    words = ("--until-eof", "--listen", listen)
+    if forge is None:
+        command = (sys.executable, "-m", _ECHO, *words)
+    else:
+        program = _FORGED_ECHO.format(python=str(forge.interpreter), module=_ECHO)
+        command = forge.python_command("-c", program, *words)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT, **pipes) as process:
         assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""Imports of the launcher, of the `flotilla` command and of fake services, for a forge."""
+"""Imports of the launcher, of its agent, of the `flotilla` command and of fake services, for a
+forge."""
 
 import pkgutil
 from importlib import import_module
@@ -8,6 +9,8 @@ from tests.support.process_forge import fork_children
 
 _COMMANDS = [found.name for found in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}.")]
 
-for _name in (*_COMMANDS, "services.launcher.__main__", "tests.support.fake_service"):
+_ENTRIES = ("services.launcher.__main__", "services.launcher.agent.__main__")
+
+for _name in (*_COMMANDS, *_ENTRIES, "tests.support.fake_service"):
     import_module(_name)
 fork_children()

@@ -26,7 +26,7 @@ from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
 from tests.support.fake_backend import FakeBackend
 from tests.support.free_ports import free_address
-from tests.support.launcher import TOKEN, ServedLauncher, serving, spec
+from tests.support.launcher import TOKEN, ServedLauncher, forged_command, serving, spec
 from tests.support.repository import ROOT
 
 WORKER = (sys.executable, "-m", "tests.support.watched_worker")
@@ -83,10 +83,15 @@ class WatchedMachine:
         return (self.folder / "output").read_text()
 
     async def watch(
-        self, *does: str, service: str = "rollout", options: tuple[str, ...] = ()
+        self,
+        *does: str,
+        service: str = "rollout",
+        options: tuple[str, ...] = (),
+        forged: bool = True,
     ) -> asyncio.subprocess.Process:
-        """Start a watcher over a worker."""
-        command = (*(sys.executable, "-m", "services.launcher.agent"), *self._options(service))
+        """Start a watcher over a worker; a `forged` one is the stand-in for a fork of a forge."""
+        words = ("-m", "services.launcher.agent", *self._options(service))
+        command = forged_command(*words) if forged else (sys.executable, *words)
         with (self.folder / "output").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(*command, *options, "--", *WORKER, *does),
@@ -98,6 +103,12 @@ class WatchedMachine:
             )
         self.processes.append(process)
         return process
+
+    async def kill(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a watcher, also one that `process` stands for, and wait for its end."""
+        worker = psutil.Process(int(self.log().rpartition("begins, pid ")[2].split()[0]))
+        os.kill(worker.ppid(), signal.SIGKILL)
+        await process.wait()
 
     @property
     def temporary(self) -> Path:

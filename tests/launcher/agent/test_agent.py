@@ -211,7 +211,7 @@ async def test_a_killed_watcher_takes_everything_along_and_a_successor_resumes(
     tmp_path: Path,
 ) -> None:
     async with machine(tmp_path) as here:
-        first = await here.watch("litter")
+        first = await here.watch("litter", forged=False)
         await here.begins()
         assert len(here.left()) >= 2
         os.kill(first.pid, signal.SIGKILL)

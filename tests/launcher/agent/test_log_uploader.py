@@ -1,7 +1,6 @@
 """The log of a replica on another machine arrives once, whatever is cut off or killed meanwhile."""
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -22,8 +21,7 @@ async def test_every_line_arrives_once_over_cuts_and_kills(tmp_path: Path, seed:
             process = await here.watch("count", str(truth))
             await _begins(here, number)
             await _cut_off_now_and_then(here, rng)
-            os.kill(process.pid, signal.SIGKILL)
-            await process.wait()
+            await here.kill(process)
         process = await here.watch("count", str(truth))
         await _begins(here, 3)
         process.send_signal(signal.SIGTERM)
@@ -67,8 +65,7 @@ async def test_logs_that_a_service_keeps_beside_its_own_arrive_once_too(tmp_path
         beside.parent.mkdir(parents=True)
         beside.write_text("one\n")
         await here.until(lambda: arrived.exists() and arrived.read_text() == "one\n")
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        await here.kill(process)
         process = await here.watch("count", str(tmp_path / "truth"))
         await _begins(here, 2)
         with beside.open("a") as file:

@@ -80,7 +80,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_resumable_run(
     prepare = [{"creates": str(tmp_path / "made"), "command": slow}] if sign == "Making" else []
     path = write_spec(tmp_path, prepare=prepare, learner={"steps": 10_000, "step_s": 0.1})
     runs = tmp_path / "runs"
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     assert process.stdout is not None
     seen = await asyncio.wait_for(read_until(process.stdout, sign), 30.0)
     process.send_signal(signal.SIGINT)
@@ -113,7 +113,7 @@ async def test_a_second_ctrl_c_stops_at_once_what_does_not_drain(tmp_path: Path)
     wish = {"learner": {"steps": 10_000}, "rollout": {"deaf": True, "litter": True}}
     path = write_spec(tmp_path, launcher={"drain_s": 300.0}, **wish)
     runs = tmp_path / "runs"
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     process.send_signal(signal.SIGINT)
@@ -149,14 +149,17 @@ async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None
 
 
 async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Path) -> None:
-    """Once the run is running, kill the command and its launcher at the same time."""
+    """Once the run is running, kill the command and its launcher; neither notices the other's
+    end."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = launcher_address.read_address(runs)
     assert address is not None
+    os.kill(address.pid, signal.SIGSTOP)
     process.kill()
-    os.kill(address.pid, signal.SIGKILL)
+    # Until a fork that it stands for has ended too.
     await asyncio.wait_for(process.communicate(), 40.0)
+    os.kill(address.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -164,7 +167,7 @@ async def test_services_drain_alone_when_no_launcher_comes(tmp_path: Path) -> No
     runs = tmp_path / "runs"
     launcher = {"orphan_after_s": 1.0}
     path = write_spec(tmp_path, launcher=launcher, learner={"steps": 10_000, "step_s": 0.05})
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     await killed_with_its_launcher(process, runs)
     # A heartbeat waits up to 5 s for its answer before silence is noticed.
     await nothing_left(runs, limit_s=20.0)
@@ -178,7 +181,7 @@ async def test_services_drain_alone_when_no_launcher_comes(tmp_path: Path) -> No
 async def test_a_command_whose_launcher_is_killed_continues_with_another(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 60, "step_s": 0.1}, rollout={"litter": True})
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = launcher_address.read_address(runs)
@@ -202,7 +205,7 @@ async def test_a_run_without_a_launcher_gets_one_from_the_next_command(
 ) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.05})
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     await killed_with_its_launcher(process, runs)
     # Services outlive their launcher; its other children may still be ending.
     await until(lambda: len(left_running(runs)) == 3)
@@ -210,7 +213,7 @@ async def test_a_run_without_a_launcher_gets_one_from_the_next_command(
     assert (code, "running" in output) == (0, True), output
     address = launcher_address.read_address(runs)
     assert address is not None
-    again = await start_cli("train", str(path), "--resume", "--runs", str(runs))
+    again = await start_cli("train", str(path), "--resume", "--runs", str(runs), forged=True)
     assert again.stdout is not None
     await asyncio.wait_for(read_until(again.stdout, "step"), 30.0)
     again.send_signal(signal.SIGINT)

@@ -20,7 +20,7 @@ async def test_it_finds_the_gateway_of_the_newest_run_while_it_runs(tmp_path: Pa
     runs = ("--runs", str(tmp_path / "runs"))
     code, output = await run_cli("env", "status", *runs)
     assert (code, "there are no runs" in output) == (1, True)
-    process = await start_cli("train", str(path), *runs)
+    process = await start_cli("train", str(path), *runs, forged=True)
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     code, output = await run_cli("env", "status", *runs)

@@ -82,7 +82,7 @@ async def test_a_launcher_killed_in_mid_start_is_soon_missed_and_the_run_is_begu
         launcher={"modules": {**modules, "learner": SLOW_CHECK}},
         learner={"steps": 2, "message": str(hold)},
     )
-    process = await start_cli("train", str(path), "--runs", str(runs))
+    process = await start_cli("train", str(path), "--runs", str(runs), forged=True)
     address = await launcher_of(runs)
     # The learner receives its part of the spec, and checks it slowly.
     await until(lambda: hold.with_suffix(".checking").exists(), 60.0)

@@ -14,7 +14,7 @@ from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
-from tests.support.launcher import start_cli, until
+from tests.support.launcher import forged_fakes, start_cli, until
 from tests.support.repository import ROOT
 
 LIMIT_S = 60.0
@@ -80,7 +80,7 @@ async def test_a_detached_run_is_watched_left_and_watched_to_its_end(tmp_path: P
     assert f"Run {run_id} continues." in output
     assert f"flotilla stop {run_id} --runs {runs}   stops it" in output
     assert stored(runs).run.state is RunState.RUNNING
-    again = await start_cli("watch", run_id, "--runs", str(runs))
+    again = await start_cli("watch", run_id, "--runs", str(runs), forged=True)
     await seen(again, "step")
     await stopped(runs)
     assert f"Run {run_id} was stopped." in await output_of(again)
@@ -156,6 +156,7 @@ def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
     process = subprocess.Popen(
         (sys.executable, "-c", taking, *command),
         cwd=ROOT,
+        env={**os.environ, **forged_fakes()},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

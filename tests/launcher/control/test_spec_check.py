@@ -13,7 +13,7 @@ from services.common.config import canonical_json, load_spec
 from services.launcher.control.spec_check import check_spec
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import SERVICES
-from tests.support.doctor import forged_services
+from tests.support.doctor import forged_services, service_forge
 from tests.support.repository import ROOT
 
 # Packages that SkyPilot's environment lacks.
@@ -41,7 +41,8 @@ import asyncio
 from pathlib import Path
 from services.common.config import canonical_json, load_spec
 from services.launcher import run_plan; from services.launcher.control import spec_check
-asyncio.run(spec_check.check_spec(run_plan.parse_spec(canonical_json(load_spec(Path({spec!r}))))))
+asyncio.run(spec_check.check_spec(run_plan.parse_spec(canonical_json(load_spec(
+    Path({spec!r}), ["policy.model=on/the-hub"])))))
 """
 
 
@@ -62,20 +63,32 @@ def test_a_check_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_length_that_holds_no_episode_is_refused_before_anything_starts() -> None:
-    command = (sys.executable, "-m", "services.rollout", "--check-config")
-    spec = ("--config", "deploy/runs/local.toml", "--policy.max_model_len=64")
-    done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "--policy.max_model_len=64",
+            "policy.max_model_len: 64 is less than rollout.max_input_length",
+        ),
+        (
+            "--rollout.engine.options.load_format=pt",
+            "rollout.engine.options.load_format: weights are read as safetensors",
+        ),
+    ],
+)
+def test_what_a_rollout_cannot_run_is_refused_before_anything_starts(
+    override: str, words: str
+) -> None:
+    command = ("-m", "services.rollout", "--check-config", "--config", "deploy/runs/local.toml")
+    done = subprocess.run(
+        service_forge().python_command(*command, override),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 2, done.stderr
-    assert "error: policy.max_model_len: 64 is less than rollout.max_input_length" in done.stderr
-
-
-def test_an_option_that_breaks_a_run_is_refused_before_anything_starts() -> None:
-    command = (sys.executable, "-m", "services.rollout", "--check-config")
-    spec = ("--config", "deploy/runs/local.toml", "--rollout.engine.options.load_format=pt")
-    done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "rollout.engine.options.load_format: weights are read as safetensors" in done.stderr
+    assert words in done.stderr
 
 
 async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are() -> None:

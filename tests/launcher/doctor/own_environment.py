@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environment_processes import environment_command
+
 SERVER = '''
 import json, os, sys
 from mcp.server import MCPServer
@@ -88,7 +90,7 @@ def write(
     folder: Path, policy: Path, *, backend: str = "", verifier: str = VERIFIER, listed: bool = True
 ) -> Path:
     """The spec, with all that it names beside it. `backend` is TOML of the table of the MCP server,
-    by default one over stdio."""
+    by default one over stdio, in forks of a process that has imported MCP."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "server.py").write_text(SERVER)
     (folder / "tasks.json").write_text(
@@ -96,7 +98,9 @@ def write(
     )
     digest = hashlib.sha256(verifier.encode()).hexdigest()
     (folder / "verifiers.sha256").write_text(f"{digest}  lend\n" if listed else "")
-    server = backend or f'transport = "stdio"\ncommand = ["python", "{folder}/server.py"]'
+    program = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = json.dumps(environment_command("-c", program, f"{folder}/server.py"))
+    server = backend or f'transport = "stdio"\ncommand = {command}'
     spec = folder / "library.toml"
     spec.write_text(SPEC.format(policy=policy, folder=folder) + f"{server}\n")
     return spec

@@ -20,7 +20,17 @@ from services.launcher.doctor.adapters.clouds_probe import judge_clouds
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.security.certificates import mint_identity
-from tests.support.doctor import TOKEN, check, double, echo_of, probed, skypilot, spec, subject
+from tests.support.doctor import (
+    TOKEN,
+    check,
+    double,
+    echo_of,
+    probed,
+    service_forge,
+    skypilot,
+    spec,
+    subject,
+)
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 
@@ -35,10 +45,14 @@ async def test_an_echo_of_another_run_or_with_another_token_is_named(
         mint_identity("ours").tls_for("rollout"),
     )
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
-    with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
+    with echo_of(
+        "127.0.0.1:0", service_forge(), **{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}
+    ) as at:
         result = await probed("echo", replace(about, nodes=(at,), tls=ours))
         check(result, Status.FAIL, at, "with --tls-dir of the same run")
-    with echo_of(**{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
+    with echo_of(
+        "127.0.0.1:0", service_forge(), **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}
+    ) as at:
         result = await probed("echo", replace(about, nodes=(at,)))
         check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
 

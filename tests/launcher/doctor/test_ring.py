@@ -30,7 +30,7 @@ from services.launcher.doctor.ring_rank import (
 )
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.certificates import mint_identity
-from tests.support.doctor import TOKEN, check, echo_of, probed, spec, subject
+from tests.support.doctor import TOKEN, check, echo_of, probed, service_forge, spec, subject
 from tests.support.process_forge import ProcessForge
 from tests.support.repository import ROOT
 
@@ -82,10 +82,15 @@ def rank(process: psutil.Process) -> str:
     return line if "ring_probe" in line else ""
 
 
-async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: RunContext) -> None:
+async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(
+    about: RunContext, rank_forge: ProcessForge
+) -> None:
     run = mint_identity("ours")
     secret = {**GIVEN, TLS_VARIABLE: run.tls_for("learner").to_text()}
-    with echo_of(THERE, **secret) as one, echo_of("127.0.0.3:0", **secret) as other:
+    with (
+        echo_of(THERE, rank_forge, **secret) as one,
+        echo_of("127.0.0.3:0", rank_forge, **secret) as other,
+    ):
         named = replace(about, nodes=(one, other), tls=run.tls_for("rollout"))
         result = await probed("ring", named)
     check(result, Status.OK, f"gloo ring of 3 processes, here and on {one}, {other}, passed")
@@ -183,7 +188,8 @@ async def test_a_node_with_an_echo_from_before_rings_is_named(about: RunContext)
 
 
 async def test_a_node_with_another_token_is_named(about: RunContext) -> None:
-    with echo_of(THERE, **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
+    token = {TOKEN_VARIABLE: "another-token-that-is-long-enough"}
+    with echo_of(THERE, service_forge(), **token) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     check(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
     assert not ranks()

@@ -78,20 +78,20 @@ async def test_a_fault_ends_with_code_1_and_is_in_the_table(tmp_path: Path) -> N
     assert "This run would fail: model, memory, disk, tokenizer, dataset." in output
 
 
-def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
+async def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text(canonical_json(spec(tmp_path, tmp_path / "t.json", "learner.steps=-1")))
     skip = [word for name in NAMES[1:] for word in ("--skip", name)]
-    done = doctor(path, "--json", *skip)
-    first = json.loads(done.stdout)[0]
-    assert (done.returncode, first["probe"], first["status"]) == (1, "spec", "fail")
+    code, output = await doctor_here(path, "--json", *skip)
+    first = json.loads(output)[0]
+    assert (code, first["probe"], first["status"]) == (1, "spec", "fail")
     assert "steps" in first["detail"] and "correct the spec" in first["detail"]
 
 
-async def test_an_unknown_probe_is_refused() -> None:
-    code, output = await doctor_here("deploy/runs/local.toml", "--skip", "rings")
-    assert code == 1
-    assert "--skip rings: no such probe; did you mean 'ring'?" in output
+def test_an_unknown_probe_is_refused() -> None:
+    done = doctor("deploy/runs/local.toml", "--skip", "rings")
+    assert done.returncode == 1
+    assert "--skip rings: no such probe; did you mean 'ring'?" in done.stdout
 
 
 async def test_a_probe_that_hangs_is_ended_and_delays_no_other(

@@ -87,12 +87,14 @@ def repeat(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tu
 
 
 @asynccontextmanager
-async def launcher(folder: Path, **environment: str) -> AsyncGenerator[Here]:
+async def launcher(folder: Path) -> AsyncGenerator[Here]:
+    """A launcher that is a process of its own; what it starts stands in for forks of a forge, with
+    the environment that the launcher gives it."""
     canaries, runs = Canaries(), folder / "runs"
     runs.mkdir()
     (folder / "tmp").mkdir()
     with double(repeat) as repeater, (folder / "stderr").open("wb") as output:
-        environ = {**os.environ, **environment, **canaries.environ(repeater)}
+        environ = {**os.environ, **forged_fakes(), **canaries.environ(repeater)}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
             cwd=ROOT,
@@ -175,7 +177,7 @@ def _until_logged(path: Path, words: str, times: int) -> None:
 
 
 async def test_a_run_that_is_refused_or_fails_names_no_secret(tmp_path: Path) -> None:
-    async with launcher(tmp_path, **forged_fakes()) as here:
+    async with launcher(tmp_path) as here:
         refused = await here.start(here.wish())
         run = await here.until(refused, lambda run: run.state in ENDED)
         assert "Slack refuses the token in SLACK_BOT_TOKEN" in run.error

@@ -39,7 +39,7 @@ async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
     reported, canaries = tmp_path / "reported", Canaries()
     async with machine(tmp_path, tls=True, max_restarts=0) as here:
         options = give(here, canaries)
-        process = await here.watch("report", str(reported), options=options)
+        process = await here.watch("report", str(reported), options=options, forged=False)
         await here.begins()
         await here.until(reported.exists)
         assert canaries.on_command_lines() == {}
