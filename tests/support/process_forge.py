@@ -3,7 +3,8 @@ start takes: torch and transformers for a training rank.
 
 `python_command` of a forge is the command of a stand-in: it hands its descriptors and environment
 to a fork, passes SIGINT and SIGTERM on, ends as the fork ends, and takes the fork with it when it
-is killed. Tests of what becomes of processes that are stopped or orphaned start real ones."""
+is killed. SIGSTOP is for the fork itself (`fork_of`). Tests of what becomes of orphaned processes
+start real ones."""
 
 import atexit
 import fcntl
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from contextlib import suppress
 from functools import cache
@@ -34,8 +36,12 @@ from tests.support.repository import ROOT
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _MOST_DESCRIPTORS = 16
 _LEASES = "leases"
-# Only modules and scripts in the command line come from a fork.
+# Only modules and scripts in the command line come from a fork. multiprocessing passes -B on.
 _INTERPRETER = """#!/bin/sh
+if [ "$1" = -B ]; then
+    export PYTHONDONTWRITEBYTECODE=1
+    shift
+fi
 case "$1 $2" in
 "-m "* | "-c "* | "-P -m" | "-P -c") exec {} "$@" ;;
 esac
@@ -59,6 +65,16 @@ class ProcessForge:
         """Return a program that is such a Python for modules and scripts in its arguments, and a
         plain one for anything else; it lasts as long as the forge."""
         return self.address.with_name("python")
+
+
+def fork_of(stand_in: int) -> int:
+    """Return the pid of the fork that a process stands in for."""
+    while True:
+        word, _, pid = Path(f"/proc/{stand_in}/comm").read_text().partition(" ")
+        if word == "fork":
+            return int(pid)
+        # It is about to request one.
+        time.sleep(0.01)
 
 
 @cache
@@ -171,6 +187,8 @@ def _keep_fork(connection: socket.socket) -> None:
         _become(json.loads(requests), descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
+    with suppress(BrokenPipeError):
+        connection.send(fork.to_bytes(4, "big"))
     ended = os.pidfd_open(fork)
     while ended not in select.select([connection, ended], [], [])[0]:
         if not (signals := connection.recv(16)):

@@ -8,5 +8,10 @@ from tests.support.rank_configs import LEARNER
 
 @pytest.fixture(scope="session")
 def rank_forge() -> ProcessForge:
-    """A forge that has loaded torch, transformers and the program of a rank."""
-    return shared_forge("services.learner.rank.worker", LEARNER.rank.threads)
+    return shared_rank_forge()
+
+
+def shared_rank_forge() -> ProcessForge:
+    """Return the forge that has loaded torch, transformers, and the programs of a rank and of the
+    learner's other children."""
+    return shared_forge("tests.support.forged_ranks", LEARNER.rank.threads)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.process_forge import ProcessForge, lease_forge, shared_forge
+from tests.support.process_forge import ProcessForge, fork_of, lease_forge, shared_forge
 
 WAITING = """
 import os, signal, sys, time
@@ -41,14 +41,18 @@ def test_a_forge_lasts_until_the_last_lease_on_it_is_closed() -> None:
         assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 1
 
 
+@pytest.mark.parametrize("options", [["-P"], ["-B"], ["-B", "-P"]], ids=" ".join)
 def test_a_fork_has_the_arguments_the_environment_and_the_descriptors_of_its_stand_in(
-    forge: ProcessForge, tmp_path: Path
+    forge: ProcessForge, tmp_path: Path, options: list[str]
 ) -> None:
-    script = "import os, sys; print(sys.argv[1], os.environ['WORD'], os.getcwd(), os.read({}, 9))"
+    script = (
+        "import os, sys; assert 'json' in sys.modules; "
+        "print(sys.argv[1], os.environ['WORD'], os.getcwd(), os.read({}, 9))"
+    )
     reader, writer = os.pipe()
     os.write(writer, b"handed on")
     done = subprocess.run(
-        [str(forge.interpreter), "-P", "-c", script.format(reader), "argument"],
+        [str(forge.interpreter), *options, "-c", script.format(reader), "argument"],
         env={**os.environ, "WORD": "word"},
         cwd=tmp_path,
         pass_fds=[reader],
@@ -95,5 +99,7 @@ def test_a_killed_fork_kills_its_stand_in(forge: ProcessForge) -> None:
     command = forge.python_command("-c", WAITING)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        os.kill(int(process.stdout.readline()), signal.SIGKILL)
+        fork = fork_of(process.pid)
+        assert int(process.stdout.readline()) == fork
+        os.kill(fork, signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL

@@ -6,26 +6,30 @@ The sender is the real program; each engine is a process that has a `SenderConne
 import asyncio
 import hashlib
 import json
-import signal
-import sys
+import os
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
+from unittest.mock import patch
 
 import numpy as np
 import psutil
 
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.python_command import python_command
 from services.common.weight_transfer import TransferSettings
 from services.learner.types import Publication
+from services.learner.weights import publication_child
 from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.sender_config import WeightSenderConfig
 from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
+from tests.support.process_forge import ProcessForge, fork_of
 from tests.support.repository import ROOT
 
 SIZES = (100, 70_000, 16, 200_000, 3)
@@ -38,13 +42,23 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to send weights: the backend, and the device of the engines."""
+    """A way to send weights: the backend, and the device of the engines.
+
+    With a forge, which has loaded torch, the sender and the engines are its forks."""
 
     backend: str
     device: str = "cpu"
+    forge: ProcessForge | None = None
 
     def __str__(self) -> str:
         return self.backend
+
+    def python_command(self, *words: str) -> tuple[str, ...]:
+        return self.forge.python_command(*words) if self.forge else python_command(*words)
+
+    def send_signal(self, process: int, number: Signals) -> None:
+        """Signal a process that was started by `python_command`."""
+        os.kill(fork_of(process) if self.forge else process, number)
 
 
 class SentModel:
@@ -116,12 +130,13 @@ async def sending(folder: Path, way: Way, run: str = "r") -> AsyncGenerator[Live
     shares = way.backend == "ipc"
     config = WeightSenderConfig(run, shares_devices=shares, settings=SETTINGS)
     sender = LiveSender(config, folder / "sender.log")
-    sender.start_soon()
-    try:
-        await until(lambda: sender.address is not None, PATIENCE_S)
-        yield sender
-    finally:
-        await sender.close()
+    with patch.object(publication_child, "python_command", way.python_command):
+        sender.start_soon()
+        try:
+            await until(lambda: sender.address is not None, PATIENCE_S)
+            yield sender
+        finally:
+            await sender.close()
 
 
 @asynccontextmanager
@@ -129,7 +144,7 @@ async def receiving(
     way: Way, sender: LiveSender, *groups: str
 ) -> AsyncGenerator[tuple[Receiver, ...]]:
     """Run an engine in each group."""
-    command = (sys.executable, "-m", "tests.support.receiving_worker", way.backend, way.device)
+    command = way.python_command("-m", "tests.support.receiving_worker", way.backend, way.device)
     receivers: list[Receiver] = []
     try:
         for _ in groups:
@@ -152,17 +167,18 @@ async def try_transfers(folder: Path, way: Way) -> None:
         sending(folder, way) as sender,
         receiving(way, sender, "well", "killed", "stopped") as (well, killed, stopped),
     ):
-        await check_failing_engines(sender, published[:3], well, killed, stopped)
+        await check_failing_engines(way, sender, published[:3], well, killed, stopped)
         # The log shows when each has been given up.
         log = folder / "sender.log"
         await until(lambda: log.read_text().count("an engine is lost") == 2, PATIENCE_S)
         # Memory lent to those is lent to the next.
         await well.join(sender, "again")
         await check_superseded(sender, published[1:4], well)
-        await check_killed_sender(sender, published[3:], well)
+        await check_killed_sender(way, sender, published[3:], well)
 
 
 async def check_failing_engines(
+    way: Way,
     sender: LiveSender,
     published: Sequence[SentModel],
     well: Receiver,
@@ -173,8 +189,8 @@ async def check_failing_engines(
     first = published[0]
     await sender.serve_publication(first.written, first.policy)
     await asyncio.gather(killed.receive_half(first), stopped.receive_half(first))
-    killed.process.kill()
-    stopped.process.send_signal(signal.SIGSTOP)
+    way.send_signal(killed.process.pid, Signals.SIGKILL)
+    way.send_signal(stopped.process.pid, Signals.SIGSTOP)
     began = time.monotonic()
     for each in published:
         await sender.serve_publication(each.written, each.policy)
@@ -199,13 +215,13 @@ async def check_superseded(
 
 
 async def check_killed_sender(
-    sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
+    way: Way, sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
 ) -> None:
     """A sender that is killed in the middle costs that publication alone."""
     served, unserved = published
     before = sender.address
     await receiver.receive_half(served)
-    await kill_sender()
+    await kill_sender(way)
     message = await receiver.receive_rest()
     assert "Error" in message, message
     await sender.serve_publication(served.written, served.policy)
@@ -216,11 +232,11 @@ async def check_killed_sender(
     assert await receiver.receive(unserved) == unserved.digest
 
 
-async def kill_sender() -> None:
+async def kill_sender(way: Way) -> None:
     [process] = [
         each
         for each in psutil.Process().children()
         if any("weight_sender" in word for word in command_of(each))
     ]
-    process.kill()
+    way.send_signal(process.pid, Signals.SIGKILL)
     await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)

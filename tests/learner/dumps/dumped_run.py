@@ -1,4 +1,4 @@
-"""Runs of a learner with fake ranks that hand out numbers, and the real process of dumps."""
+"""Runs of a learner with fake ranks that hand out numbers, and the real program of dumps."""
 
 import asyncio
 import json
@@ -7,17 +7,21 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from services.common.python_command import python_command
+from services.learner.dumps import run_dumps as run_dumps_module
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import RunDumps
 from services.learner.ranks import protocol
 from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks
+from tests.support.rank_forge import shared_rank_forge
 
 STEPS = 3
 
@@ -75,12 +79,18 @@ def setup_of(tmp_path: Path, **changes: Any) -> DumpSetup:
 
 
 @asynccontextmanager
-async def run_dumps(tmp_path: Path, setup: DumpSetup) -> AsyncGenerator[RunDumps]:
+async def run_dumps(
+    tmp_path: Path, setup: DumpSetup, *, forked: bool = True
+) -> AsyncGenerator[RunDumps]:
+    """Yield dumps whose process is a fork of one that has imported its program, or a process of
+    its own."""
+    command = shared_rank_forge().python_command if forked else python_command
     dumps = RunDumps(setup, tmp_path / "dumps.log")
-    try:
-        yield dumps
-    finally:
-        await dumps.close()
+    with patch.object(run_dumps_module, "python_command", command):
+        try:
+            yield dumps
+        finally:
+            await dumps.close()
 
 
 async def dumped_run(

@@ -1,12 +1,13 @@
 """`flotilla export-trajectories`: its rows, and its messages about rows that it cannot write.
 
-Most tests call the learner's program in this process; the command starts it."""
+Most tests call the learner's program in this process, or the command, which starts it, in a
+fork."""
 
 import json
 import shutil
 import sqlite3
 import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,24 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
+from services.common.python_command import python_command
 from services.learner.dumps import export_command
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
+from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 
 
-def export(tmp_path: Path, *arguments: str, run: str = "run") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.launcher.cli.app", "export-trajectories", run]
-    command += ["--runs", str(tmp_path), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def export(
+    tmp_path: Path,
+    *arguments: str,
+    run: str = "run",
+    command: Callable[..., Sequence[str]] = forged_command,
+) -> subprocess.CompletedProcess[str]:
+    program = command("-m", "services.launcher.cli.app", "export-trajectories", run)
+    given = ("--runs", str(tmp_path), *arguments)
+    return subprocess.run([*program, *given], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def export_here(run: Path, out: Path, *arguments: str) -> int:
@@ -63,7 +71,7 @@ def query(run: Path, sql: str) -> list[tuple[Any, ...]]:
 def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
     run: Path, tmp_path: Path
 ) -> None:
-    done = export(tmp_path, "--out", str(tmp_path / "out"))
+    done = export(tmp_path, "--out", str(tmp_path / "out"), command=python_command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Wrote 14 episodes of run" in done.stdout
     rows = pq.read_table(tmp_path / "out/episodes.parquet").to_pylist()

@@ -210,11 +210,13 @@ async def test_a_resumed_run_writes_the_same_dumps_again(tmp_path: Path) -> None
 
 
 @asynccontextmanager
-async def dumps_of_finished_run(finished: FinishedRun, tmp_path: Path) -> AsyncGenerator[RunDumps]:
+async def dumps_of_finished_run(
+    finished: FinishedRun, tmp_path: Path, *, forked: bool = False
+) -> AsyncGenerator[RunDumps]:
     """Yield dumps of a copy of the run, which lacks those of step 1."""
     shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/rollouts/step_1.jsonl").unlink()
-    async with run_dumps(tmp_path, setup_of(tmp_path)) as dumps:
+    async with run_dumps(tmp_path, setup_of(tmp_path), forked=forked) as dumps:
         yield dumps
 
 
@@ -278,7 +280,7 @@ async def test_a_process_that_stands_still_holds_up_nothing(
 async def test_numbers_that_had_no_room_are_lost_and_the_episodes_are_not(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
-    async with dumps_of_finished_run(finished, tmp_path) as dumps:
+    async with dumps_of_finished_run(finished, tmp_path, forked=True) as dumps:
         stats_path(tmp_path / "run", 1).unlink()
         dumps.offer_step(1, result_with(None))
         await dumps.finish()

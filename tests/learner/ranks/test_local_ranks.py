@@ -21,6 +21,7 @@ from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import TrainBatch
 from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
+from tests.support.process_forge import fork_of
 from tests.support.rank_configs import LEARNER, policy_config, several
 from tests.support.tiny_ranks import make_batch
 
@@ -124,10 +125,11 @@ async def test_a_start_that_is_given_up_ends_the_rank_at_once(make_ranks: Start)
         os.kill(pid, 0)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Start) -> None:
     ranks = make_ranks()
     await ranks.start_ranks(None)
-    (pid,) = rank_pids()
+    pid = fork_of(*rank_pids())
     # Stopped, it takes the batch and never answers.
     os.kill(pid, signal.SIGSTOP)
     training = asyncio.create_task(ranks.train_step(make_batch()))

@@ -47,14 +47,12 @@ from tests.support.tiny_ranks import (
     write_sparse_model,
 )
 
-STEPS = 3
+STEPS = 2
 # Gemma 4 has them as buffers; they begin as 1.
 LAYER_SCALARS = {f"model.layers.{index}.layer_scalar": 0.5 + index for index in range(2)}
 TOLERANCE = 1e-5
 
 SPAWNED = multiprocessing.get_context("spawn")
-# Of a process that has loaded torch once.
-
 
 ALGORITHMS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -188,26 +186,32 @@ async def test_a_checkpoint_of_two_resumes_with_another_number(
                 assert other.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
+def keeping(*, less: bool) -> dict[str, Any]:
+    """Return keys of `rank` that keep less on the device, or all of it."""
+    checkpointing = "selective" if less else "off"
+    return {
+        "offload_optimizer": less,
+        "offload_reference": less,
+        "gradient_checkpointing": checkpointing,
+    }
+
+
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
 async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     algorithm: str, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model")
-    found: list[tuple[list[StepResult], Publication]] = []
-    for offload in (False, True):
-        changes: dict[str, Any] = {
-            "offload_optimizer": offload,
-            "offload_reference": offload,
-            "gradient_checkpointing": "selective" if offload else "off",
-        }
-        async with started(model, tmp_path, 2, None, algorithm, **changes) as ranks:
-            results = await train(ranks, range(1, 3))
-            files = await save_ranks(ranks, tmp_path / f"checkpoint-{offload}")
-        async with started(model, tmp_path, 2, files.directory, algorithm, **changes) as ranks:
-            results += await train(ranks, range(3, 4))
-            found.append((results, await ranks.publish_weights(3)))
-    (kept, published), (moved, others) = found
+    async with started(model, tmp_path, 2, None, algorithm, **keeping(less=False)) as ranks:
+        kept = await train(ranks, range(1, 4))
+        published = await ranks.publish_weights(3)
+    async with started(model, tmp_path, 2, None, algorithm, **keeping(less=True)) as ranks:
+        moved = await train(ranks, range(1, 3))
+        files = await save_ranks(ranks, tmp_path / "checkpoint")
+    given = files.directory, algorithm
+    async with started(model, tmp_path, 2, *given, **keeping(less=True)) as ranks:
+        moved += await train(ranks, range(3, 4))
+        others = await ranks.publish_weights(3)
     assert [each.metrics for each in moved] == [each.metrics for each in kept]
     assert others.fingerprint == published.fingerprint
 

@@ -1,5 +1,6 @@
 """The sender process and engines that receive from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.sender_config import WeightSenderConfig
 from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
+from tests.support.process_forge import ProcessForge
 from tests.support.transfer_trials import Way, try_transfers
 
 SENDER = "services.learner.weights.adapters.weight_sender"
@@ -19,9 +21,10 @@ SENDER = "services.learner.weights.adapters.weight_sender"
     "way", [pytest.param(Way("gloo"), marks=pytest.mark.slow), Way("ipc")], ids=str
 )
 async def test_whatever_becomes_of_one_the_others_are_sent_what_was_published(
-    tmp_path: Path, way: Way
+    tmp_path: Path, way: Way, rank_forge: ProcessForge
 ) -> None:
-    await try_transfers(tmp_path, way)
+    # test_vllm_engine.py has a sender of its own interpreter.
+    await try_transfers(tmp_path, replace(way, forge=rank_forge))
 
 
 def test_a_request_reads_as_it_was_written_and_nothing_else_does() -> None:

@@ -30,6 +30,7 @@ from tests.rollout.adapters.test_vllm_transfer import (
     check_torn_transfer,
 )
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, tiny_config, tiny_served
+from tests.support.process_forge import ProcessForge
 from tests.support.tiny_model import (
     load_model,
     make_sparse_model,
@@ -204,7 +205,7 @@ async def test_logprobs_follow_the_weights_through_updates(
     other = perturbed(model, 1)
     second = publish(other, tmp_path / "v2.safetensors", 2)
     running = [
-        asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 900))
+        asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 500))
         for seed in range(10, 22)
     ]
     await asyncio.sleep(0.3)
@@ -229,14 +230,14 @@ async def test_logprobs_follow_the_weights_through_updates(
 
 
 async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
-    tiny: TinyEngine, tmp_path: Path
+    tiny: TinyEngine, tmp_path: Path, rank_forge: ProcessForge
 ) -> None:
     served = Served(tiny.engine, tiny.model, tmp_path, version=50)
     await check_received(served, tmp_path, 2, ("gloo", "ipc"))
     # Not before the first piece is there: an engine that has not read the sender's answer has not
     # begun.
-    await check_torn_transfer(served, tmp_path, "kill-3")
-    await check_received(served, tmp_path, 1, ("ipc",))
+    await check_torn_transfer(served, tmp_path, "kill-3", forge=rank_forge)
+    await check_received(served, tmp_path, 1, ("ipc",), forge=rank_forge)
 
 
 async def test_an_update_with_a_hole_ends_the_engine(tiny: TinyEngine, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,13 +20,16 @@ from transformers import (
 )
 
 from services.common.fingerprint import TensorEntry
+from services.common.python_command import python_command
 from services.common.weight_transfer import TransferSettings
 from services.learner.types import Publication as Written
+from services.learner.weights import publication_child
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
 from services.rollout.ports import Engine, TransportFailed, WeightsTorn
 from services.rollout.types import Completion, Publication
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
+from tests.support.process_forge import ProcessForge
 from tests.support.tiny_model import load_model, make_kind, perturbed, publish, reference_logprobs
 
 pytestmark = [
@@ -42,13 +46,22 @@ PIECE_BYTES = 1 << 16
 
 @asynccontextmanager
 async def sending(
-    folder: Path, module: str = SENDER, run: str = "r", stall_s: float = 60.0
+    folder: Path,
+    module: str = SENDER,
+    run: str = "r",
+    stall_s: float = 60.0,
+    *,
+    forge: ProcessForge | None = None,
 ) -> AsyncGenerator[tuple[PublicationChild, str]]:
+    """Run a sender: a fork of the forge, if there is one."""
     sender = PublicationChild(module, folder / "sender.log")
+    command = python_command if forge is None else forge.python_command
     try:
         settings = TransferSettings(stall_s, PIECE_BYTES)
         config = WeightSenderConfig(run, shares_devices=True, settings=settings)
-        yield sender, await sender.start_process(config)
+        with patch.object(publication_child, "python_command", command):
+            address = await sender.start_process(config)
+        yield sender, address
     finally:
         await sender.close()
 
@@ -119,13 +132,19 @@ async def serving(
 
 
 async def check_torn_transfer(
-    served: Served, folder: Path, failing: str, transport: str = "gloo"
+    served: Served,
+    folder: Path,
+    failing: str,
+    transport: str = "gloo",
+    *,
+    forge: ProcessForge | None = None,
 ) -> None:
     """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
     a turn that was under way then continues."""
     engine, before = served.engine, served.engine.policy
     # It is waited for after the failure.
-    async with sending(folder, FAILING, failing, stall_s=3.0) as (sender, address):
+    failing_sender = sending(folder, FAILING, failing, stall_s=3.0, forge=forge)
+    async with failing_sender as (sender, address):
         update = await offered(sender, address, served.next_update(), transport)
         turn = await served.begin_turn_within(engine.receive_weights(update))
     assert engine.policy is None
@@ -148,9 +167,14 @@ async def check_served_on(served: Served, serves: Publication, sent: Publication
 
 
 async def check_received(
-    served: Served, folder: Path, updates: int, transports: Sequence[str] = ("gloo",)
+    served: Served,
+    folder: Path,
+    updates: int,
+    transports: Sequence[str] = ("gloo",),
+    *,
+    forge: ProcessForge | None = None,
 ) -> None:
-    async with sending(folder) as (sender, address):
+    async with sending(folder, forge=forge) as (sender, address):
         assert sender.devices >= set(await served.engine.identify_devices())
         for number in range(updates):
             sent = (sender, address, update := served.next_update())
