@@ -24,6 +24,8 @@ class ShardChecksums:
 
     def __init__(self) -> None:
         self._parts: list[int] = []
+        # Places of those that every rank holds whole.
+        self._unsplit: list[int] = []
         # Ranks that hold the parts of one copy; None while no tensor is split.
         self._group: Any = None
         self._device = torch.device("cpu")
@@ -31,6 +33,7 @@ class ShardChecksums:
     def add_tensor(self, near: Tensor, whole: Tensor) -> None:
         """Add a tensor that this rank holds as `near`; gathered it is `whole`."""
         if not isinstance(near, DTensor):
+            self._unsplit.append(len(self._parts))
             self._parts.append(_checksum_bytes(whole))
             return
         self._group = near.device_mesh.get_group(near.device_mesh.ndim - 1)
@@ -46,6 +49,9 @@ class ShardChecksums:
         """Return the checksum of each tensor. Collective if any tensor is split."""
         if self._group is None:
             return self._parts
+        if dist.get_rank(self._group) > 0:
+            for place in self._unsplit:
+                self._parts[place] = 0
         # Halves, so that no sum overflows.
         halves = [[part & _HALF, part >> 32] for part in self._parts]
         sums = torch.tensor(halves, dtype=torch.int64, device=self._device)

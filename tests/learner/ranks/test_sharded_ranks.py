@@ -19,9 +19,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from services.common.process_memory import peak_memory_bytes
+from services.common.tensors.tensor_checksum import checksum64
 from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
@@ -31,7 +33,8 @@ from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model_loading import read_split_model
 from services.learner.rank.policy_loading import load_split_body
 from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.sharding import ShardLayout, local_tensor
+from services.learner.rank.shard_checksums import ShardChecksums
+from services.learner.rank.sharding import ShardLayout, gather_tensor, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
@@ -351,6 +354,20 @@ def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
     reported.send((found, [again.get_buffer(name).tolist() for name in LAYER_SCALARS]))
 
 
+def sum_checksums(setup: dict[str, Any], reported: Connection) -> None:
+    """A rank that reports the checksums of a split tensor and of one that each rank has whole,
+    summed over the ranks and of the whole tensors."""
+    given, device = RankSetup.model_validate(setup), torch.device("cpu")
+    Replicas.join_process_group(given.place, device)
+    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
+    [split, *_] = read_split_model(given.policy, layout).parameters()
+    sums, wholes = ShardChecksums(), (gather_tensor(split), torch.arange(4.0))
+    for near, whole in zip((split, wholes[1]), wholes, strict=True):
+        sums.add_tensor(near, whole)
+    expected = [checksum64(whole.detach().reshape(-1).view(torch.uint8)) for whole in wholes]
+    reported.send((isinstance(split, DTensor), sums.sum_parts(), expected))
+
+
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
@@ -429,6 +446,15 @@ def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None
     expected = [[value] for value in LAYER_SCALARS.values()]
     for found in start_alone(read_buffers, tmp_path / "model", 2, tmp_path / "ranks"):
         assert found == (expected, expected)
+
+
+@pytest.mark.usefixtures("spawned_by_forks")
+def test_what_each_rank_has_whole_counts_once_in_the_checksums(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", tied=True)
+    for found in start_alone(sum_checksums, tmp_path / "model", 2, tmp_path / "ranks"):
+        is_split, sums, expected = found
+        assert is_split
+        assert sums == expected
 
 
 def write_large_model(folder: Path, *, layers: int, vocabulary: int) -> int:
