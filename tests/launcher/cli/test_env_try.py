@@ -137,15 +137,16 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     tasks: Path, tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typing, terminal = pty.openpty()
-    arguments = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
+    words = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
+    command = (sys.executable, "-m", "services.launcher.cli.app", *words)
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.launcher.cli.app", *arguments],
+        # A shell starts background commands like this. (With `preexec_fn` gRPC's threads here may
+        # break the child before exec.)
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],
         stdin=terminal,
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        # A shell starts background commands like this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert process.stdout is not None
     try:
