@@ -125,6 +125,11 @@ def scratch_folders_left(folder: Path) -> list[Path]:
     return list(folder.glob("flotilla-scratch-*"))
 
 
+# Like a shell's background command. (With `preexec_fn` gRPC's threads may break the child before
+# exec.)
+DEAF_TO_CTRL_C = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -140,9 +145,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     words = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
     command = (sys.executable, "-m", "services.launcher.cli.app", *words)
     process = subprocess.Popen(
-        # A shell starts background commands like this. (With `preexec_fn` gRPC's threads here may
-        # break the child before exec.)
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],
+        [*DEAF_TO_CTRL_C, *command],
         stdin=terminal,
         stdout=subprocess.PIPE,
         cwd=ROOT,
