@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from services.common.redaction import redact
 from services.launcher.notify.messages import Message
+from services.launcher.store.write_transaction import write_transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -95,8 +96,7 @@ class Outbox:
     ) -> None:
         """Keep a message for each target, unless the event has one already."""
         text = redact(json.dumps(asdict(message)))
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
+        with write_transaction(self._db):
             self._db.executemany(
                 "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
                 [(run_id, event, at.kind, _target_to_json(at), text, now) for at in targets],
@@ -119,8 +119,7 @@ class Outbox:
     def mark_sent(self, letter: Letter, thread: str) -> None:
         """Record that the letter has arrived; the first of a run begins its thread at a
         target."""
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
+        with write_transaction(self._db):
             self._update_row(letter, LetterState.SENT, letter.attempts + 1, letter.due, "")
             self._db.execute(
                 "INSERT OR IGNORE INTO threads VALUES (?, ?, ?)",

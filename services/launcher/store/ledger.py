@@ -5,8 +5,8 @@ WAL with synchronous=FULL: commits must survive a power loss, because machines e
 
 import json
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from services.launcher.store.row_codec import (
     stored_run_from_row,
 )
 from services.launcher.store.schema import LedgerError, prepare_schema
+from services.launcher.store.write_transaction import write_transaction
 
 __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
 
@@ -49,12 +50,9 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Generator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Run the block as one transaction; roll back on any exception."""
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
-            yield
+        return write_transaction(self._db)
 
     def get_request(self, request_id: str) -> tuple[str, str] | None:
         """Return the digest and run id of an answered StartRun."""

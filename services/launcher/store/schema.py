@@ -2,6 +2,8 @@
 
 import sqlite3
 
+from services.launcher.store.write_transaction import write_transaction
+
 SCHEMA_VERSION = 6
 
 # `run_json` and `replica_json` hold the Run without its replicas, and one Replica.
@@ -48,8 +50,7 @@ def prepare_schema(db: sqlite3.Connection, path: str) -> None:
     if _has_tables(db, path):
         return
     db.execute("PRAGMA journal_mode=WAL")
-    db.execute("BEGIN IMMEDIATE")
-    with db:
+    with write_transaction(db):
         # Another process may have created them in the meantime.
         if not _has_tables(db, path):
             for statement in _SCHEMA.split(";\n"):
