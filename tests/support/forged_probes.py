@@ -9,12 +9,9 @@ from tests.support.process_forge import fork_children
 _NAMES = (
     *("services.env_gateway.__main__", "services.learner.__main__", "services.rollout.__main__"),
     *("services.rollout.adapters.dialect_choice", "services.rollout.adapters.model_files"),
-    "services.launcher.doctor.echo_server",
     *("services.rollout.adapters.chat_template_child", "services.rollout.api.codec"),
-    *(
-        "services.launcher.doctor.adapters.tokenizer_probe",
-        "transformers.models.auto.tokenization_auto",
-    ),
+    "services.launcher.doctor.adapters.tokenizer_probe",
+    *("services.launcher.doctor.echo_server", "transformers.models.auto.tokenization_auto"),
 )
 
 # First: some modules keep commands of this interpreter.

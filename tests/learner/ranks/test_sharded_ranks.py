@@ -292,12 +292,17 @@ def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
     reported.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
 
 
+def join_ranks(setup: dict[str, Any]) -> tuple[RankSetup, ShardLayout]:
+    """Join the other ranks on a CPU; return the setup, and the layout over all of them."""
+    given, device = RankSetup.model_validate(setup), torch.device("cpu")
+    Replicas.join_process_group(given.place, device)
+    return given, ShardLayout.over_ranks(given.place, device, torch.float32)
+
+
 def load_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reports the peak growth of its memory while it reads its part of a policy, and
     then of a critic's body."""
-    given, device = RankSetup.model_validate(setup), torch.device("cpu")
-    Replicas.join_process_group(given.place, device)
-    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
+    given, layout = join_ranks(setup)
     before = psutil.Process().memory_info().rss
     model = read_split_model(given.policy, layout)
     peak, held = peak_memory_bytes() - before, held_bytes(model.parameters())
@@ -336,9 +341,7 @@ def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
 def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reads its part of a model, writes it as a checkpoint and reads that; it reports
     its buffers then."""
-    given, device = RankSetup.model_validate(setup), torch.device("cpu")
-    Replicas.join_process_group(given.place, device)
-    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
+    given, layout = join_ranks(setup)
     model = read_split_model(given.policy, layout)
     found = [model.get_buffer(name).tolist() for name in LAYER_SCALARS]
 
@@ -346,7 +349,7 @@ def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
         model.config.save_pretrained(folder)
         return ["config.json"]
 
-    writer = CheckpointWriter(given.place.index, device, describe)
+    writer = CheckpointWriter(given.place.index, torch.device("cpu"), describe)
     writer.begin_writing(given.shm_dir / "saved", {MODEL: saved_tensors(model)}, 1)
     writer.when_written(lambda files: files).result()
     torch.distributed.barrier()
@@ -357,9 +360,7 @@ def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
 def sum_checksums(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reports the checksums of a split tensor and of one that each rank has whole,
     summed over the ranks and of the whole tensors."""
-    given, device = RankSetup.model_validate(setup), torch.device("cpu")
-    Replicas.join_process_group(given.place, device)
-    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
+    given, layout = join_ranks(setup)
     [split, *_] = read_split_model(given.policy, layout).parameters()
     sums, wholes = ShardChecksums(), (gather_tensor(split), torch.arange(4.0))
     for near, whole in zip((split, wholes[1]), wholes, strict=True):
