@@ -60,9 +60,8 @@ Tests and figures of this repository come from machines without GPUs, except tho
 [running.md](running.md#on-one-gpu), [performance.md](performance.md#a-rank-on-a-gpu) and
 [mismatch.md](mismatch.md). This table lists the lines of the services that only a GPU reaches, or
 that behave differently there; the last column is the test without one. On a machine with a GPU,
-`make test-full` also runs `tests/gpu`. These pass on an H200 with torch 2.11, except the tests of
-split models (FSDP2), which need torch 2.13 and have not run there. Nothing has been run on several
-GPUs.
+`make test-full` also runs `tests/gpu`. These pass on an H200 with torch 2.11, those of split models
+with torch 2.13's `torch.distributed.fsdp` in it. Nothing has been run on several GPUs.
 
 """
 _BEYOND = """

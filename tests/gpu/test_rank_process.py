@@ -1,6 +1,5 @@
 """The real rank process on a GPU, and models split by FSDP2 there: the steps of a CPU's rank."""
 
-import multiprocessing
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from services.learner.config.learner import LearnerConfig
 from services.learner.rank import rank_setup
-from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.sharding import ShardLayout, gather_tensor
+from services.learner.rank.sharding import gather_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.support.checkpoints import save_ranks, weights_of
-from tests.support.rank_configs import ALONE, EVERYTHING, LEARNER, policy_config
+from tests.support.lone_ranks import join_ranks, start_alone
+from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config
 from tests.support.tiny_ranks import make_batch, make_prompted_batch
 
 pytestmark = [
@@ -34,6 +33,17 @@ pytestmark = [
 # Adam's first steps are as large as the rate wherever a gradient is next to nothing, and so is the
 # difference of its roundings: not with this eps.
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4}
+
+each_way = pytest.mark.parametrize(
+    "rank",
+    [
+        {},
+        {"gradient_checkpointing": "full", "offload_activations": True},
+        {"offload_optimizer": True, "gradient_checkpointing": "selective"},
+        {"compile": True},
+    ],
+    ids=["plain", "offloaded activations", "offloaded moments", "compiled"],
+)
 
 
 def configured(device: str, **rank: object) -> LearnerConfig:
@@ -84,16 +94,7 @@ def assert_near(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> N
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "rank",
-    [
-        {},
-        {"gradient_checkpointing": "full", "offload_activations": True},
-        {"offload_optimizer": True, "gradient_checkpointing": "selective"},
-        {"compile": True},
-    ],
-    ids=["plain", "offloaded activations", "offloaded moments", "compiled"],
-)
+@each_way
 async def test_a_process_and_one_that_resumes_make_the_steps_of_a_cpu(
     model_folder: Path, tmp_path: Path, rank: dict[str, object]
 ) -> None:
@@ -114,13 +115,7 @@ async def test_a_process_and_one_that_resumes_make_the_steps_of_a_cpu(
 
 def train_split_model(setup: dict[str, Any], reported: Connection) -> None:
     """A rank whose model FSDP2 splits over a group of one process, over NCCL on a GPU."""
-
-    def split_over_one(given: RankSetup, device: torch.device) -> ShardLayout:
-        Replicas.join_process_group(given.place, device)
-        dtype, offload = rank_setup.DTYPES[given.policy.dtype], given.rank.offload_optimizer
-        return ShardLayout.over_ranks(given.place, device, dtype, offload=offload)
-
-    rank_setup._make_layout = split_over_one  # pyright: ignore[reportPrivateUsage]
+    rank_setup._make_layout = join_ranks  # pyright: ignore[reportPrivateUsage]
     models = load_models(RankSetup.model_validate(setup))
     batches = make_prompted_batch(step=1), make_batch(step=2)
     metrics = [dict(models.trainer.train_step(batch, 1e-3).metrics) for batch in batches]
@@ -133,26 +128,8 @@ def train_split_model(setup: dict[str, Any], reported: Connection) -> None:
 
 def train_split(model: Path, folder: Path, config: LearnerConfig, dtype: str = "float32") -> Any:
     """Return the metrics of two steps and the whole parameters after them."""
-    folder.mkdir()
-    setup = {
-        "name": "part",
-        "shm_dir": str(folder),
-        "total_steps": 2,
-        "policy": policy_config(model, dtype=dtype).model_dump(mode="json"),
-        "algorithm": config.algorithm.model_dump(mode="json"),
-        "optimizer": config.optimizer.model_dump(mode="json"),
-        "rank": config.rank.model_dump(mode="json"),
-        "place": {**ALONE, "rendezvous": f"file://{folder}/meeting"},
-    }
-    spawning = multiprocessing.get_context("spawn")
-    here, there = spawning.Pipe(duplex=False)
-    rank = spawning.Process(target=train_split_model, args=(setup, there))
-    rank.start()
-    there.close()
-    try:
-        return here.recv()
-    finally:
-        rank.join()
+    [found] = start_alone(train_split_model, policy_config(model, dtype=dtype), config, folder)
+    return found
 
 
 needs_unused_parameters = pytest.mark.skipif(
@@ -161,13 +138,12 @@ needs_unused_parameters = pytest.mark.skipif(
 
 
 @needs_unused_parameters
-@pytest.mark.parametrize("offload", [False, True])
+@each_way
 def test_a_split_model_makes_the_steps_of_a_cpu(
-    model_folder: Path, tmp_path: Path, offload: bool
+    model_folder: Path, tmp_path: Path, rank: dict[str, object]
 ) -> None:
     expected, theirs = train_split(model_folder, tmp_path / "cpu", configured("cpu"))
-    config = configured("cuda", offload_optimizer=offload)
-    found, ours = train_split(model_folder, tmp_path / "gpu", config)
+    found, ours = train_split(model_folder, tmp_path / "gpu", configured("cuda", **rank))
     for one, other in zip(found, expected, strict=True):
         for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
             assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name

@@ -19,11 +19,11 @@ from tests.learner.ranks.test_sharded_ranks import (
     TOLERANCE,
     assert_same,
     configured,
-    start_alone,
     train,
     weights_of,
 )
 from tests.support.checkpoints import save_ranks, write_checkpoint
+from tests.support.lone_ranks import start_alone
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, write_model, write_sparse_model
 
@@ -129,7 +129,8 @@ def test_a_rank_elsewhere_gets_the_adapters_and_their_moments(tmp_path: Path) ->
     record = BaseRecord.of_policy(policy, policy_config(model))
     write_checkpoint(tmp_path / "checkpoint", policy, optimizer, 1, record)
     expected = {**policy.trained_parameters(), **optimizer.state_tensors()}
-    for step, held in start_alone(load_from_the_first, model, 2, tmp_path / "ranks"):
+    given = (policy_config(model), configured(2), tmp_path / "ranks")
+    for step, held in start_alone(load_from_the_first, *given):
         assert step == 1
         assert held.keys() == expected.keys()
         for name, value in expected.items():

@@ -1,12 +1,11 @@
 """Ranks that each hold a part of the parameters compute what one rank does."""
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -29,16 +28,16 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model_loading import read_split_model
 from services.learner.rank.policy_loading import load_split_body
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.shard_checksums import ShardChecksums
-from services.learner.rank.sharding import ShardLayout, gather_tensor, local_tensor
+from services.learner.rank.sharding import gather_tensor, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.checkpoints import save_ranks, weights_of
+from tests.support.lone_ranks import SPAWNED, join_ranks, start_alone
 from tests.support.process_commands import rank_pids
 from tests.support.process_forge import ProcessForge
 from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config
@@ -54,8 +53,6 @@ STEPS = 2
 # Gemma 4 has them as buffers; they begin as 1.
 LAYER_SCALARS = {f"model.layers.{index}.layer_scalar": 0.5 + index for index in range(2)}
 TOLERANCE = 1e-5
-
-SPAWNED = multiprocessing.get_context("spawn")
 
 ALGORITHMS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -292,17 +289,11 @@ def hold_a_part(setup: dict[str, Any], reported: Connection) -> None:
     reported.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
 
 
-def join_ranks(setup: dict[str, Any]) -> tuple[RankSetup, ShardLayout]:
-    """Join the other ranks on a CPU; return the setup, and the layout over all of them."""
-    given, device = RankSetup.model_validate(setup), torch.device("cpu")
-    Replicas.join_process_group(given.place, device)
-    return given, ShardLayout.over_ranks(given.place, device, torch.float32)
-
-
 def load_a_part(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reports the peak growth of its memory while it reads its part of a policy, and
     then of a critic's body."""
-    given, layout = join_ranks(setup)
+    given = RankSetup.model_validate(setup)
+    layout = join_ranks(given, torch.device("cpu"))
     before = psutil.Process().memory_info().rss
     model = read_split_model(given.policy, layout)
     peak, held = peak_memory_bytes() - before, held_bytes(model.parameters())
@@ -341,7 +332,8 @@ def resume_a_part(setup: dict[str, Any], reported: Connection) -> None:
 def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reads its part of a model, writes it as a checkpoint and reads that; it reports
     its buffers then."""
-    given, layout = join_ranks(setup)
+    given = RankSetup.model_validate(setup)
+    layout = join_ranks(given, torch.device("cpu"))
     model = read_split_model(given.policy, layout)
     found = [model.get_buffer(name).tolist() for name in LAYER_SCALARS]
 
@@ -360,7 +352,8 @@ def read_buffers(setup: dict[str, Any], reported: Connection) -> None:
 def sum_checksums(setup: dict[str, Any], reported: Connection) -> None:
     """A rank that reports the checksums of a split tensor and of one that each rank has whole,
     summed over the ranks and of the whole tensors."""
-    given, layout = join_ranks(setup)
+    given = RankSetup.model_validate(setup)
+    layout = join_ranks(given, torch.device("cpu"))
     [split, *_] = read_split_model(given.policy, layout).parameters()
     sums, wholes = ShardChecksums(), (gather_tensor(split), torch.arange(4.0))
     for near, whole in zip((split, wholes[1]), wholes, strict=True):
@@ -371,43 +364,6 @@ def sum_checksums(setup: dict[str, Any], reported: Connection) -> None:
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local_tensor(tensor).nbytes for tensor in tensors)
-
-
-def start_alone(
-    rank: Callable[[dict[str, Any], Connection], None],
-    model: Path,
-    processes: int,
-    folder: Path,
-    algorithm: str = "plain",
-) -> list[Any]:
-    """Start as many processes that are ranks without a service; return the report of each."""
-    folder.mkdir(exist_ok=True)
-    config = configured(processes, algorithm)
-    meeting = f"file://{folder}/meeting-{rank.__name__}"
-    place = {"count": processes, "rendezvous": meeting, "slots": processes}
-    setup = {
-        "name": "part",
-        "shm_dir": str(folder),
-        "total_steps": 1,
-        "policy": policy_config(model).model_dump(mode="json"),
-        "algorithm": config.algorithm.model_dump(mode="json"),
-        "optimizer": config.optimizer.model_dump(mode="json"),
-        "rank": config.rank.model_dump(mode="json"),
-    }
-    pipes = [SPAWNED.Pipe(duplex=False) for _ in range(processes)]
-    ranks = [
-        SPAWNED.Process(
-            target=rank,
-            args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
-        )
-        for index, (_, there) in enumerate(pipes)
-    ]
-    for process in ranks:
-        process.start()
-    found = [here.recv() for here, _ in pipes]
-    for process in ranks:
-        process.join()
-    return found
 
 
 @pytest.fixture
@@ -425,7 +381,7 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
 ) -> None:
     model = write_model(tmp_path / "model", tied=False)
     whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
-    found = start_alone(hold_a_part, model, processes, tmp_path)
+    found = start_alone(hold_a_part, policy_config(model), configured(processes), tmp_path)
     for parameters, gradients, moments in found:
         for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
             assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes
@@ -445,14 +401,15 @@ def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None
         model.get_buffer(name).fill_(value)
     model.save_pretrained(tmp_path / "model")
     expected = [[value] for value in LAYER_SCALARS.values()]
-    for found in start_alone(read_buffers, tmp_path / "model", 2, tmp_path / "ranks"):
+    policy = policy_config(tmp_path / "model")
+    for found in start_alone(read_buffers, policy, configured(2), tmp_path / "ranks"):
         assert found == (expected, expected)
 
 
 @pytest.mark.usefixtures("spawned_by_forks")
 def test_what_each_rank_has_whole_counts_once_in_the_checksums(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", tied=True)
-    for found in start_alone(sum_checksums, tmp_path / "model", 2, tmp_path / "ranks"):
+    policy = policy_config(write_model(tmp_path / "model", tied=True))
+    for found in start_alone(sum_checksums, policy, configured(2), tmp_path / "ranks"):
         is_split, sums, expected = found
         assert is_split
         assert sums == expected
@@ -480,7 +437,8 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
     parameters = write_large_model(model, layers=8, vocabulary=4096)
     assert parameters > 120e6
     for processes in (2, 4):
-        found = start_alone(load_a_part, model, processes, tmp_path / str(processes))
+        folder = tmp_path / str(processes)
+        found = start_alone(load_a_part, policy_config(model), configured(processes), folder)
         for models, (peak, held) in (each for rank in found for each in enumerate(rank, 1)):
             assert held == pytest.approx(models * 4 * parameters / processes, rel=0.01)
             # As much as training needs afterwards: mapped pages of the files count.
@@ -493,9 +451,9 @@ def test_none_holds_a_whole_policy_or_critic_as_it_resumes_from_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     parameters = write_large_model(tmp_path / "model", layers=4, vocabulary=4096)
-    given = (tmp_path / "model", 2, tmp_path / "ranks")
-    files = start_alone(save_a_part, *given, algorithm="values")
+    policy, config = policy_config(tmp_path / "model"), configured(2, "values")
+    files = start_alone(save_a_part, policy, config, tmp_path / "ranks")
     assert not set(files[0]) & set(files[1])
-    for peak, held in start_alone(resume_a_part, *given, algorithm="values"):
+    for peak, held in start_alone(resume_a_part, policy, config, tmp_path / "ranks"):
         assert held == pytest.approx(2 * 12 * parameters / 2, rel=0.01)
         assert peak <= 1.1 * 16 * 2 * parameters / 2

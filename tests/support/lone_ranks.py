@@ -1,0 +1,67 @@
+"""Ranks without a service: each a process that runs one function and reports what it returns."""
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.common.spec import PolicyConfig
+from services.learner.config.learner import LearnerConfig
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.rank_setup import DTYPES, RankSetup
+from services.learner.rank.sharding import ShardLayout
+
+SPAWNED = multiprocessing.get_context("spawn")
+
+
+def start_alone(
+    rank: Callable[[dict[str, Any], Connection], None],
+    policy: PolicyConfig,
+    config: LearnerConfig,
+    folder: Path,
+) -> list[Any]:
+    """Start the configured processes, each with its setup as JSON; return the report of each."""
+    folder.mkdir(exist_ok=True)
+    processes = config.rank.processes
+    meeting = f"file://{folder}/meeting-{rank.__name__}"
+    place = {"count": processes, "rendezvous": meeting, "slots": processes}
+    setup = {
+        "name": "part",
+        "shm_dir": str(folder),
+        "total_steps": 1,
+        "policy": policy.model_dump(mode="json"),
+        "algorithm": config.algorithm.model_dump(mode="json"),
+        "optimizer": config.optimizer.model_dump(mode="json"),
+        "rank": config.rank.model_dump(mode="json"),
+    }
+    pipes = [SPAWNED.Pipe(duplex=False) for _ in range(processes)]
+    ranks = [
+        SPAWNED.Process(
+            target=rank,
+            args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
+        )
+        for index, (_, there) in enumerate(pipes)
+    ]
+    for process in ranks:
+        process.start()
+    for _, there in pipes:
+        there.close()
+    try:
+        return [here.recv() for here, _ in pipes]
+    except EOFError:  # One ended without a report, and the others may wait for it.
+        for process in ranks:
+            process.kill()
+        raise
+    finally:
+        for process in ranks:
+            process.join()
+
+
+def join_ranks(setup: RankSetup, device: torch.device) -> ShardLayout:
+    """Join the other ranks; return the split over all of them, even over one."""
+    Replicas.join_process_group(setup.place, device)
+    dtype, offload = DTYPES[setup.policy.dtype], setup.rank.offload_optimizer
+    return ShardLayout.over_ranks(setup.place, device, dtype, offload=offload)
