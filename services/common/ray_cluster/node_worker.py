@@ -148,20 +148,11 @@ class NodeWorker:
         """Run a node of this head until the head ends or this machine may leave; return True if it
         ever joined."""
         self._folder.clear_marks()
-        member = self._member
-        log = self._folder.logs / f"{member.service}-node-{member.number}-ray.log"
-        environment = {**member.environment, **self._folder.to_environment()}
-        try:
-            node = await RayNode.start_node(self._plan(host), self._token, log, environment)
-        except RayNodeError as error:
-            if any(word in str(error) for word in _REFUSALS):
-                raise ConfigError(
-                    f"the {member.service}'s Ray cluster refuses this machine: {error}"
-                ) from error
-            _log.warning("this machine has not joined", service=member.service, why=str(error))
-            self._why_away = f"; {error}"
+        node = await self._start_node(host)
+        if node is None:
             return False
         self._why_away = ""
+        member = self._member
         _log.info("joined", service=member.service, address=host, machine=member.number)
         try:
             await run_until_first(
@@ -172,6 +163,23 @@ class NodeWorker:
         finally:
             await node.close()
         return True
+
+    async def _start_node(self, host: str) -> RayNode | None:
+        """Start a node of this head; None if it does not join now. Raises ConfigError if the head
+        refuses this machine."""
+        member = self._member
+        log = self._folder.logs / f"{member.service}-node-{member.number}-ray.log"
+        environment = {**member.environment, **self._folder.to_environment()}
+        try:
+            return await RayNode.start_node(self._plan(host), self._token, log, environment)
+        except RayNodeError as error:
+            if any(word in str(error) for word in _REFUSALS):
+                raise ConfigError(
+                    f"the {member.service}'s Ray cluster refuses this machine: {error}"
+                ) from error
+            _log.warning("this machine has not joined", service=member.service, why=str(error))
+            self._why_away = f"; {error}"
+            return None
 
     def _may_leave(self) -> bool:
         """Return True once this machine is not needed; notify the head that it has to leave."""

@@ -128,17 +128,7 @@ def remove_stale_files(folder: Path, name: str) -> None:
 def write_batch(path: Path, batch: TrainBatch) -> Message:
     """Write the arrays to `path`; the returned plain values complete them."""
     sequences = batch.sequences
-    arrays: dict[str, NDArray[Any]] = {
-        "token_ids": _concat_arrays([s.token_ids for s in sequences], np.int32),
-        "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
-        "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
-    }
-    arrays |= {
-        f"experts.{index}": np.ascontiguousarray(sequence.experts)
-        for index, sequence in enumerate(sequences)
-        if sequence.experts is not None
-    }
-    safetensors_numpy.save_file(arrays, path)
+    safetensors_numpy.save_file(_to_arrays(sequences), path)
     return {
         "step": batch.step,
         "path": str(path),
@@ -150,6 +140,19 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "staleness": [s.staleness for s in sequences],
         "stop_reason": [s.stop_reason.value for s in sequences],
         "settings": asdict(batch.settings),
+    }
+
+
+def _to_arrays(sequences: Sequence[TrainSequence]) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {
+        "token_ids": _concat_arrays([s.token_ids for s in sequences], np.int32),
+        "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
+        "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
+    }
+    return arrays | {
+        f"experts.{index}": np.ascontiguousarray(sequence.experts)
+        for index, sequence in enumerate(sequences)
+        if sequence.experts is not None
     }
 
 

@@ -65,18 +65,24 @@ async def check_tasks_are_the_same(
         )
     if await _initial_value(journal, "tasks", digest) == digest:
         return
-    gone = sorted(await journal.run_read(drawn_tasks) - {task.key for task in tasks})
-    if gone:
-        raise ConfigError(
-            f"learner.tasks: {config.tasks}, with learner.select, is not what this run started"
-            f" with: {len(gone)} tasks that the run has sampled are gone, {gone[0]!r} first;"
-            " restore the file and the selection, or start a new run"
-        )
+    await _check_no_sampled_task_is_gone(journal, tasks, config.tasks)
     _log.error(
         "learner.tasks, with learner.select, is not what the run started with: the run continues"
         " with these tasks",
         path=config.tasks,
     )
+
+
+async def _check_no_sampled_task_is_gone(
+    journal: Journal, tasks: Sequence[Task], path: str
+) -> None:
+    gone = sorted(await journal.run_read(drawn_tasks) - {task.key for task in tasks})
+    if gone:
+        raise ConfigError(
+            f"learner.tasks: {path}, with learner.select, is not what this run started"
+            f" with: {len(gone)} tasks that the run has sampled are gone, {gone[0]!r} first;"
+            " restore the file and the selection, or start a new run"
+        )
 
 
 async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info: ModelInfo) -> None:

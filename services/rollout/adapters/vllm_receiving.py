@@ -25,27 +25,26 @@ class WeightTransfers:
 
     async def open_group(self, publication: Publication) -> None:
         """Join the group of the sender that `publication` names. Raises TransportFailed."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        wanted = (publication.location, publication.transport)
+        address, backend = wanted = (publication.location, publication.transport)
         if self._opened == wanted:
             return
-        info = {
-            "address": publication.location,
-            "group": uuid.uuid4().hex,
-            "backend": publication.transport,
-        }
         self._opened = None
+        if why := await self._try_to_join(address, backend):
+            raise TransportFailed(f"no group with {address}: {why}")
+        self._opened = wanted
+        log.info("joined the weight sender", address=address)
+
+    async def _try_to_join(self, address: str, backend: str) -> str:
+        """Return why the workers could not join the sender, or ""."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        info = {"address": address, "group": uuid.uuid4().hex, "backend": backend}
         request = WeightTransferInitRequest(info)
         try:
-            why = await self._run(self._llm.init_weight_transfer_engine(request))
+            return await self._run(self._llm.init_weight_transfer_engine(request))
         # vLLM may raise any class, and the engine's death is noticed elsewhere.
         except Exception as error:  # noqa: BLE001
-            why = str(error)
-        if why:
-            raise TransportFailed(f"no group with {publication.location}: {why}")
-        self._opened = wanted
-        log.info("joined the weight sender", address=publication.location)
+            return str(error)
 
     async def receive_weights(self, publication: Publication) -> None:
         """Receive into the paused engine through its open group.

@@ -102,15 +102,8 @@ class WeightUpdater:
                     await self._apply_publication(publication)
 
     async def _apply_publication(self, publication: Publication) -> None:
-        self.updating = True
         began = time.monotonic()
-        try:
-            outcome, detail = await self._load_weights(publication)
-            if outcome is UpdateOutcome.APPLIED:
-                self._kept.replace_by(publication, self._staged)
-        finally:
-            self.updating = False
-            self._staged.unlink(missing_ok=True)
+        outcome, detail = await self._replace_weights(publication)
         if outcome is not UpdateOutcome.APPLIED:
             log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
             await self._feed.report_update(publication, outcome, NO_LOGPROBS, detail)
@@ -126,6 +119,18 @@ class WeightUpdater:
         self._judged.set()
         self._first_judged.set()
         log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
+
+    async def _replace_weights(self, publication: Publication) -> tuple[UpdateOutcome, str]:
+        """Load the weights, and keep their file for a later delta."""
+        self.updating = True
+        try:
+            outcome, detail = await self._load_weights(publication)
+            if outcome is UpdateOutcome.APPLIED:
+                self._kept.replace_by(publication, self._staged)
+        finally:
+            self.updating = False
+            self._staged.unlink(missing_ok=True)
+        return outcome, detail
 
     async def _load_weights(self, publication: Publication) -> tuple[UpdateOutcome, str]:
         """Stage, verify, load. Weights already held are only scored, unless they are not

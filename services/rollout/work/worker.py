@@ -225,19 +225,21 @@ class Worker:
             opening=len(lease.attempts) if first else 1,
             budget_s=min(left, self._options.attempt_timeout_s * 2),
         )
+        trajectory = await self._play_attempt(attempt)
+        self._count_try(trajectory)
+        return trajectory if self._is_wanted(lease, trajectory) else None
+
+    async def _play_attempt(self, attempt: Attempt) -> Trajectory:
         try:
-            trajectory = await self._runner.run_attempt(attempt)
+            return await self._runner.run_attempt(attempt)
         except EngineDead:
             raise
         except Exception as error:
             # Our own bug in one attempt must not end the others: it is recorded as a failed try,
             # with the stack in the log.
-            log.exception("attempt failed", group=lease.group_id, index=leased.attempt_index)
-            trajectory = make_failed_trajectory(
-                attempt.key, AttemptState(0.0), FailureKind.ABORTED, repr(error)
-            )
-        self._count_try(trajectory)
-        return trajectory if self._is_wanted(lease, trajectory) else None
+            key = attempt.key
+            log.exception("attempt failed", group=key.group_id, index=key.attempt_index)
+            return make_failed_trajectory(key, AttemptState(0.0), FailureKind.ABORTED, repr(error))
 
     def _may_serve(self, lease: Lease) -> bool:
         policy = self._policy()

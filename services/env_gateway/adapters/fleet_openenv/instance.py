@@ -100,16 +100,7 @@ class FleetOpenEnvInstance(Instance):
                 raise
             timed_out = error.kind == "timeout"
             return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
-        stdout = answer["stdout"] or ""
-        score, report = split_report(answer["returned"])
-        if answer["reward"] is not None:
-            return Execution(result=answer["reward"], report=report, stdout=stdout)
-        why = await self._find_end_reason()
-        if why is None and score is not None:
-            # FleetTaskEnv gave no reward for printed results; the gateway knows their authorship.
-            return Execution(result=score, report=report, stdout=stdout)
-        error = why or answer["verifier_error"] or "no reward"
-        return Execution(error=error, stdout=stdout, instance_lost=why is not None)
+        return await self._to_execution(answer)
 
     async def close(self, *, timeout_s: float) -> None:
         """Delete all instances with the tag: FleetTaskEnv repeats a creation with an unknown
@@ -134,6 +125,19 @@ class FleetOpenEnvInstance(Instance):
         raise BackendError(
             "fleet_task_env", tool_error, delivered=False if unknown else None, invalid=unknown
         )
+
+    async def _to_execution(self, answer: Mapping[str, Any]) -> Execution:
+        """Return what FleetTaskEnv made of the submission."""
+        stdout = answer["stdout"] or ""
+        score, report = split_report(answer["returned"])
+        if answer["reward"] is not None:
+            return Execution(result=answer["reward"], report=report, stdout=stdout)
+        why = await self._find_end_reason()
+        if why is None and score is not None:
+            # FleetTaskEnv gave no reward for printed results; the gateway knows their authorship.
+            return Execution(result=score, report=report, stdout=stdout)
+        error = why or answer["verifier_error"] or "no reward"
+        return Execution(error=error, stdout=stdout, instance_lost=why is not None)
 
     async def _find_end_reason(self) -> str | None:
         """Return why the instance is certainly gone; None if it runs, or that is unknown."""
