@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import structlog
 
-from services.common.loaded_objects import freeze_loaded_objects
-
 pytest_plugins = [
     "tests.support.shared_folders",
     "tests.support.models",
@@ -75,9 +73,14 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     """A handler, which children do not inherit."""
 
 
+# What tests and their imports make stays: visiting it again and again would find no garbage.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep thousands of tests and what they import out of garbage collection."""
-    freeze_loaded_objects()
+    gc.freeze()
+    gc.enable()
     gc.enable()
 
 

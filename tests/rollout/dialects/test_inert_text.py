@@ -1,5 +1,6 @@
 """Texts of a task, a tool or its result are data: they neither end a turn nor start one."""
 
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,10 @@ CONTROL = set(TOKENIZER.encode("".join(TOKENIZER.control_tokens)))
 PIECES = [*TOKENIZER.control_tokens, "<|", "im_", "end", "start", "|>", "\0", "\x1b[31m", "\u202e"]
 DATA = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8).map("".join)
 NAMES: tuple[Literal["template", "full"], ...] = ("template", "full")
-DIALECTS = {name: dialect(name) for name in NAMES}
+
+
+# Made once, but by a test: it starts a process.
+cached_dialect = cache(dialect)
 
 
 def control_ids(ids: list[int]) -> list[int]:
@@ -30,7 +34,7 @@ def control_ids(ids: list[int]) -> list[int]:
 def test_data_never_reads_as_a_control_token(
     name: Literal["template", "full"], task: str, words: str, result: str
 ) -> None:
-    chosen = DIALECTS[name]
+    chosen = cached_dialect(name)
 
     def tool(words: str) -> Tool:
         schema = {"type": "object", "properties": {f"at{words}": {"description": words}}}
