@@ -34,6 +34,8 @@ def _collect_leftovers(request: pytest.FixtureRequest) -> Generator[None]:
         if any(_is_engine_test(each) for each in tested):
             warnings.simplefilter("ignore")
         gc.collect()
+    # Imports and shared fixtures: each later collection would visit them again.
+    gc.freeze()
 
 
 def _is_engine_test(tested: Any) -> bool:
