@@ -137,7 +137,8 @@ async def test_a_refused_stream_of_requests_is_reported_at_once_and_not_sent_aga
         parts = [env_pb.GradeRequest(transcript_chunk=b"x")] * 5
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Grade(iter(parts), timeout=10)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    # INTERNAL if the refusal arrives while gRPC writes a message.
+    assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
     assert gateway.fail["Grade"] == 4
 
 
