@@ -1,8 +1,9 @@
 """Ranks without a service: each a process that runs one function and reports what it returns."""
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,27 @@ def start_alone(
         )
         for index, (_, there) in enumerate(pipes)
     ]
-    for process in ranks:
+    return collect_reports(ranks, pipes)
+
+
+def collect_reports(
+    processes: Sequence[BaseProcess], pipes: Sequence[tuple[Connection, Connection]]
+) -> list[Any]:
+    """Start the processes; return what each sends through its pipe. If one sends nothing, raise
+    EOFError and end them all."""
+    for process in processes:
         process.start()
     for _, there in pipes:
+        # Else the end of a process that died would never be read.
         there.close()
     try:
         return [here.recv() for here, _ in pipes]
-    except EOFError:  # One ended without a report, and the others may wait for it.
-        for process in ranks:
+    except EOFError:  # The others may wait for the one that ended.
+        for process in processes:
             process.kill()
         raise
     finally:
-        for process in ranks:
+        for process in processes:
             process.join()
 
 

@@ -20,6 +20,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch
+from tests.support.lone_ranks import collect_reports
 from tests.support.process_forge import ProcessForge
 from tests.support.tiny_ranks import (
     changed,
@@ -169,17 +170,7 @@ def ranks(
         )
         for index, (_, sender) in enumerate(pipes)
     ]
-    for process in children:
-        process.start()
-    for _, sender in pipes:
-        # Else the end of a child that died would never be read.
-        sender.close()
-    try:
-        found = [receiver.recv() for receiver, _ in pipes]
-    finally:
-        for process in children:
-            process.join(5)
-            process.kill()
+    found = collect_reports(children, pipes)
     return [
         (results, {name: torch.from_numpy(value) for name, value in held.items()})
         for results, held in found
