@@ -4,6 +4,7 @@ purpose."""
 import asyncio
 import json
 import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -141,6 +142,16 @@ async def test_an_error_without_an_end_is_read_in_part() -> None:
     assert len(error.body) == 4000
 
 
+def await_full_queue(server: socket.socket) -> None:
+    """Return once a listening socket takes no further connection: one counts only when its last
+    segment has arrived, which may be after its client is told."""
+    waiting, most = 0, 0
+    while waiting <= most:
+        state = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        # tcpi_unacked and tcpi_sacked of a socket that listens.
+        waiting, most = struct.unpack_from("=II", state, 24)
+
+
 @asynccontextmanager
 async def full_queue() -> AsyncGenerator[str]:
     """The URL of a host where the queue of connections is full: a SYN gets no answer."""
@@ -148,6 +159,7 @@ async def full_queue() -> AsyncGenerator[str]:
     server.get_loop().remove_reader(server.sockets[0].fileno())
     port = server.sockets[0].getsockname()[1]
     _, writer = await asyncio.open_connection("127.0.0.1", port)
+    await_full_queue(server.sockets[0])
     yield f"http://127.0.0.1:{port}"
     writer.close()
     server.close()
