@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,12 @@ def start_alone(
 def collect_reports(
     processes: Sequence[BaseProcess], pipes: Sequence[tuple[Connection, Connection]]
 ) -> list[Any]:
-    """Start the processes; return what each sends through its pipe. If one sends nothing, raise
+    """Start the processes; return what each sends through its pipe. If one ends without, raise
     EOFError and end them all."""
     for process in processes:
         process.start()
-    for _, there in pipes:
-        # Else the end of a process that died would never be read.
-        there.close()
     try:
-        return [here.recv() for here, _ in pipes]
+        return _receive_reports(processes, [here for here, _ in pipes])
     except EOFError:  # The others may wait for the one that ended.
         for process in processes:
             process.kill()
@@ -68,6 +65,20 @@ def collect_reports(
     finally:
         for process in processes:
             process.join()
+
+
+def _receive_reports(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> list[Any]:
+    reports: dict[int, Any] = {}
+    while missing := [index for index in range(len(processes)) if index not in reports]:
+        wait(each for index in missing for each in (pipes[index], processes[index].sentinel))
+        for index in missing:
+            # Before the pipe: a process may send its report and end in between.
+            ended = not processes[index].is_alive()
+            if pipes[index].poll():
+                reports[index] = pipes[index].recv()
+            elif ended:
+                raise EOFError(f"rank {index} ended without a report")
+    return [reports[index] for index in range(len(processes))]
 
 
 def join_ranks(setup: RankSetup, device: torch.device) -> ShardLayout:
