@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from services.common.python_command import python_command
+from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
 
 AXE = ROOT / ".ci/axe/node_modules/axe-core/axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Pages of Chromium's own address bar, which no test shows: they take most of a window's start.
+_UNSEEN = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,16 @@ class ServedPages:
         return f"{parts.scheme}://{parts.netloc}"
 
 
+def inspector_command(program: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command of a fork of a process that has imported the inspector's programs."""
+    forge = shared_forge("tests.support.forged_inspector")
+    return forge.python_command("-m", program, *arguments)
+
+
 @contextmanager
 def serving(runs: Path, *arguments: str) -> Generator[ServedPages]:
     """Start the program; it ends with its standard input."""
-    command = python_command("-m", "services.learner.inspector", "--runs", str(runs))
+    command = inspector_command("services.learner.inspector", "--runs", str(runs))
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
     with subprocess.Popen(
         [*command, "--end-with-stdin", *arguments],
@@ -62,7 +70,9 @@ def browsing() -> Generator[Browser]:
     # Its sandbox needs namespaces that root in a container has not.
     sandbox = os.getuid() != 0
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=binary, chromium_sandbox=sandbox)
+        browser = playwright.chromium.launch(
+            executable_path=binary, chromium_sandbox=sandbox, args=[_UNSEEN]
+        )
         yield browser
         browser.close()
 

@@ -13,7 +13,6 @@ import pytest
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author
-from services.common.python_command import python_command
 from services.learner.inspector.queries.run_folders import read_journal
 from services.learner.inspector.queries.transcript_attempts import (
     TranscriptSubject,
@@ -27,6 +26,7 @@ from tests.learner.inspector.made_runs import (
     open_run,
     run_apart,
 )
+from tests.learner.inspector.served_pages import inspector_command
 from tests.learner.inspector.transcript_logs import read_log, write_here
 from tests.support.repository import ROOT
 
@@ -38,7 +38,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e ![x](https://example.com/x.pn
 
 def write_transcript(run: Path, to: Path, *what: str) -> subprocess.CompletedProcess[str]:
     program = "services.learner.inspector.transcript_command"
-    command = python_command("-m", program, "--run", str(run), *what, "--to", str(to))
+    command = inspector_command(program, "--run", str(run), *what, "--to", str(to))
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 

@@ -140,6 +140,8 @@ def test_pages_show_how_to_get_transcripts_where_there_is_no_viewer(
     assert ServerLinks(transcripts=True).advice == ""
 
 
+# Inspect's viewer, pinned, takes seconds to show a page; what it may do at all is tested above.
+@pytest.mark.slow
 def test_the_viewer_shows_hostile_text_as_text_and_calls_no_other_host(
     browser: Browser, hostile_runs: Path
 ) -> None:

@@ -16,6 +16,7 @@ from services.common.python_command import python_command
 from services.learner.inspector.__main__ import main
 from tests.learner.inspector.made_runs import RUN, MadeRun
 from tests.learner.inspector.served_pages import ServedPages, serving
+from tests.support.process_forge import fork_of
 from tests.support.repository import ROOT
 
 
@@ -131,7 +132,7 @@ def test_an_open_page_holds_its_group_and_the_end_of_standard_input_releases_it(
         path = f"/runs/{RUN}/attempts/g000001r0/0/0/hold"
         assert send(connection, path, Cookie=cookie).status == 204
         connection.close()
-        (hold,) = (made_run.folder / "holds").glob(f"inspector-{served.process.pid}.json")
+        (hold,) = (made_run.folder / "holds").glob(f"inspector-{fork_of(served.process.pid)}.json")
         assert json.loads(hold.read_text())["groups"] == ["g000001r0"]
         assert served.process.poll() is None
     assert served.process.returncode == 0

@@ -1,0 +1,15 @@
+"""Imports of the inspector of runs, and of the program that makes its transcripts, for a forge."""
+
+from importlib import import_module
+
+from tests.support.process_forge import fork_children
+
+_NAMES = (
+    "services.learner.inspector.__main__",
+    "services.learner.inspector.transcript_command",
+    "services.learner.inspector.adapters.inspect_log",
+)
+
+fork_children()
+for _name in _NAMES:
+    import_module(_name)
