@@ -39,7 +39,7 @@ sys.executable = {python!r}
 raise SystemExit(main())
 """
 # Probes that need no torch.
-_FORGED = ("episodes", "tokenizer", "dialect")
+_FORGED = ("episodes", "tokenizer", "dialect", "dataset")
 Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
 
 
