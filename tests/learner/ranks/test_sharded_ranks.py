@@ -64,7 +64,11 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 def configured(processes: int, algorithm: str = "plain", **changes: object) -> LearnerConfig:
     own = {"processes": processes, "shard": True, "pack_tokens": 128, **changes}
     if processes > 1 and algorithm == "everything":
-        own |= {"gradient_checkpointing": "full", "offload_activations": True}
+        own |= {
+            "gradient_checkpointing": "full",
+            "offload_activations": True,
+            "offload_optimizer": True,
+        }
     rank = LEARNER.rank.model_copy(update=own)
     # Adam's first steps are as large as the rate wherever a gradient is next to nothing, and so is
     # the difference of its roundings: not with this eps.
@@ -196,8 +200,10 @@ def keeping(*, less: bool) -> dict[str, Any]:
     }
 
 
+# To a rounding error, `everything` above shows it.
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["plain", "everything"])
 async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     algorithm: str, tmp_path: Path
 ) -> None:
