@@ -17,17 +17,14 @@ from tests.faults.learner_process import STEPS
 from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
+from tests.support.process_forge import ProcessForge
 
 MOMENTS = ["train", "trained", "publish", "save", "saved"]
 
 
-async def _start(folder: Path, port: int, moment: str, count: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.faults.learner_process",
-        *(str(folder), str(port), moment, str(count)),
-    )
+def _words(folder: Path, port: int, moment: str, count: int) -> tuple[str, ...]:
+    """Return the words of a Python that is a learner."""
+    return ("-m", "tests.faults.learner_process", str(folder), str(port), moment, str(count))
 
 
 async def _replayed(run_dir: Path) -> NDArray[np.uint64]:
@@ -72,7 +69,7 @@ def _check_journal(run_dir: Path, receipts: dict[tuple[str, int, int], bytes]) -
     ("seed", "kills"), [(0, 2), *(pytest.param(n, 3, marks=pytest.mark.slow) for n in range(4))]
 )
 async def test_a_learner_killed_again_and_again_ends_as_if_it_had_never_been(
-    tmp_path: Path, seed: int, kills: int
+    tmp_path: Path, rank_forge: ProcessForge, seed: int, kills: int
 ) -> None:
     chooser = random.Random(seed)
     port = free_port()
@@ -84,9 +81,11 @@ async def test_a_learner_killed_again_and_again_ends_as_if_it_had_never_been(
     async with worker.working():
         for _ in range(kills):
             moment = chooser.choice(MOMENTS)
-            process = await _start(tmp_path, port, moment, chooser.randint(1, 3))
+            words = _words(tmp_path, port, moment, chooser.randint(1, 3))
+            process = await asyncio.create_subprocess_exec(*rank_forge.python_command(*words))
             exits.append(await asyncio.wait_for(process.wait(), 30))
-        process = await _start(tmp_path, port, "never", 1)
+        words = _words(tmp_path, port, "never", 1)
+        process = await asyncio.create_subprocess_exec(*rank_forge.python_command(*words))
         assert await asyncio.wait_for(process.wait(), 30) == 0
     assert exits[0] == -signal.SIGKILL
     _check_journal(run_dir, worker.receipts)
@@ -99,13 +98,15 @@ async def test_a_learner_killed_while_a_submission_is_under_way_keeps_what_it_ac
 ) -> None:
     port = free_port()
     worker = FakeWorker(f"127.0.0.1:{port}", delay_s=0.01)
+    # A fork may outlive its stand-in, which is what is killed here, by a moment.
+    real = (sys.executable, *_words(tmp_path, port, "never", 1))
     async with worker.working():
         for pause in (0.9, 1.3):
-            process = await _start(tmp_path, port, "never", 1)
+            process = await asyncio.create_subprocess_exec(*real)
             await asyncio.sleep(pause)
             if process.returncode is None:
                 process.kill()
             await process.wait()
-        process = await _start(tmp_path, port, "never", 1)
+        process = await asyncio.create_subprocess_exec(*real)
         assert await asyncio.wait_for(process.wait(), 30) == 0
     _check_journal(tmp_path / "run", worker.receipts)

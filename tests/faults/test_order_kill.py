@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from services.learner.journal.store import JOURNAL_FILE
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
+from tests.support.process_forge import ProcessForge
 
 MOMENTS = ["train", "trained", "publish", "save", "saved"]
 # Strictly on policy, and the worker's rewards are a function of the leases' seeds: then not only
@@ -32,15 +32,14 @@ CHANGES = {
 }
 
 
-async def learn(folder: Path, worker: FakeWorker, port: int, kills: list[tuple[str, int]]) -> int:
-    """Starts that are killed, then one that is not; returns how many died."""
-    died = 0
+async def learn(forge: ProcessForge, folder: Path, port: int, kills: list[tuple[str, int]]) -> int:
+    """Start learners that are killed, then one that is not; return how many died."""
+    died, worker = 0, FakeWorker(f"127.0.0.1:{port}")
     async with worker.working():
         for moment, count in [*kills, ("never", 1)]:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "tests.faults.learner_process", str(folder), str(port), moment),
-                *(str(count), json.dumps(CHANGES)),
+                *forge.python_command("-m", "tests.faults.learner_process", str(folder)),
+                *(str(port), moment, str(count), json.dumps(CHANGES)),
             )
             died += await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     return died
@@ -63,15 +62,14 @@ def journaled(folder: Path) -> dict[str, list[Any]]:
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
 async def test_a_killed_run_draws_learns_and_parks_as_if_it_had_never_been_killed(
-    tmp_path: Path, seed: int
+    tmp_path: Path, rank_forge: ProcessForge, seed: int
 ) -> None:
     chooser = random.Random(seed)
     kills = [(chooser.choice(MOMENTS), chooser.randint(1, 3)) for _ in range(2)]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder, moments in ((whole, []), (cut, kills)):
         folder.mkdir()
-        port = free_port()
-        died = await learn(folder, FakeWorker(f"127.0.0.1:{port}"), port, moments)
+        died = await learn(rank_forge, folder, free_port(), moments)
         assert bool(died) == bool(moments)
     expected, found = journaled(whole), journaled(cut)
     assert {"parked", "probed"} <= {kind for _, _, _, kind, _ in expected["events"]}

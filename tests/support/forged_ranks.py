@@ -1,4 +1,5 @@
-"""Imports of training ranks, and of the learner's other children, for a forge."""
+"""Imports of training ranks, of the learner's other children, and of a learner with fake ranks, for
+a forge."""
 
 from importlib import import_module
 
@@ -7,5 +8,6 @@ for _name in (
     "services.learner.dumps.__main__",
     "services.learner.rank.worker",
     "services.learner.weights.adapters.weight_sender",
+    "tests.faults.learner_process",
 ):
     import_module(_name)
