@@ -28,7 +28,7 @@ from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import keys_of, trajectory_of
 from tests.support.repository import ROOT
 
-EVAL_TASKS = 6
+EVAL_TASKS = 3
 GROUPS = 6
 
 
