@@ -75,14 +75,9 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     """A handler, which children do not inherit."""
 
 
-# What tests and their imports make stays: visiting it again and again would find no garbage.
-gc.disable()
-
-
 def pytest_collection_finish() -> None:
     """Keep thousands of tests and what they import out of garbage collection."""
     gc.freeze()
-    gc.enable()
     gc.enable()
 
 
