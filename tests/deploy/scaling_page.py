@@ -60,8 +60,9 @@ Tests and figures of this repository come from machines without GPUs, except tho
 [running.md](running.md#on-one-gpu), [performance.md](performance.md#a-rank-on-a-gpu) and
 [mismatch.md](mismatch.md). This table lists the lines of the services that only a GPU reaches, or
 that behave differently there; the last column is the test without one. On a machine with a GPU,
-`make test-full` also runs `tests/gpu`. These pass on an H200 with torch 2.11, those of split models
-with torch 2.13's `torch.distributed.fsdp` in it. Nothing has been run on several GPUs.
+`make test-full` also runs `tests/gpu`. These pass on an H100 and on an H200 with torch 2.11, those
+of split models with torch 2.13's `torch.distributed.fsdp` in it. Nothing has been run on several
+GPUs.
 
 """
 _BEYOND = """
