@@ -1,4 +1,4 @@
-"""What ranks without a service report."""
+"""Reports of ranks without a service, and the end of those that send none."""
 
 import multiprocessing
 import os
