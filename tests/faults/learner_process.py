@@ -1,6 +1,6 @@
 """A learner process with fake ranks that kills itself, as `kill -9` would, at a chosen moment.
 
-Run as a module: FOLDER PORT MOMENT COUNT [CHANGES]. MOMENT is a name that FakeRanks reports, and
+Run as a module: FOLDER PORT MOMENT COUNT CHANGES. MOMENT is a name that FakeRanks reports, and
 the process dies when it comes for the COUNT-th time; `never` lives to the end. CHANGES is JSON for
 `make_config`. What the ranks hold in the end goes to FOLDER/parameters.npy.
 """
@@ -8,6 +8,7 @@ the process dies when it comes for the COUNT-th time; `never` lives to the end. 
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,23 @@ from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 STEPS = 6
+# In the order of a step.
+MOMENTS = ("train", "trained", "publish", "save", "saved")
 
 
-async def main(folder: Path, port: int, moment: str, count: int, changes: str = "{}") -> None:
+def learner_words(
+    folder: Path,
+    port: int,
+    moment: str = "never",
+    count: int = 1,
+    changes: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Return the words of a Python that is such a learner."""
+    given = (str(folder), str(port), moment, str(count), json.dumps(changes or {}))
+    return ("-m", "tests.faults.learner_process", *given)
+
+
+async def main(folder: Path, port: int, moment: str, count: int, changes: str) -> None:
     values: dict[str, Any] = {
         "steps": STEPS,
         "max_staleness": 1,
@@ -42,5 +57,5 @@ async def main(folder: Path, port: int, moment: str, count: int, changes: str = 
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    asyncio.run(main(Path(given[0]), int(given[1]), given[2], int(given[3]), *given[4:]))
+    _, folder, port, moment, count, changes = sys.argv
+    asyncio.run(main(Path(folder), int(port), moment, int(count), changes))

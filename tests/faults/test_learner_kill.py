@@ -13,18 +13,11 @@ from numpy.typing import NDArray
 
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import JOURNAL_FILE, open_journal
-from tests.faults.learner_process import STEPS
+from tests.faults.learner_process import MOMENTS, STEPS, learner_words
 from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 from tests.support.process_forge import ProcessForge
-
-MOMENTS = ["train", "trained", "publish", "save", "saved"]
-
-
-def _words(folder: Path, port: int, moment: str, count: int) -> tuple[str, ...]:
-    """Return the words of a Python that is a learner."""
-    return ("-m", "tests.faults.learner_process", str(folder), str(port), moment, str(count))
 
 
 async def _replayed(run_dir: Path) -> NDArray[np.uint64]:
@@ -81,10 +74,10 @@ async def test_a_learner_killed_again_and_again_ends_as_if_it_had_never_been(
     async with worker.working():
         for _ in range(kills):
             moment = chooser.choice(MOMENTS)
-            words = _words(tmp_path, port, moment, chooser.randint(1, 3))
+            words = learner_words(tmp_path, port, moment, chooser.randint(1, 3))
             process = await asyncio.create_subprocess_exec(*rank_forge.python_command(*words))
             exits.append(await asyncio.wait_for(process.wait(), 30))
-        words = _words(tmp_path, port, "never", 1)
+        words = learner_words(tmp_path, port)
         process = await asyncio.create_subprocess_exec(*rank_forge.python_command(*words))
         assert await asyncio.wait_for(process.wait(), 30) == 0
     assert exits[0] == -signal.SIGKILL
@@ -99,7 +92,7 @@ async def test_a_learner_killed_while_a_submission_is_under_way_keeps_what_it_ac
     port = free_port()
     worker = FakeWorker(f"127.0.0.1:{port}", delay_s=0.01)
     # A fork may outlive its stand-in, which is what is killed here, by a moment.
-    real = (sys.executable, *_words(tmp_path, port, "never", 1))
+    real = (sys.executable, *learner_words(tmp_path, port))
     async with worker.working():
         for pause in (0.9, 1.3):
             process = await asyncio.create_subprocess_exec(*real)

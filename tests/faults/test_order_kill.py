@@ -1,7 +1,6 @@
 """kill -9 of a learner: the run resumes with the very tasks that it would have had."""
 
 import asyncio
-import json
 import random
 import signal
 import sqlite3
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 
 from services.learner.journal.store import JOURNAL_FILE
+from tests.faults.learner_process import MOMENTS, learner_words
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 from tests.support.process_forge import ProcessForge
 
-MOMENTS = ["train", "trained", "publish", "save", "saved"]
 # Strictly on policy, and the worker's rewards are a function of the leases' seeds: then not only
 # the order of tasks but all that is learned from them is the same.
 CHANGES = {
@@ -37,10 +36,8 @@ async def learn(forge: ProcessForge, folder: Path, port: int, kills: list[tuple[
     died, worker = 0, FakeWorker(f"127.0.0.1:{port}")
     async with worker.working():
         for moment, count in [*kills, ("never", 1)]:
-            process = await asyncio.create_subprocess_exec(
-                *forge.python_command("-m", "tests.faults.learner_process", str(folder)),
-                *(str(port), moment, str(count), json.dumps(CHANGES)),
-            )
+            words = learner_words(folder, port, moment, count, CHANGES)
+            process = await asyncio.create_subprocess_exec(*forge.python_command(*words))
             died += await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     return died
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_journal
-from tests.faults.learner_process import STEPS
+from tests.faults.learner_process import STEPS, learner_words
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 
@@ -30,8 +30,8 @@ async def begin() -> AsyncGenerator[Begin]:
     async def start(folder: Path, port: int, log: Path) -> asyncio.subprocess.Process:
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.faults.learner_process"),
-                *(str(folder), str(port), "never", "1"),
+                sys.executable,
+                *learner_words(folder, port),
                 stdout=file,
                 stderr=file,
             )
