@@ -38,26 +38,28 @@ def start_alone(
         "optimizer": config.optimizer.model_dump(mode="json"),
         "rank": config.rank.model_dump(mode="json"),
     }
-    pipes = [SPAWNED.Pipe(duplex=False) for _ in range(processes)]
-    ranks = [
-        SPAWNED.Process(
-            target=rank,
-            args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
-        )
-        for index, (_, there) in enumerate(pipes)
-    ]
-    return collect_reports(ranks, pipes)
+
+    def make_rank(index: int, report: Connection) -> BaseProcess:
+        given = {**setup, "place": {**place, "index": index, "slot": index}}
+        return SPAWNED.Process(target=rank, args=(given, report))
+
+    return collect_reports(processes, make_rank)
 
 
-def collect_reports(
-    processes: Sequence[BaseProcess], pipes: Sequence[tuple[Connection, Connection]]
-) -> list[Any]:
-    """Start the processes; return what each sends through its pipe. If one ends without, raise
-    EOFError and end them all."""
-    for process in processes:
-        process.start()
+def collect_reports(count: int, make_rank: Callable[[int, Connection], BaseProcess]) -> list[Any]:
+    """Start the processes that `make_rank` makes; return what each sends through the pipe that it
+    is given. If one ends without, raise EOFError and end them all."""
+    processes: list[BaseProcess] = []
+    pipes: list[Connection] = []
     try:
-        return _receive_reports(processes, [here for here, _ in pipes])
+        for index in range(count):
+            here, there = multiprocessing.Pipe(duplex=False)
+            pipes.append(here)
+            processes.append(make_rank(index, there))
+            processes[-1].start()
+            # Open here, or inherited by the next fork, it would hide that its process has ended.
+            there.close()
+        return _receive_reports(pipes)
     except EOFError:  # The others may wait for the one that ended.
         for process in processes:
             process.kill()
@@ -67,18 +69,18 @@ def collect_reports(
             process.join()
 
 
-def _receive_reports(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> list[Any]:
+def _receive_reports(pipes: Sequence[Connection]) -> list[Any]:
+    """Return what comes through each pipe, whichever comes first."""
     reports: dict[int, Any] = {}
-    while missing := [index for index in range(len(processes)) if index not in reports]:
-        wait(each for index in missing for each in (pipes[index], processes[index].sentinel))
+    while missing := [index for index in range(len(pipes)) if index not in reports]:
+        wait(pipes[index] for index in missing)
         for index in missing:
-            # Before the pipe: a process may send its report and end in between.
-            ended = not processes[index].is_alive()
             if pipes[index].poll():
-                reports[index] = pipes[index].recv()
-            elif ended:
-                raise EOFError(f"rank {index} ended without a report")
-    return [reports[index] for index in range(len(processes))]
+                try:
+                    reports[index] = pipes[index].recv()
+                except EOFError as error:
+                    raise EOFError(f"rank {index} ended without a report") from error
+    return [reports[index] for index in range(len(pipes))]
 
 
 def join_ranks(setup: RankSetup, device: torch.device) -> ShardLayout:

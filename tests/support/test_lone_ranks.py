@@ -27,24 +27,29 @@ def wait_for_the_others(pipe: Connection) -> None:
     time.sleep(100.0)
 
 
-def fork_ranks(
-    *ranks: Callable[[Connection], None],
-) -> tuple[list[ForkProcess], list[tuple[Connection, Connection]]]:
-    """Return a process for each rank, not yet started, and its pipe."""
-    pipes = [FORKED.Pipe(duplex=False) for _ in ranks]
-    return [
-        FORKED.Process(target=rank, args=(there,))
-        for rank, (_, there) in zip(ranks, pipes, strict=True)
-    ], pipes
+class ForkedRanks:
+    """Processes that run one function each."""
+
+    def __init__(self, *ranks: Callable[[Connection], None]) -> None:
+        self._ranks = ranks
+        self.processes: list[ForkProcess] = []
+
+    def collect(self) -> list[int]:
+        return collect_reports(len(self._ranks), self._make)
+
+    def _make(self, index: int, pipe: Connection) -> ForkProcess:
+        self.processes.append(FORKED.Process(target=self._ranks[index], args=(pipe,)))
+        return self.processes[-1]
 
 
 def test_the_reports_come_in_the_order_of_the_ranks() -> None:
-    processes, pipes = fork_ranks(report_pid, report_pid, report_pid)
-    assert collect_reports(processes, pipes) == [process.pid for process in processes]
+    ranks = ForkedRanks(report_pid, report_pid, report_pid)
+    assert ranks.collect() == [process.pid for process in ranks.processes]
 
 
 def test_a_forked_rank_that_ends_without_a_report_ends_the_others() -> None:
-    processes, pipes = fork_ranks(wait_for_the_others, end_without_a_word, wait_for_the_others)
+    ranks = ForkedRanks(wait_for_the_others, end_without_a_word, wait_for_the_others)
     with pytest.raises(EOFError, match="rank 1 ended without a report"):
-        collect_reports(processes, pipes)
-    assert [process.exitcode for process in processes] == [-signal.SIGKILL, 0, -signal.SIGKILL]
+        ranks.collect()
+    ends = [process.exitcode for process in ranks.processes]
+    assert ends == [-signal.SIGKILL, 0, -signal.SIGKILL]

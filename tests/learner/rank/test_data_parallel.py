@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +162,12 @@ def ranks(
     if count == 1:
         return [task(Replicas())]
     context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(count)]
     rendezvous = tmp_path / f"rendezvous-{len(list(tmp_path.iterdir()))}"
-    children = [
-        context.Process(
-            target=child,
-            args=(place(index, count, rendezvous), sender, task),
-        )
-        for index, (_, sender) in enumerate(pipes)
-    ]
-    found = collect_reports(children, pipes)
+
+    def make_rank(index: int, report: Connection) -> ForkProcess:
+        return context.Process(target=child, args=(place(index, count, rendezvous), report, task))
+
+    found = collect_reports(count, make_rank)
     return [
         (results, {name: torch.from_numpy(value) for name, value in held.items()})
         for results, held in found
