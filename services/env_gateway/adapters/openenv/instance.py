@@ -50,7 +50,8 @@ class OpenEnvInstance(Instance):
         )
         self._tools: Sequence[Tool] = ()
         self._submits = False
-        self._rewards = [reward] if (reward := codec.parse_reward(start)) is not None else []
+        # Of steps only: the reward of `reset` is the default of an observation.
+        self._rewards: list[float] = []
         self._done = start.get("done") is True
         self._stdout = ""
         self._report: CheckReport | None = None

@@ -64,6 +64,12 @@ def tickets() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
+    with serving("echo") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def odd() -> Iterator[str]:
     with serving("odd", "--limit", "2") as url:
         yield url
@@ -166,6 +172,18 @@ async def test_the_address_of_the_socket_will_do(tickets: str) -> None:
 async def test_with_the_tasks_own_verifier_the_rewards_are_no_grade(odd: str) -> None:
     async with instance_at(odd, reward="verifier") as instance:
         assert await grade(instance) is None
+
+
+@pytest.mark.parametrize("reward", ["last", "sum"])
+async def test_the_reward_that_comes_with_a_reset_is_no_grade(echo: str, reward: str) -> None:
+    async with backend_at(echo, reward=reward) as backend:
+        instance = await first_place(backend)
+        (shown,) = await instance.get_first_observation(timeout_s=5.0)
+        assert isinstance(shown, Text) and "environment ready" in shown.text
+        assert await grade(instance) == Execution(error="the environment gave no reward")
+        await instance.call_tool("step", {"message": "hello"}, timeout_s=5.0)
+        assert await grade(instance) == Execution(result=0.5)
+        await instance.close(timeout_s=5.0)
 
 
 async def test_an_environment_that_gives_no_reward_gives_no_grade(odd: str) -> None:
