@@ -120,12 +120,11 @@ class Execution:
     """One run of a verifier.
 
     `error` is the reason why it did not finish; `retryable` is set if another run may differ, `ran`
-    if it started at all, `cut` if it printed more than `stdout` holds."""
+    if it started at all."""
 
     result: Any = None
     report: CheckReport | None = None
     stdout: str = ""
-    cut: bool = False
     error: str | None = None
     timed_out: bool = False
     instance_lost: bool = False

@@ -16,8 +16,7 @@ from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
 from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
-from services.env_gateway.adapters.mcp.client import McpSession
-from services.env_gateway.adapters.mcp.requests import McpRequests
+from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.api.episode_service import conversation_of
@@ -25,7 +24,7 @@ from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.episodes.episode_session import MediaStore
 from services.env_gateway.grading import grader
-from services.env_gateway.grading.authorship import NO_AUTHOR
+from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
 from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
@@ -50,20 +49,17 @@ def answering(answer: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 def mcp(result: Any) -> Any:
-    session = McpSession(None, "http://nowhere")  # pyright: ignore[reportArgumentType]
-    session.send_request = answering(result)  # pyright: ignore[reportAttributeAccessIssue]
+    session: Any = McpSession(None)  # pyright: ignore[reportArgumentType]
+    session._open_until = session._request = answering(result)
     return session
 
 
 def stdio(result: Any) -> Any:
-    class AnsweringServer(McpRequests):
-        send_request: Any = staticmethod(answering(result))
-        send_notification: Any = staticmethod(answering(None))
-
-    server: Any = AnsweringServer()
     backend: Any = SimpleNamespace(mark_tool=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
-    return StdioInstance(backend, request, server)
+    instance: Any = StdioInstance(backend, request, None)  # pyright: ignore[reportArgumentType]
+    instance._session = mcp(result)
+    return instance
 
 
 def openenv(data: Any) -> Any:
@@ -154,8 +150,9 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     "a copy for a verifier": lambda: sandbox()._send_message(PICTURE),
     "a line of a sandbox": lambda: hearing(DONE)._receive_message(MessageBudget()),
     "what was printed": lambda: VERDICTS._judge_aside(
-        Execution(result=0, stdout=PRINTED), 1, NO_AUTHOR
+        Execution(result=0, stdout=PRINTED), 1, phrase_passed=False
     ),
+    "what a tool answered": lambda: PassedText().note_parts([Text("judge é " * (2 * MIB))]),
     "rows for a verifier": lambda: sandbox()._send_message(ROWS),
     "Fleet's first picture": lambda: parse_first_screenshot(
         CallResult((Text(SHOWN),)), in_browser=False

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from services.env_gateway.grading.world_search import SEARCH
 from services.env_gateway.ports import (
     Backend,
     BackendError,
@@ -81,6 +82,10 @@ class FakeInstance(Instance):
         value = self._dbs["current"].execute("SELECT value FROM counter").fetchone()[0]
         return CallResult((Text(str(value)),))
 
+    @property
+    def world(self) -> sqlite3.Connection:
+        return self._dbs["current"]
+
     async def query_database(
         self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
     ) -> Rows:
@@ -144,14 +149,20 @@ class ScriptedBackend(Backend):
 
 
 class FakeGrader:
-    """A grader that returns `executions` in turn, then executions with reward 1."""
+    """A grader that returns `executions` in turn, then executions with reward 1. Its searches of
+    the world return `found`."""
 
     def __init__(self) -> None:
         self.executions: deque[Execution] = deque()
         self.seen: list[Verification] = []
+        self.searches: list[Verification] = []
+        self.found = 0
         self.delay_s = 0.0
 
     async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
+        if verification.function == SEARCH:
+            self.searches.append(verification)
+            return Execution(result=self.found)
         self.seen.append(verification)
         await asyncio.sleep(self.delay_s)
         return self.executions.popleft() if self.executions else Execution(result=1)

@@ -12,9 +12,7 @@ from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.authorship import NO_AUTHOR
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
 from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.tools.computer_tool import ScaleImage
@@ -114,9 +112,3 @@ async def opened(gateway: Gateway, spec: EpisodeSpec | None = None) -> Session:
     session, entered = await states(gateway, spec or open_spec())
     assert entered[-1] is EpisodeState.READY, session.failure
     return session
-
-
-def printed_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The checks that passed and failed, in output that no policy wrote."""
-    printed = read_printed(stdout, NO_AUTHOR)
-    return printed.passed, printed.failed

@@ -57,8 +57,8 @@ class NoGradeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A known `reward`, or the `reason` why it is unknown. `suspicion` holds printed results that
-    the policy may have written; they never count."""
+    """A known `reward`, or the `reason` why it is unknown. `suspicion` is a printed failure of a
+    judge that did not count, because the policy may have written it."""
 
     reward: float | None = None
     reason: NoGradeReason | None = None

@@ -149,7 +149,7 @@ class Trajectory:
     partial_reward: float | None = None
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
-    # Results that the verifier printed and the policy may have written; they did not count.
+    # A judge's failure that the verifier printed and the policy may have written; it did not count.
     suspicion: str = ""
     turns: tuple[TurnTiming, ...] = ()
     counts: Counts = field(default_factory=Counts)

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
@@ -104,23 +104,35 @@ class VerifiersConfig(ConfigModel):
     to `attempts` in all; runs refused before they began do not count, and are retried until the
     grade's deadline.
 
-    `partial`: the share of passed checks is reported as "printed", or as "earned", without those
-    that pass on the untouched state (which takes one more run for each task), or "off". With
-    `partial_is_reward` a failing attempt earns that share instead of 0."""
+    `partial`: the share of passed checks is reported as "returned" by the verifier, or as "earned",
+    without those that pass on the untouched state (which takes one more run for each task), or
+    "off". With `partial_is_reward` a failing attempt earns that share instead of 0; a verifier that
+    only prints its checks then gives no grade."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     timeout_s: Seconds = 30.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 4
     memory_bytes: Annotated[int, Field(ge=2**26, le=2**36)] = 2**30
-    partial: Literal["off", "printed", "earned"] = "printed"
+    partial: Literal["off", "returned", "earned"] = "returned"
     partial_is_reward: bool = False
     digests: Path | None = None
     unsafe_local_verifiers: bool = False
 
+    @field_validator("partial", mode="before")
+    @classmethod
+    def _returned_checks(cls, value: object) -> object:
+        if value == "printed":
+            raise ValueError(
+                "printed checks earn nothing, because the policy may have written them: let "
+                'verifiers return {"score": ..., "passed": [...], "failed": [...]}, and set '
+                'partial = "returned" or "earned"'
+            )
+        return value
+
     @model_validator(mode="after")
     def _something_to_earn(self) -> "VerifiersConfig":
         if self.partial_is_reward and self.partial == "off":
-            raise ValueError('partial_is_reward needs partial = "earned" or "printed"')
+            raise ValueError('partial_is_reward needs partial = "earned" or "returned"')
         return self
 
 

@@ -93,7 +93,7 @@ class EpisodeGrader:
             session.episode.episode_id,
             instance,
             submission,
-            session.writings,
+            session.passed_text,
             self._backend_gate(session),
             until,
         )

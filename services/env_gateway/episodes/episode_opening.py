@@ -148,7 +148,7 @@ class EpisodeOpener:
             ),
             cap_s=_WARMING_CAP_S,
         )
-        await session.note_shown(shown)
+        await session.passed_text.note_parts(shown)
         if session.screen is not None:
             shown = await session.screen.convert_parts(shown)
         session.first_observation = await session.media.store_large_parts(

@@ -6,14 +6,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from services.common.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade, ToolOutcome
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
-from services.env_gateway.grading.policy_writings import PolicyWritings
+from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import Screen
@@ -125,7 +124,7 @@ class Session:
         self.readable: frozenset[str] = frozenset()
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
-        self.writings = PolicyWritings()
+        self.passed_text = PassedText()
         self.screen: Screen | None = None
         self.failure: str | None = None
         self.trouble = ""
@@ -160,12 +159,6 @@ class Session:
             if seq < self.episode.next_seq:
                 self.line.enter_line(self.early.pop(seq))
         return place
-
-    async def note_shown(self, parts: Iterable[Part]) -> None:
-        """Record text shown to the policy."""
-        for part in parts:
-            if isinstance(part, Text):
-                await run_aside(len(part.text), partial(self.writings.add_shown, part.text))
 
     def known_grade(self) -> Grade | None:
         task = self.grading

@@ -79,7 +79,6 @@ class ToolCaller:
             arguments = await run_aside(
                 len(arguments_json), lambda: _parse_arguments(session, tool, arguments_json)
             )
-            session.writings.add_call(tool.name, arguments)
             if tool is SUBMIT_FINAL_ANSWER:
                 # Not an environment's tool of the same name.
                 return _record_submission(session, parse_final_answer(arguments))
@@ -104,8 +103,8 @@ class ToolCaller:
         try:
             async with session.line.hold_turn(place, call.until):
                 answer = await self._run_attempts(call)
-                # A grade waits for its turn, and then knows what the policy was shown.
-                await session.note_shown(answer.parts)
+                # A grade waits for its turn, and then knows what was shown.
+                await session.passed_text.note_parts(answer.parts)
         except TimeoutError:
             return _deadline_answer(call)
         return answer
@@ -199,6 +198,7 @@ def _deadline_answer(call: _PendingCall) -> CallAnswer:
 def _parse_arguments(session: Session, tool: Tool, arguments_json: str) -> dict[str, Any]:
     """Parse a call's arguments. Raises TaskError."""
     arguments = load_json_object(arguments_json or "{}", "arguments")
+    session.passed_text.note_call(arguments)
     if session.screen is not None and tool.name == COMPUTER:
         return session.screen.to_pixels(arguments)
     return arguments

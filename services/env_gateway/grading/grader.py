@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from services.common.deadlines import seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.grading.authorship import NO_AUTHOR, Authorship, authorship_of
-from services.env_gateway.grading.policy_writings import PolicyWritings
+from services.env_gateway.grading.passed_text import PassedText
+from services.env_gateway.grading.printed_checks import prints_checks
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
     cap_partial_reward,
@@ -20,6 +21,7 @@ from services.env_gateway.grading.verdict import (
     no_grade,
 )
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
+from services.env_gateway.grading.world_search import search_of_world
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import PacedGate
 from services.env_gateway.ports import (
@@ -36,8 +38,11 @@ from services.env_gateway.verify.verifier_source import VerifierError
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
 _MARGIN_S = 0.5
-# A policy's writings are decoded in several ways.
-_READING_COSTS = 8
+_PRINTED_ONLY = (
+    "the verifier only prints its checks, and partial_is_reward needs those that it returns: let "
+    'it return {"score": ..., "passed": [...], "failed": [...]}, or set '
+    "env_gateway.verifiers.partial_is_reward = false"
+)
 
 
 @dataclass(slots=True)
@@ -48,10 +53,11 @@ class GradingJob:
     episode_id: str
     instance: Instance
     submission: Submission
-    writings: PolicyWritings
+    passed_text: PassedText
     gate: PacedGate
     until: float
     refusal: str = ""
+    world_searched: bool = False
 
     def hold_place(self) -> AbstractAsyncContextManager[None]:
         """Hold a place among the runs in flight; TimeoutError if none is free in time."""
@@ -89,10 +95,10 @@ class VerifierRunner:
         """Grade an episode in its final state. Each run waits at the job's gate. Raises nothing
         for the behaviour of a verifier."""
         job.submission = submission = self._add_environment_verifier(job.submission)
-        written_chars = len(submission.conversation or "") + len(submission.final_answer or "")
-        authorship = await run_aside(written_chars, lambda: authorship_of(job.writings, submission))
+        for text in (submission.final_answer or "", submission.conversation or ""):
+            await run_aside(len(text), partial(job.passed_text.note_text, text))
         try:
-            grade = await self._run_until_settled(job, authorship, lambda: self._run_verifier(job))
+            grade = await self._run_until_settled(job, lambda: self._run_verifier(job))
         except NoVerifierError:
             return no_grade(NoGradeReason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
@@ -125,7 +131,7 @@ class VerifierRunner:
             return await self._execute_here(verification, job.until)
 
     async def _run_until_settled(
-        self, job: GradingJob, authorship: Authorship, run: Callable[[], Awaitable[Execution]]
+        self, job: GradingJob, run: Callable[[], Awaitable[Execution]]
     ) -> Grade:
         """Run the verifier until its result is final or time is up; return the last run's
         grade with the number of runs. Runs refused before they began are not counted and
@@ -142,7 +148,7 @@ class VerifierRunner:
             refused = error is not None and error.is_refusal
             attempts += not refused
             wait_s = backoff.next_wait_s(error.retry_after_s if error else None)
-            grade = await _judge_aside(execution, attempts, authorship)
+            grade = await self._judge_run(execution, attempts, job)
             repeatable = execution.retryable or grade.reason is NoGradeReason.JUDGE_ERROR
             if not repeatable or attempts >= self._config.attempts:
                 return grade
@@ -150,6 +156,31 @@ class VerifierRunner:
                 return replace(grade, reason=NoGradeReason.TIMEOUT) if refused else grade
             job.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
+
+    async def _judge_run(self, execution: Execution, attempts: int, job: GradingJob) -> Grade:
+        """Turn a run into a grade."""
+        passed_text = job.passed_text
+        grade = await _judge_aside(execution, attempts, phrase_passed=passed_text.has_phrase)
+        if grade.reason is NoGradeReason.JUDGE_ERROR and await self._is_phrase_in_world(job):
+            grade = await _judge_aside(execution, attempts, phrase_passed=True)
+        source = job.submission.task.verifier or ""
+        wants_checks = self._config.partial_is_reward and execution.report is None
+        if grade.is_known and wants_checks and prints_checks(source):
+            return no_grade(NoGradeReason.EXECUTION_FAILED, _PRINTED_ONLY)
+        return grade
+
+    async def _is_phrase_in_world(self, job: GradingJob) -> bool:
+        """Search the world's database, once for a grade; return False if that is impossible."""
+        if not job.world_searched:
+            job.world_searched = True
+            try:
+                search = search_of_world(await self._prepare_verification(job))
+                async with job.hold_place():
+                    execution = await self._execute_here(search, job.until)
+            except (BackendError, VerifierError):
+                return False
+            job.passed_text.has_phrase = execution.result == 1
+        return job.passed_text.has_phrase
 
     async def _prepare_verification(self, job: GradingJob) -> Verification:
         """Prepare the submission's verifier to run in the gateway. Raises VerifierError."""
@@ -159,7 +190,12 @@ class VerifierRunner:
         function = await self._finder.find_function(source)
         retrier = RefusalRetrier(job.until, self._config.timeout_s)
         return make_verification(
-            job.instance, job.submission, function, retrier, digests=self._digests
+            job.instance,
+            job.submission,
+            function,
+            retrier,
+            digests=self._digests,
+            passed_text=job.passed_text,
         )
 
     async def _add_partial_reward(self, grade: Grade, job: GradingJob) -> Grade:
@@ -185,8 +221,7 @@ class VerifierRunner:
                 return await self._execute_here(untouched, job.until)
 
         async def grade_untouched(untouched: Verification) -> Grade:
-            # Nothing has been written there yet.
-            return await self._run_until_settled(job, NO_AUTHOR, lambda: run_untouched(untouched))
+            return await self._run_until_settled(job, lambda: run_untouched(untouched))
 
         # The grade itself is known, and must not be lost because of this.
         until = job.until - _MARGIN_S
@@ -205,10 +240,10 @@ class VerifierRunner:
         return await self._grader.run_verifier(verification, timeout_s=timeout_s)
 
 
-async def _judge_aside(execution: Execution, attempts: int, authorship: Authorship) -> Grade:
-    size = _READING_COSTS * (len(execution.stdout) + authorship.chars)
+async def _judge_aside(execution: Execution, attempts: int, *, phrase_passed: bool) -> Grade:
     return await run_aside(
-        size, lambda: judge_execution(execution, attempts=attempts, authorship=authorship)
+        len(execution.stdout),
+        lambda: judge_execution(execution, attempts=attempts, phrase_passed=phrase_passed),
     )
 
 

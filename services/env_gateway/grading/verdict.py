@@ -3,49 +3,54 @@
 An unknown grade is never 0: that would push the policy away from a solution that may have
 been right."""
 
+import re
 from collections.abc import Collection
 
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.grading.authorship import NO_AUTHOR, Authorship
-from services.env_gateway.grading.printed_results import PrintedResults, read_printed
+from services.env_gateway.grading.printed_checks import read_printed_checks
 from services.env_gateway.ports import Execution
+from services.env_gateway.verify.check_report import CHECK_CHARS
 
 # Largest absolute reward: learners refuse larger ones, which could overflow a mean or a variance.
 MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
+_JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
+_SUSPICION_CHARS = 200
 
 
 def no_grade(reason: NoGradeReason, detail: str) -> Grade:
     return Grade(reason=reason, detail=detail, attempts=0)
 
 
-def judge_execution(
-    execution: Execution, *, attempts: int, authorship: Authorship = NO_AUTHOR
-) -> Grade:
-    """Turn a verifier's run into a grade. A result of None is no grade, never a pass.
+def judge_execution(execution: Execution, *, attempts: int, phrase_passed: bool = False) -> Grade:
+    """Turn a verifier's run into a grade, by the value that it returned. A result of None is no
+    grade, never a pass.
 
-    Printed output is read only if the verifier did not return its checks, and without
-    anything that the policy may have written by `authorship`."""
-    printed = _read_results(execution, authorship)
-    reason, detail = _failure_reason(execution, printed)
+    Of its output only the phrase of a failed judge matters, and only if it returned no checks and
+    the phrase was not `phrase_passed` in the episode: else it may be the policy's."""
+    checks = execution.report or read_printed_checks(execution.stdout)
+    judge = _find_judge_error(execution)
+    reason, detail = _failure_reason(execution, None if phrase_passed else judge)
     reward = None if reason else float(execution.result)
     return Grade(
         reward=reward,
         reason=reason,
         detail=detail,
-        partial_reward=_reported_partial_reward(printed, reward),
-        checks_passed=printed.passed,
-        checks_failed=printed.failed,
+        partial_reward=_returned_partial_reward(execution, reward),
+        checks_passed=checks.passed,
+        checks_failed=checks.failed,
         stdout=_bounded_stdout(execution.stdout),
         attempts=attempts if execution.ran else 0,
-        suspicion="\n".join(printed.doubts) if reward == 0 else "",
+        suspicion=judge[0].strip()[:_SUSPICION_CHARS] if judge and not reason else "",
     )
 
 
-def _reported_partial_reward(printed: PrintedResults, reward: float | None) -> float | None:
-    """Return the partial reward as reported: checks that pass on the untouched state count."""
-    share = compute_partial_reward(printed.passed, printed.failed) if printed.countable else None
-    return share if reward is None else cap_partial_reward(share, reward)
+def _returned_partial_reward(execution: Execution, reward: float | None) -> float | None:
+    """Return the share of passed checks, of those that the verifier returned."""
+    report = execution.report
+    if report is None or reward is None:
+        return None
+    return cap_partial_reward(compute_partial_reward(report.passed, report.failed), reward)
 
 
 def compute_partial_reward(
@@ -66,15 +71,15 @@ def cap_partial_reward(share: float | None, reward: float) -> float | None:
     return min(share, reward) if reward else share
 
 
-def _read_results(execution: Execution, authorship: Authorship) -> PrintedResults:
-    """Return the verifier's checks: from its report if there is one, else from its output."""
-    if execution.report is None:
-        return read_printed(execution.stdout, authorship, cut=execution.cut)
-    return PrintedResults(None, execution.report.passed, execution.report.failed, countable=True)
+def _find_judge_error(execution: Execution) -> re.Match[str] | None:
+    """Find the phrase of a failed judge where it makes a zero meaningless."""
+    if execution.report is not None or execution.result != 0:
+        return None
+    return _JUDGE_ERROR.search(execution.stdout) if "JUDGE ERROR:" in execution.stdout else None
 
 
 def _failure_reason(
-    execution: Execution, printed: PrintedResults
+    execution: Execution, judge: re.Match[str] | None
 ) -> tuple[NoGradeReason | None, str]:
     if execution.timed_out:
         return NoGradeReason.TIMEOUT, execution.error or "the verifier took too long"
@@ -86,8 +91,8 @@ def _failure_reason(
         shown = repr(execution.result)[:100]
         message = f"the verifier returned {shown}; a reward is a number from {-MAX_REWARD:g} to"
         return NoGradeReason.EXECUTION_FAILED, f"{message} {MAX_REWARD:g}, and 1 is a pass"
-    if printed.judge_error is not None and execution.result == 0:
-        return NoGradeReason.JUDGE_ERROR, printed.judge_error
+    if judge is not None:
+        return NoGradeReason.JUDGE_ERROR, judge["detail"].strip()[:CHECK_CHARS]
     return None, ""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from services.common.deadlines import loop_time, seconds_left
+from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.grading.trusted_verifiers import is_trusted
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
@@ -35,9 +36,10 @@ def make_verification(
     retrier: "RefusalRetrier",
     *,
     digests: Collection[str],
+    passed_text: PassedText,
 ) -> Verification:
     """Build the run of the submission's verifier; those with one of `digests` are
-    trusted."""
+    trusted. `passed_text` notes what tools show it."""
     source = submission.task.verifier or ""
     return Verification(
         source=source,
@@ -46,7 +48,7 @@ def make_verification(
         query=_make_query(instance, retrier),
         snapshot=_make_snapshot(instance, retrier),
         arguments=function.choose_arguments(submission.final_answer, submission.conversation),
-        call=_make_call(instance, submission.readable, retrier),
+        call=_make_call(instance, submission.readable, retrier, passed_text),
         trusted=is_trusted(source, digests),
     )
 
@@ -69,14 +71,18 @@ def _make_snapshot(instance: Instance, retrier: "RefusalRetrier") -> SnapshotFn:
     return copy_database
 
 
-def _make_call(instance: Instance, readable: frozenset[str], retrier: "RefusalRetrier") -> CallFn:
+def _make_call(
+    instance: Instance, readable: frozenset[str], retrier: "RefusalRetrier", passed_text: PassedText
+) -> CallFn:
     async def call_readable_tool(name: str, arguments: Mapping[str, Any]) -> CallResult:
         # A verifier may run more than once, and on a server that others share.
         if name not in readable:
             raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
-        return await retrier.send_patiently(
+        result = await retrier.send_patiently(
             lambda left: instance.call_tool(name, arguments, timeout_s=left)
         )
+        await passed_text.note_parts(result.parts)
+        return result
 
     return call_readable_tool
 

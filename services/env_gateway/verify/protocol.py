@@ -55,12 +55,11 @@ class ToolCallRequest:
 @dataclass(frozen=True, slots=True)
 class VerifierDone:
     """Result of a verifier. `result` is a plain value, or {"score": ..., "passed": [...],
-    "failed": [...]}; `cut` is set if more was printed than `stdout` holds."""
+    "failed": [...]}."""
 
     result: Any
     stdout: str
     error: str | None
-    cut: bool = False
 
 
 WorkerMessage = WorkerReady | SnapshotRequest | QueryRequest | ToolCallRequest | VerifierDone
@@ -103,7 +102,7 @@ def _parse_done(stdout: str, done: dict[str, Any]) -> VerifierDone:
         if isinstance(result, dict)
         else _shorten_result(result)
     )
-    return VerifierDone(result, stdout, error, done.get("cut") is True)
+    return VerifierDone(result, stdout, error)
 
 
 def _check_report(result: dict[str, Any]) -> dict[str, Any]:

@@ -178,9 +178,7 @@ async def _run_verification(
         async with asyncio.timeout(timeout_s):
             done = await worker.run_verification(verification)
         score, report = split_report(done.result)
-        return Execution(
-            result=score, report=report, stdout=done.stdout, cut=done.cut, error=done.error
-        )
+        return Execution(result=score, report=report, stdout=done.stdout, error=done.error)
     except TimeoutError:
         return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
     except WorkerDiedError as error:

@@ -62,11 +62,6 @@ class Bounded(io.StringIO):
             self._last_chars = _END_CHARS + 1
         return len(s)
 
-    @property
-    def cut(self) -> bool:
-        """True if something in the middle was dropped."""
-        return self._last_chars > _END_CHARS
-
     def getvalue(self) -> str:
         last = "".join(self._last)
         if len(last) > _END_CHARS:
@@ -178,7 +173,7 @@ def _done(value: Any, printed: Bounded) -> dict[str, Any]:
     checks, the gateway reads nothing of the output."""
     result, stdout = _to_result(value), printed.getvalue()
     shown = stdout[:_SHOWN_CHARS] if type(result) is dict else stdout
-    return {"result": result, "stdout": shown, "cut": printed.cut}
+    return {"result": result, "stdout": shown}
 
 
 def _to_result(value: Any) -> Any:

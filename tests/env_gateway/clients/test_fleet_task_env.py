@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
+from services.env_gateway.ports import CallResult, CheckReport, Execution, Media, Text, Tool
 from services.wire import enums
 from tests.env_gateway.clients.fleet_task_envs import Here, observation
 
@@ -159,16 +159,18 @@ def test_a_task_without_a_verifier_has_no_reward(here: Here) -> None:
     assert env.verifier_error == "no_verifier: the task has no verifier"
 
 
-@pytest.mark.parametrize(("partial", "reward"), [(False, 0.0), (True, 0.75)])
-def test_a_partial_reward_replaces_a_zero_on_request(
-    here: Here, partial: bool, reward: float
+RETURNED = CheckReport(("a", "b", "c"), ("d",))
+
+
+@pytest.mark.parametrize(
+    ("report", "partial", "reward"),
+    [(RETURNED, False, 0.0), (RETURNED, True, 0.75), (None, True, 0.0)],
+)
+def test_the_share_of_returned_checks_replaces_a_zero_on_request(
+    here: Here, report: CheckReport | None, partial: bool, reward: float
 ) -> None:
-    blocks = [("SUCCESS", ["a", "b", "c"]), ("ERROR", ["d"])]
-    stdout = "\n".join(
-        f">>> {kind}_ACCUMULATOR >>>\n{checks}\n<<< {kind}_ACCUMULATOR <<<"
-        for kind, checks in blocks
-    )
-    here.grader.executions.append(Execution(result=0, stdout=stdout))
+    stdout = ">>> SUCCESS_ACCUMULATOR >>>\n['a']\n<<< SUCCESS_ACCUMULATOR <<<"
+    here.grader.executions.append(Execution(result=0, report=report, stdout=stdout))
     with here.env(partial_reward=partial) as env:
         env.reset()
         assert env.step({"done": True})[1] == reward

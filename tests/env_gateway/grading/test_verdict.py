@@ -1,4 +1,4 @@
-"""Verdicts: a reward, a partial reward, or no grade and why, by what a verifier printed and
+"""Verdicts: a reward, a partial reward, or no grade and why, by what a verifier
 returned."""
 
 from typing import Any
@@ -12,13 +12,13 @@ from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
-from services.env_gateway.ports import BackendError, Execution
+from services.env_gateway.ports import BackendError, CheckReport, Execution
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, printed_checks, running, task_json
+from tests.support.fake_gateway import open_spec, opened, running, task_json
 
-# In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.
+# Over several apps, of which the least counts.
 SEVERAL_APPS = """
 def verify_calendar(current):
     return current.table("counter").first()["value"] >= 1
@@ -38,11 +38,12 @@ def verify(env, final_answer: str | None = None):
         "google mail": verify_mail(current),
         "drive": verify_drive(seed, current),
     }
-    for app, passed in scores.items():
-        print(f"App {app}: {1 if passed else 0}")
-    return min(TASK_SUCCESSFUL_SCORE if passed else TASK_FAILED_SCORE for passed in scores.values())
+    return {
+        "score": min(TASK_SUCCESSFUL_SCORE if ok else TASK_FAILED_SCORE for ok in scores.values()),
+        "passed": [f"App {app}" for app, ok in scores.items() if ok],
+        "failed": [f"App {app}" for app, ok in scores.items() if not ok],
+    }
 """
-# In the style of Fleet's verifiers of one app.
 ONE_APP = """
 def validate_task(env: Environment, *, final_answer: str | None = None) -> int:
     error_accumulator, success_accumulator = [], []
@@ -54,10 +55,17 @@ def validate_task(env: Environment, *, final_answer: str | None = None) -> int:
             error_accumulator.append(f"[X] {value} is not at least {wanted}")
     if not normalized_contains("three", final_answer or ""):
         error_accumulator.append("[X] the answer is wrong")
-    print(f">>> ERROR_ACCUMULATOR >>>\\n{error_accumulator}\\n<<< ERROR_ACCUMULATOR <<<")
-    print(f">>> SUCCESS_ACCUMULATOR >>>\\n{success_accumulator}\\n<<< SUCCESS_ACCUMULATOR <<<")
-    return TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
+    score = TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
+    return {"score": score, "passed": success_accumulator, "failed": error_accumulator}
 """
+# In the style of Fleet's verifiers of one app.
+PRINTING = ONE_APP.replace(
+    "    return {",
+    """    print(f">>> ERROR_ACCUMULATOR >>>\\n{error_accumulator}\\n<<< ERROR_ACCUMULATOR <<<")
+    print(f">>> SUCCESS_ACCUMULATOR >>>\\n{success_accumulator}\\n<<< SUCCESS_ACCUMULATOR <<<")
+    return score
+    return {""",
+)
 
 
 async def graded(source: str, adds: int, answer: str | None = None, **verifiers: Any) -> Grade:
@@ -80,8 +88,8 @@ async def attempt(gateway: Gateway, source: str, adds: int, answer: str | None =
     ("partial", "adds", "expected"),
     [
         ("off", 1, (0.0, None)),
-        ("printed", 0, (0.0, 1 / 3)),
-        ("printed", 1, (0.0, 2 / 3)),
+        ("returned", 0, (0.0, 1 / 3)),
+        ("returned", 1, (0.0, 2 / 3)),
         ("earned", 0, (0.0, 0.0)),
         ("earned", 1, (0.0, 1 / 2)),
         ("earned", 3, (1.0, 1.0)),
@@ -98,7 +106,7 @@ async def test_apps_that_pass_untouched_earn_nothing(
 @pytest.mark.parametrize(
     ("verifiers", "adds", "expected"),
     [
-        ({"partial": "printed"}, 2, (0.0, 3 / 5)),
+        ({"partial": "returned"}, 2, (0.0, 3 / 5)),
         ({"partial": "earned"}, 2, (0.0, 2 / 4)),
         ({"partial": "earned", "partial_is_reward": True}, 2, (2 / 4, 2 / 4)),
         ({"partial": "earned", "partial_is_reward": True}, 0, (0.0, 0.0)),
@@ -118,9 +126,9 @@ async def test_a_pass_stays_a_pass_and_the_answer_reaches_a_keyword_only_paramet
 
 async def test_the_untouched_state_is_graded_once_for_all_attempts_at_a_task() -> None:
     grader = FakeGrader()
-    printed = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
-    grader.executions.extend([printed, Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0")])
-    grader.executions.append(printed)
+    found = Execution(result=0, report=CheckReport(("a", "c"), ("b",)))
+    grader.executions.extend([found, Execution(result=0, report=CheckReport(("a",), ("b", "c")))])
+    grader.executions.append(found)
     async with running(ScriptedBackend(), grader, verifiers={"partial": "earned"}) as gateway:
         grades = [await attempt(gateway, SEVERAL_APPS, adds) for adds in range(2)]
     assert [grade.partial_reward for grade in grades] == [0.5, 0.5]
@@ -130,9 +138,9 @@ async def test_the_untouched_state_is_graded_once_for_all_attempts_at_a_task() -
 
 async def test_a_share_that_cannot_be_measured_is_not_known_and_the_grade_stands() -> None:
     grader = FakeGrader()
-    printed = Execution(result=0, stdout="App a: 1\nApp b: 0\n")
+    found = Execution(result=0, report=CheckReport(("a",), ("b",)))
     broken = Execution(error="KeyError: 0")
-    grader.executions.extend([printed, broken, printed, broken])
+    grader.executions.extend([found, broken, found, broken])
     settings = {"partial": "earned", "partial_is_reward": True}
     async with running(ScriptedBackend(), grader, verifiers=settings) as gateway:
         for adds in range(2):
@@ -143,11 +151,43 @@ async def test_a_share_that_cannot_be_measured_is_not_known_and_the_grade_stands
 
 async def test_a_backends_own_grade_gets_its_share_from_the_tasks_verifier() -> None:
     backend, grader = ScriptedBackend(), FakeGrader()
-    backend.own_grade = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
-    grader.executions.append(Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0\n"))
+    backend.own_grade = Execution(result=0, report=CheckReport(("a", "c"), ("b",)))
+    grader.executions.append(Execution(result=0, report=CheckReport(("a",), ("b", "c"))))
     async with running(backend, grader, verifiers={"partial": "earned"}) as gateway:
         grade = await attempt(gateway, SEVERAL_APPS, 0)
     assert (grade.reward, grade.partial_reward) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("adds", [0, 3])
+async def test_printed_checks_cannot_be_the_reward_and_the_reason_names_the_fix(adds: int) -> None:
+    grade = await graded(PRINTING, adds, "three", partial_is_reward=True)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
+    assert "the verifier only prints its checks" in grade.detail
+    assert 'return {"score": ..., "passed": [...], "failed": [...]}' in grade.detail
+
+
+async def test_printed_checks_are_shown_beside_the_returned_value() -> None:
+    grade = await graded(PRINTING, 1, "three")
+    assert (grade.reward, grade.partial_reward) == (0.0, None)
+    assert grade.checks_passed == ("[C] at least 0", "[C] at least 1")
+    assert len(grade.checks_failed) == 2
+
+
+@pytest.mark.parametrize("as_reward", [False, True])
+def test_a_share_of_printed_checks_is_refused_with_the_reason(as_reward: bool) -> None:
+    with pytest.raises(
+        ValidationError, match=r"printed checks earn nothing.* let verifiers return"
+    ):
+        VerifiersConfig.model_validate({"partial": "printed", "partial_is_reward": as_reward})
+
+
+@pytest.mark.parametrize(
+    ("result", "share"), [(0, None), (0.25, 0.25), (1, 1.0), (-1, None)], ids=str
+)
+def test_checks_allow_no_more_than_what_was_returned(result: float, share: float | None) -> None:
+    """A zero means that something failed, even if every check has passed."""
+    execution = Execution(result=result, report=CheckReport(("a", "b"), ()))
+    assert judge_execution(execution, attempts=1).partial_reward == share
 
 
 def test_a_partial_reward_that_is_off_cannot_be_the_reward() -> None:
@@ -247,24 +287,6 @@ def test_a_source_without_a_verifier_is_a_precise_error(source: str, message: st
         find_verifier(source)
 
 
-@pytest.mark.parametrize(
-    ("stdout", "passed", "failed"),
-    [
-        ("", (), ()),
-        ("App mail: 1\nApp mail: 0\n", (), ("App mail",)),
-        ("App google drive: 1 \r\nApp x: 2\n App y: 1\n", ("App google drive",), ()),
-        (">>> SUCCESS_ACCUMULATOR >>>\n['a', 'b']\n<<< SUCCESS_ACCUMULATOR <<<", ("a", "b"), ()),
-        (">>> ERROR_ACCUMULATOR >>>\nnot a list\n<<< ERROR_ACCUMULATOR <<<", (), ("not a list",)),
-        (">>> ERROR_ACCUMULATOR >>>\n['a']\n<<< SUCCESS_ACCUMULATOR <<<", (), ()),
-        (">>> SUCCESS_ACCUMULATOR >>>\n[]\n<<< SUCCESS_ACCUMULATOR <<<", (), ()),
-    ],
-)
-def test_checks_are_read_from_what_was_printed(
-    stdout: str, passed: tuple[str, ...], failed: tuple[str, ...]
-) -> None:
-    assert printed_checks(stdout) == (passed, failed)
-
-
 @given(st.sets(st.text()), st.sets(st.text()), st.sets(st.text()))
 def test_a_share_is_between_none_and_all(
     passed: set[str], failed: set[str], free: set[str]
@@ -272,19 +294,3 @@ def test_a_share_is_between_none_and_all(
     share = compute_partial_reward(passed, failed, free=free)
     assert (share is None) == (not (passed | failed) - free)
     assert share is None or 0 <= share <= 1
-
-
-@given(st.text(), st.text())
-def test_nothing_that_is_printed_breaks_the_reading_of_checks(body: str, rest: str) -> None:
-    printed_checks(f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<{rest}")
-
-
-@pytest.mark.parametrize(
-    "printed",
-    ["0x" + "f" * 20_000, "[" * 100, "{[]: 1}", "-" * 9000 + "1", "[" + "1," * 9000 + "]", r"'\d'"],
-    ids=lambda text: text[:6],
-)
-def test_any_list_of_checks_is_read(printed: str) -> None:
-    stdout = f">>> ERROR_ACCUMULATOR >>>\n{printed}\n<<< ERROR_ACCUMULATOR <<<"
-    passed, failed = printed_checks(stdout)
-    assert not passed and failed and all(len(check) <= 500 for check in failed)

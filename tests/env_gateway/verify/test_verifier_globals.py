@@ -151,7 +151,7 @@ async def test_a_verifier_of_fleets_dialect_runs_in_a_worker(snapshots: bool) ->
     grade = judge_execution(execution, attempts=1)
     assert (grade.reward, grade.detail) == (1.0, "")
     assert (grade.checks_passed, grade.checks_failed) == (("[C] 1 new",), ("[X] for show",))
-    assert grade.partial_reward == 0.5
+    assert grade.partial_reward is None
 
 
 async def test_questions_go_to_the_gateway_where_there_is_no_snapshot() -> None:
