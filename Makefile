@@ -14,7 +14,7 @@ SKY := .venv-sky
 MCP := build/mcp-servers
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-mcp test-sky zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky mcp-servers zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -83,8 +83,10 @@ test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
 	$(BIN)/python -m pytest -m "not sky and not mcp_servers"
 
-test-mcp: $(MCP)/.installed  ## play public MCP servers and the official conformance suite (needs npm)
+test-mcp: mcp-servers  ## play public MCP servers and the official conformance suite (needs npm)
 	$(BIN)/python -m pytest -m mcp_servers tests/mcp_servers
+
+mcp-servers: $(MCP)/.installed  ## create build/mcp-servers, which make test-mcp plays (410 MB; needs npm)
 
 # The servers of PyPI need two versions of the MCP SDK.
 $(MCP)/.installed: $(wildcard tests/mcp_servers/package*.json tests/mcp_servers/*.txt) $(STAMP)
