@@ -123,12 +123,25 @@ def _call_verifier(job: Job, client: Fleet) -> Result:
         with contextlib.redirect_stdout(printed):
             args, kwargs = _load_arguments(job)
             value = _load_function(job)(_make_environment(job, client), *args, **kwargs)
+            value = _to_number(value)
         json.dumps(value)
     # Any error of a verifier, even SystemExit, is its own failure and is reported as such.
     except BaseException as error:  # noqa: BLE001
         kept = printed.getvalue()[:MAX_STDOUT_CHARS]
         return failed_result(type(error).__name__, str(error), traceback.format_exc(), kept)
     return Result(success=True, result=value, stdout=printed.getvalue()[:MAX_STDOUT_CHARS])
+
+
+def _to_number(value: Any) -> Any:
+    """Return what Fleet's protocol carries: the score, of one that was returned with checks. These
+    are printed in Fleet's format."""
+    if not isinstance(value, dict) or "score" not in value:
+        return value
+    returned = cast(dict[str, Any], value)
+    for kind, name in (("ERROR", "failed"), ("SUCCESS", "passed")):
+        if name in returned:
+            print(f">>> {kind}_ACCUMULATOR >>>\n{returned[name]}\n<<< {kind}_ACCUMULATOR <<<")
+    return returned["score"]
 
 
 def _run_child(job: Job, client: Fleet, write: int) -> None:

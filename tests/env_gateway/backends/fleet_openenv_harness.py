@@ -16,7 +16,7 @@ from tests.env_gateway.backends.harness import Can
 from tests.support.process_commands import command_of
 
 # An interpreter with what the fork needs, as it needs another MCP package than this repository.
-_PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
+PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
 
 
 class FleetOpenEnvHarness(BookingTasks):
@@ -37,7 +37,7 @@ class FleetOpenEnvHarness(BookingTasks):
 
     def settings(self) -> Mapping[str, Any]:
         config = self._emulator.config()
-        if python := os.environ.get(_PYTHON_VARIABLE):
+        if python := os.environ.get(PYTHON_VARIABLE):
             config["python"] = python
         return {"backend": "fleet_openenv", "backends": {"fleet_openenv": config}}
 

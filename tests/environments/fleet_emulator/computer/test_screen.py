@@ -165,7 +165,7 @@ def test_an_instance_keeps_its_screen_until_it_is_reset(http: httpx.Client) -> N
     assert '"X=' in position.json()["result"]["content"][0]["text"]
     code = http.get("/v1/tasks/booking-train-000000").json()["verifier_func"]
     graded = execute(http, instance["instance_id"], f"{code}\nverify = validate_task", "done")
-    assert graded["result"]["score"] == 1, graded
+    assert graded["result"] == 1, graded
     assert screenshot(http, root) != before
     http.post(f"{instance['urls']['manager']['reset']}", json={}).raise_for_status()
     assert screenshot(http, root) == before
