@@ -76,10 +76,13 @@ def with_experts(batch: TrainBatch, policy: Policy, shift: int = 0) -> TrainBatc
 
 
 def step(policy: Policy, batch: TrainBatch, **rank: Any) -> StepResult:
-    optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1e-2), offload=False)
+    """Make one step, by a small multiple of the gradient."""
+    # Adam divides a gradient by its own size, rounding errors too; not with this eps.
+    settings = OptimizerConfig(lr=0.1).model_copy(update={"eps": 1.0})
+    optimizer = Optimizer(policy.named_parameters(), settings, offload=False)
     config = RankConfig.model_validate(rank)
     trainer = Trainer(policy, optimizer, AlgorithmConfig(), config)
-    return trainer.train_step(batch, 1e-2)
+    return trainer.train_step(batch, 0.1)
 
 
 def test_the_trainers_own_choices_change_no_bit(sparse_folder: Path) -> None:
@@ -193,9 +196,9 @@ def test_packs_and_recomputed_blocks_replay_the_same(
     one, other = step(plain, batch), step(tried, batch, **rank)
     assert one.metrics["mismatch/rerouted_tokens"] > 0.9
     for name, value in one.metrics.items():
-        assert other.metrics[name] == pytest.approx(value, abs=1e-5), name
+        assert other.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     for name, value in parameters(plain).items():
-        torch.testing.assert_close(parameters(tried)[name], value, rtol=0, atol=1e-4)
+        torch.testing.assert_close(parameters(tried)[name], value, rtol=0, atol=1e-6)
 
 
 def test_a_prompt_is_shared_where_its_experts_are_the_same(sparse_folder: Path) -> None:
@@ -212,7 +215,7 @@ def test_a_prompt_is_shared_where_its_experts_are_the_same(sparse_folder: Path) 
         shared.append(ours["policy/shared_prompt_share"])
         # A shared prompt is routed once.
         for name in theirs.keys() - {"policy/shared_prompt_share", *REROUTED}:
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-4), name
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-5), name
     # Of the second batch every other sequence has experts of its own.
     assert shared[0] > shared[1] > 0
 
