@@ -20,4 +20,6 @@ def tied_command(number: Signals, *command: str) -> tuple[str, ...]:
     `preexec_fn` is no alternative: with it Python's fork runs gRPC's fork handlers, and gRPC's
     threads have crashed the child before exec."""
     program = Path(__file__).with_name("tied_child.py")
-    return python_command(str(program), str(os.getpid()), str(int(number)), *command)
+    words = (str(program), str(os.getpid()), str(int(number)), *command)
+    # Isolated and without site packages it starts sooner; what it becomes is not affected.
+    return (sys.executable, "-I", "-S", *words)

@@ -19,6 +19,10 @@ REASONS = {
     ("services/common/tied_child.py", "main"): (
         "becomes the command, in the environment that its parent gave to it"
     ),
+    ("services/env_gateway/adapters/process_reaper.py", "main"): "the fork becomes the command",
+    ("services/env_gateway/adapters/process_reaper.py", "_become"): (
+        "becomes the command, in the environment that its parent gave to it"
+    ),
 }
 
 
