@@ -127,7 +127,8 @@ def work(folder: Path, algorithm: Mapping[str, object], replicas: Replicas, chan
         eps=1.0,
     )
     batch = change(make_batch(policy, shift=0.2))
-    results = [trainer.train_step(replace(batch, step=step), lr=1.0) for step in (1, 2)]
+    # A larger rate multiplies rounding errors in what is computed after the first update.
+    results = [trainer.train_step(replace(batch, step=step), lr=0.1) for step in (1, 2)]
     critic = trainer.critic.state_tensors() if trainer.critic is not None else {}
     # Of another process only plain arrays come back.
     held = {**trained_parameters(policy), **critic}
@@ -202,7 +203,7 @@ def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
             tokens = [[v.tokens for v in result.versions.values()] for result in (ours, theirs)]
             assert tokens[0] == tokens[1]
         for key, value in held.items():
-            torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
+            torch.testing.assert_close(first[1][key], value, rtol=0, atol=2e-6)
 
 
 def test_nor_where_groups_share_their_prompts(model_folder: Path, tmp_path: Path, run: Run) -> None:
@@ -220,7 +221,7 @@ def test_nor_where_groups_share_their_prompts(model_folder: Path, tmp_path: Path
         )
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     for key, value in held.items():
-        torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(first[1][key], value, rtol=0, atol=2e-6)
 
 
 def test_two_runs_of_as_many_ranks_give_the_same_bits(

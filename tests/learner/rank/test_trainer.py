@@ -78,12 +78,13 @@ def test_the_micro_batch_size_changes_neither_loss_nor_update(
             # Adam divides a gradient by its own size, rounding errors too; not with this.
             eps=1.0,
         )
-        metrics = trainer.train_step(make_batch(policy, shift=0.2), lr=1.0).metrics
+        # A larger rate multiplies rounding errors in what is scored after the update.
+        metrics = trainer.train_step(make_batch(policy, shift=0.2), lr=0.1).metrics
         outcomes.append((metrics, parameters(policy)))
     for metrics, values in outcomes[1:]:
         assert metrics == pytest.approx(outcomes[0][0], rel=1e-4, abs=1e-6)
         for name, value in values.items():
-            torch.testing.assert_close(value, outcomes[0][1][name], rtol=0, atol=1e-5)
+            torch.testing.assert_close(value, outcomes[0][1][name], rtol=0, atol=1e-6)
 
 
 def test_gradient_checkpointing_changes_nothing(model_folder: Path) -> None:
