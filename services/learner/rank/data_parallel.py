@@ -38,7 +38,7 @@ class Replicas:
     """All ranks of a run, as seen by one of them. A single rank leaves every sum unchanged.
 
     All ranks must call the same methods in the same order. Sums have the same bits on every rank,
-    and in every run with as many ranks."""
+    and in every run with as many ranks on one kind of CPU."""
 
     def __init__(self, index: int = 0, count: int = 1, device: torch.device | None = None) -> None:
         self.index = index
