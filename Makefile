@@ -80,8 +80,13 @@ test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers" \
 	  --numprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile quick
 
+# Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
+CAPABILITIES := avx2 default
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
 	$(BIN)/python -m pytest -m "not sky and not mcp_servers"
+	for capability in $(CAPABILITIES); do \
+	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
+	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done
 
 test-mcp: mcp-servers  ## play public MCP servers and the official conformance suite (needs npm)
 	$(BIN)/python -m pytest -m mcp_servers tests/mcp_servers
