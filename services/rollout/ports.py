@@ -230,7 +230,8 @@ class Episode(Protocol):
     async def request_grade(
         self, final_answer: str | None, transcript: bytes, timeout_s: float
     ) -> "Grade":
-        """Grade the final state. Raises EnvironmentLost."""
+        """Grade the final state. The transcript is empty if the verifier reads none. Raises
+        EnvironmentLost."""
         ...
 
 

@@ -203,6 +203,8 @@ class EpisodeInfo:
     env_version: str = ""
     data_version: str = ""
     deadline_s: float = float("inf")
+    # Limit of the transcript for the verifier; 0 if it reads none.
+    transcript_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

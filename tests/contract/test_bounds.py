@@ -23,6 +23,7 @@ from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
 from tests.support import echo_service
 from tests.support.fake_environments import ScriptedBackend
+from tests.support.fake_gateway import task_json
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKENIZER, FakeWorker
 
@@ -87,6 +88,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
 ) -> None:
     monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_READ_BYTES", 1200)
     more = asyncio.Event()
+    reading = task_json(verifier_func="def verify(env, conversation=None):\n    return 1\n")
 
     async def slow(episode_id: str) -> AsyncIterator[episodes_pb.GradeRequest]:
         yield episodes_pb.GradeRequest(header=episodes_pb.GradeHeader(episode_id=episode_id))
@@ -94,8 +96,8 @@ async def test_transcripts_on_their_way_take_so_much_memory(
         await more.wait()
 
     async with serving(ScriptedBackend(), limits={"transcript_bytes": 1024}) as client:
-        first, second = (await client.open(0))[-1], (await client.open(1))[-1]
-        reading = asyncio.create_task(_graded(client.stub.Grade(slow(first.episode_id))))
+        first, second = [(await client.open(at, task_json=reading))[-1] for at in range(2)]
+        graded = asyncio.create_task(_graded(client.stub.Grade(slow(first.episode_id))))
         async with asyncio.timeout(60):
             while not client.service.reading_bytes:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -103,7 +105,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
             await client.grade(second.episode_id, b"x" * 500)
         assert errors[0].retry_delay_s is not None
         more.set()
-        assert (await reading).HasField("reward")
+        assert (await graded).HasField("reward")
         # Read and refused requests hold no room any more.
         assert not client.service.reading_bytes
         assert (await client.grade(second.episode_id, b"x" * 1000)).HasField("reward")

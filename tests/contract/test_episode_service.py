@@ -286,6 +286,34 @@ async def test_a_grade_without_its_header_first_is_refused() -> None:
         await client.stub.Grade(requests())
 
 
+READING = task_json(verifier_func="def verify(env, conversation=None):\n    return 1\n")
+
+
+async def test_a_verifier_that_reads_the_transcript_gets_it_and_no_other() -> None:
+    grader = FakeGrader()
+    async with serving(ScriptedBackend(), grader) as client:
+        for attempt, (task, limit) in enumerate([(READING, 16 * 2**20), (task_json(), 0)]):
+            ready = (await client.open(attempt, task_json=task))[-1]
+            assert ready.ready.transcript_bytes == limit
+            assert (await client.grade(ready.episode_id, b'{"a": 1}\n{"b"', b": 2}\n")).reward == 1
+    assert [seen.arguments for seen in grader.seen] == [
+        {"conversation": '[{"a": 1}, {"b": 2}]'},
+        {"final_answer": None},
+    ]
+
+
+async def test_a_transcript_that_no_verifier_reads_is_ignored_at_any_length() -> None:
+    async with serving(ScriptedBackend(), limits={"transcript_bytes": 1024}) as client:
+        opened = [
+            await client.open(at, task_json=task) for at, task in enumerate([READING, task_json()])
+        ]
+        reading, other = (states[-1].episode_id for states in opened)
+        assert (await client.grade(other, *[b"x" * 1000] * 100)).reward == 1.0
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"):
+            await client.grade(reading, b"x" * 1000, b"x" * 1000)
+        assert client.service.reading_bytes == 0
+
+
 async def test_capacity_is_sent_at_once_and_after_each_change() -> None:
     async with serving(ScriptedBackend(), limits={"max_episodes": 3}) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest())

@@ -14,7 +14,7 @@ from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.episode import Attempt, AttemptRunner
-from services.rollout.ports import Dialect, EnvironmentLost
+from services.rollout.ports import Dialect, Environment, EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
 from tools.tiny_policy.tokenizer import train_tokenizer
 
@@ -72,7 +72,7 @@ class FakeEpisode:
         grade: Grade,
         tools: tuple[Tool, ...] = (TOOL,),
     ) -> None:
-        self.info = EpisodeInfo("e", tools, FACTS, instance_id="i")
+        self.info = EpisodeInfo("e", tools, FACTS, instance_id="i", transcript_bytes=2**24)
         self.calls: list[tuple[str, str]] = []
         self.grades: list[tuple[str | None, bytes]] = []
         self.closed = False
@@ -129,7 +129,7 @@ def engine(script: Script, seconds: float = 0.0) -> FakeEngine:
 
 
 def runner(
-    environment: FakeEnvironment,
+    environment: Environment,
     texts: Sequence[str],
     *,
     name: Literal["template", "full"] = "template",

@@ -44,7 +44,9 @@ def decode_open_request(request: pb.OpenEpisodeRequest, config: EnvGatewayConfig
     )
 
 
-def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) -> pb.EpisodeReady:
+def encode_ready(
+    session: Session, *, lease_ttl_s: float, remaining_s: float, transcript_bytes: int
+) -> pb.EpisodeReady:
     instance = session.instance
     assert instance is not None, "an episode is READY only with an instance"
     task = session.episode.spec.task
@@ -60,6 +62,7 @@ def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) ->
         deadline=rpc.to_duration(max(0.0, remaining_s)),
         open_time=rpc.to_duration(session.open_s),
         initial_observation=[_encode_part(part) for part in session.first_observation],
+        transcript_bytes=transcript_bytes,
     )
 
 

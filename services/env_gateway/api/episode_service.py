@@ -88,7 +88,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                     state=codec.EPISODE_STATES[state], episode_id=session.episode.episode_id
                 )
                 if state is EpisodeState.READY:
-                    response.ready.CopyFrom(self._encode_ready(session))
+                    response.ready.CopyFrom(await self._encode_ready(session))
                 else:
                     response.detail = codec.replace_surrogates(session.failure or session.trouble)
                 yield response
@@ -189,10 +189,14 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self._request_drain()
         return pb.DrainResponse(open_episodes=len(self._gateway.book))
 
-    def _encode_ready(self, session: Session) -> pb.EpisodeReady:
-        remaining_s = session.episode.ends_at - loop_time()
-        lease_ttl_s = self._gateway.config.lease_ttl_s
-        return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
+    async def _encode_ready(self, session: Session) -> pb.EpisodeReady:
+        transcript_bytes = await self._gateway.get_transcript_limit(session)
+        return codec.encode_ready(
+            session,
+            lease_ttl_s=self._gateway.config.lease_ttl_s,
+            remaining_s=session.episode.ends_at - loop_time(),
+            transcript_bytes=transcript_bytes,
+        )
 
     @contextmanager
     def _reading_transcript(self) -> Generator[bytearray]:
@@ -207,14 +211,17 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self, requests: AsyncIterator[pb.GradeRequest], transcript: bytearray
     ) -> pb.GradeHeader:
         header: pb.GradeHeader | None = None
-        limit = self._gateway.config.limits.transcript_bytes
+        limit = 0
         async for request in requests:
             if (header is None) != request.HasField("header"):
                 raise _bad_grade_request("a grade is one header, then transcript chunks")
             if header is None:
                 header = request.header
                 # A transcript for no episode is not read.
-                self._gateway.get_session(header.episode_id)
+                session = self._gateway.get_session(header.episode_id)
+                limit = await self._gateway.get_transcript_limit(session)
+            if limit == 0:
+                continue
             if self.reading_bytes + len(request.transcript_chunk) > max(_MOST_READ_BYTES, limit):
                 raise QueueFullError("too many transcripts are on their way: send it again, later")
             transcript += request.transcript_chunk

@@ -12,6 +12,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.common.deadlines import loop_time
+from services.common.transcripts import encode_transcript
 from services.env_gateway.clients.connection import GatewayConnection, GatewayError
 from services.env_gateway.ports import Media, Part, Text, Tool
 
@@ -57,6 +58,7 @@ class EpisodeClient:
             Tool(tool.name, tool.description, tool.input_schema_json) for tool in ready.tools
         ]
         self._initial = list(ready.initial_observation)
+        self._transcript_bytes = ready.transcript_bytes
 
     async def get_first_observation(self) -> list[Part]:
         """Return the environment's first observation."""
@@ -91,7 +93,8 @@ class EpisodeClient:
             final_answer=final_answer,
             deadline=rpc.to_duration(timeout_s),
         )
-        requests = _grade_requests(header, conversation or ())
+        transcript = encode_transcript(conversation or (), self._transcript_bytes)
+        requests = _grade_requests(header, transcript)
         try:
             response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
         except grpc.aio.AioRpcError as error:
@@ -138,13 +141,10 @@ def _enum_name(enum: Any, value: int, prefix: str) -> str:
     return enum.Name(value).removeprefix(prefix).lower()
 
 
-def _grade_requests(
-    header: pb.GradeHeader, conversation: Sequence[Any]
-) -> Iterator[pb.GradeRequest]:
+def _grade_requests(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
     yield pb.GradeRequest(header=header)
-    lines = "".join(json.dumps(message, default=str) + "\n" for message in conversation).encode()
-    for start in range(0, len(lines), _TRANSCRIPT_CHUNK):
-        yield pb.GradeRequest(transcript_chunk=lines[start : start + _TRANSCRIPT_CHUNK])
+    for start in range(0, len(transcript), _TRANSCRIPT_CHUNK):
+        yield pb.GradeRequest(transcript_chunk=transcript[start : start + _TRANSCRIPT_CHUNK])
 
 
 async def open_episode(

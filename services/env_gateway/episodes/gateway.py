@@ -78,6 +78,7 @@ class Gateway:
             scale or keep_unscaled,
             self.caller.gates,
         )
+        self._verifiers = verifiers
         self.grader = EpisodeGrader(config, verifiers, self.counts, self._watchdog)
         self.closer = InstanceDeleter(config, journal, self._release_place)
 
@@ -155,6 +156,11 @@ class Gateway:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
         self.book.extend_lease(episode, loop_time())
         return await self.calls.answer_call(session, call_seq, name, arguments_json, timeout_s)
+
+    async def get_transcript_limit(self, session: Session) -> int:
+        """Return the limit of the transcript for the grade; 0 if the verifier reads none."""
+        reads = await self._verifiers.reads_conversation(session.episode.spec.task)
+        return self.config.limits.transcript_bytes if reads else 0
 
     async def grade_episode(
         self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float

@@ -32,6 +32,7 @@ from services.env_gateway.ports import (
     Submission,
     Verification,
 )
+from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.verify.verifier_finder import VerifierFinder
 from services.env_gateway.verify.verifier_source import VerifierError
 
@@ -112,6 +113,16 @@ class VerifierRunner:
                 printed=grade.suspicion,
             )
         return await self._add_partial_reward(grade, job)
+
+    async def reads_conversation(self, task: Task) -> bool:
+        """Return True if the task's verifier takes the conversation."""
+        source = task.verifier or self._by_env.get(task.env_key)
+        if source is None:
+            return False
+        try:
+            return (await self._finder.find_function(source)).takes_conversation
+        except VerifierError:
+            return False
 
     def _add_environment_verifier(self, submission: Submission) -> Submission:
         """Return the submission, with the environment's verifier if its task has none."""

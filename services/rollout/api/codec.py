@@ -118,6 +118,7 @@ def episode_from_pb(
         env_version=ready.env_version,
         data_version=ready.data_version,
         deadline_s=to_seconds(ready.deadline) if ready.HasField("deadline") else float("inf"),
+        transcript_bytes=ready.transcript_bytes,
     )
 
 

@@ -1,9 +1,8 @@
 """One attempt at one task, from the open episode to the reward."""
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.common.domain.attempts import (
@@ -15,6 +14,7 @@ from services.common.domain.attempts import (
 )
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
+from services.common.transcripts import encode_transcript
 from services.common.watchdog import Watchdog
 from services.rollout.dialects.turns import NO_CALL, Reply, Turn
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
@@ -271,15 +271,21 @@ class AttemptRunner:
     async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
         """Return the grade of an attempt that ended on its own or by a limit."""
         began = time.monotonic()
-        lines = "".join(json.dumps(message) + "\n" for message in state.messages)
+        transcript = await _encode_messages(state.messages, episode.info.transcript_bytes)
         try:
             return await episode.request_grade(
-                state.answer, lines.encode(), self._limits.grade_timeout_s
+                state.answer, transcript, self._limits.grade_timeout_s
             )
         except EnvironmentLost as error:
             return Grade(reason=NoGradeReason.INSTANCE_LOST, detail=str(error))
         finally:
             state.counts.grade_s = time.monotonic() - began
+
+
+async def _encode_messages(messages: Sequence[Mapping[str, str]], most_bytes: int) -> bytes:
+    """Encode the transcript, off the event loop if it is long."""
+    size = sum(len(message["content"]) for message in messages)
+    return await run_aside(size, lambda: encode_transcript(messages, most_bytes), ASIDE_CHARACTERS)
 
 
 def _ignore_event(kind: str, text: str) -> None:

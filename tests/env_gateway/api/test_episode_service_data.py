@@ -208,10 +208,13 @@ def test_a_verifier_that_is_none_is_no_grade(wire: Wire, source: str, message: s
 
 
 def test_a_transcript_beyond_the_limit_is_refused_with_the_setting(wire: Wire) -> None:
-    header = pb.GradeRequest(header=pb.GradeHeader(episode_id=wire.episode_id))
+    task = task_json(verifier_func="def verify(env, conversation=None):\n    return 1\n")
+    episode_id = wire.open(uuid.uuid4().hex, task_json=task)[-1].episode_id
+    header = pb.GradeRequest(header=pb.GradeHeader(episode_id=episode_id))
     chunk = pb.GradeRequest(transcript_chunk=b"x" * 2**19)
     with pytest.raises(Refused, match=r"env_gateway\.limits\.transcript_bytes"):
         wire.grade(header, chunk, chunk, chunk)
+    wire.close(episode_id)
 
 
 @pytest.mark.parametrize("megabytes", [10, pytest.param(100, marks=pytest.mark.slow)])

@@ -63,6 +63,20 @@ async def test_an_episode_that_is_done_is_graded_and_closed() -> None:
     assert episode.closed
 
 
+class UnreadEpisode(FakeEpisode):
+    """One whose verifier reads no transcript."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.info = replace(self.info, transcript_bytes=0)
+
+
+async def test_a_transcript_that_the_verifier_does_not_read_is_not_sent() -> None:
+    environment = FakeEnvironment(episode=UnreadEpisode)
+    await runner(environment, [LOOK, "It is 1. <done>"]).run_attempt(attempt())
+    assert environment.episodes[0].grades == [("It is 1.", b"")]
+
+
 async def test_tokens_are_those_that_were_sampled_between_template_text() -> None:
     trajectory = await runner(FakeEnvironment(), [LOOK, "<done>"]).run_attempt(attempt())
     assert text(trajectory) == (

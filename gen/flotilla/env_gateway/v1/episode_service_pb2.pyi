@@ -57,13 +57,19 @@ class _ToolOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     TOOL_OUTCOME_BAD_TOOL: _ToolOutcome.ValueType  # 3
     TOOL_OUTCOME_BAD_ARGUMENTS: _ToolOutcome.ValueType  # 4
     TOOL_OUTCOME_NOT_EXECUTED: _ToolOutcome.ValueType  # 5
-    """Certainly not executed."""
+    """Certainly not executed, because of the call itself: the environment accepts
+    no request of its size.
+    """
     TOOL_OUTCOME_OUTCOME_UNKNOWN: _ToolOutcome.ValueType  # 6
     """May have been executed: an unsafe call is not repeated and the episode is
     tainted.
     """
     TOOL_OUTCOME_DEADLINE: _ToolOutcome.ValueType  # 7
+    """A read without an answer by its deadline, or a call that got no turn by it."""
     TOOL_OUTCOME_SESSION_LOST: _ToolOutcome.ValueType  # 8
+    """The environment could not be reached within the call's time, or has lost the
+    episode's state. The policy must not pay for that: there will be no grade.
+    """
 
 class ToolOutcome(_ToolOutcome, metaclass=_ToolOutcomeEnumTypeWrapper):
     """Outcome of a tool call."""
@@ -75,13 +81,19 @@ TOOL_OUTCOME_TOOL_ERROR: ToolOutcome.ValueType  # 2
 TOOL_OUTCOME_BAD_TOOL: ToolOutcome.ValueType  # 3
 TOOL_OUTCOME_BAD_ARGUMENTS: ToolOutcome.ValueType  # 4
 TOOL_OUTCOME_NOT_EXECUTED: ToolOutcome.ValueType  # 5
-"""Certainly not executed."""
+"""Certainly not executed, because of the call itself: the environment accepts
+no request of its size.
+"""
 TOOL_OUTCOME_OUTCOME_UNKNOWN: ToolOutcome.ValueType  # 6
 """May have been executed: an unsafe call is not repeated and the episode is
 tainted.
 """
 TOOL_OUTCOME_DEADLINE: ToolOutcome.ValueType  # 7
+"""A read without an answer by its deadline, or a call that got no turn by it."""
 TOOL_OUTCOME_SESSION_LOST: ToolOutcome.ValueType  # 8
+"""The environment could not be reached within the call's time, or has lost the
+episode's state. The policy must not pay for that: there will be no grade.
+"""
 global___ToolOutcome = ToolOutcome
 
 class _NoGradeReason:
@@ -201,9 +213,12 @@ class EpisodeReady(google.protobuf.message.Message):
     DEADLINE_FIELD_NUMBER: builtins.int
     OPEN_TIME_FIELD_NUMBER: builtins.int
     INITIAL_OBSERVATION_FIELD_NUMBER: builtins.int
+    TRANSCRIPT_BYTES_FIELD_NUMBER: builtins.int
     instance_id: builtins.str
     env_version: builtins.str
     data_version: builtins.str
+    transcript_bytes: builtins.int
+    """Limit of the transcript that the grade needs; 0 if its verifier reads none."""
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]: ...
     @property
@@ -234,9 +249,10 @@ class EpisodeReady(google.protobuf.message.Message):
         deadline: google.protobuf.duration_pb2.Duration | None = ...,
         open_time: google.protobuf.duration_pb2.Duration | None = ...,
         initial_observation: collections.abc.Iterable[global___ContentPart] | None = ...,
+        transcript_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["deadline", b"deadline", "facts", b"facts", "lease_ttl", b"lease_ttl", "open_time", b"open_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["data_version", b"data_version", "deadline", b"deadline", "env_version", b"env_version", "facts", b"facts", "initial_observation", b"initial_observation", "instance_id", b"instance_id", "lease_ttl", b"lease_ttl", "open_time", b"open_time", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_version", b"data_version", "deadline", b"deadline", "env_version", b"env_version", "facts", b"facts", "initial_observation", b"initial_observation", "instance_id", b"instance_id", "lease_ttl", b"lease_ttl", "open_time", b"open_time", "tools", b"tools", "transcript_bytes", b"transcript_bytes"]) -> None: ...
 
 global___EpisodeReady = EpisodeReady
 
@@ -461,7 +477,10 @@ class GradeRequest(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     TRANSCRIPT_CHUNK_FIELD_NUMBER: builtins.int
     transcript_chunk: builtins.bytes
-    """A piece of the transcript, JSON lines of {role, content}, at most 1 MiB."""
+    """A piece of the transcript, JSON lines of {role, content}, at most 1 MiB.
+    A message that is left out for `transcript_bytes` has the length of its
+    line in `omitted_bytes`. Ignored if the verifier reads none.
+    """
     @property
     def header(self) -> global___GradeHeader: ...
     def __init__(
@@ -523,8 +542,8 @@ class GradeResponse(google.protobuf.message.Message):
     here.
     """
     suspicion: builtins.str
-    """Printed results that the policy may have written, a line each, at most 2,000
-    characters: they do not count. Usually empty.
+    """A printed failure of a judge that did not count, because the policy may have
+    written it. Usually empty; at most 200 characters.
     """
     @property
     def no_grade(self) -> global___NoGrade: ...

@@ -154,7 +154,7 @@ class EpisodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Grade(self, request_iterator, context):
-        """Grades the episode: one header, then the transcript if the verifier needs
+        """Grades the episode: one header, then the transcript if the verifier reads
         it. Repeatable; the first known grade is final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -70,7 +70,7 @@ class EpisodeServiceStub:
         flotilla.env_gateway.v1.episode_service_pb2.GradeRequest,
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
-    """Grades the episode: one header, then the transcript if the verifier needs
+    """Grades the episode: one header, then the transcript if the verifier reads
     it. Repeatable; the first known grade is final.
     """
 
@@ -166,7 +166,7 @@ class EpisodeServiceAsyncStub:
         flotilla.env_gateway.v1.episode_service_pb2.GradeRequest,
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
-    """Grades the episode: one header, then the transcript if the verifier needs
+    """Grades the episode: one header, then the transcript if the verifier reads
     it. Repeatable; the first known grade is final.
     """
 
@@ -268,7 +268,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[flotilla.env_gateway.v1.episode_service_pb2.GradeRequest],
         context: _ServicerContext,
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse]]:
-        """Grades the episode: one header, then the transcript if the verifier needs
+        """Grades the episode: one header, then the transcript if the verifier reads
         it. Repeatable; the first known grade is final.
         """
 

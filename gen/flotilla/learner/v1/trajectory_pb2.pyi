@@ -243,8 +243,8 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """SHA-256 of the prompt's token ids."""
     instance_id: builtins.str
     suspicion: builtins.str
-    """Printed results of the verifier that the policy may have written, a line
-    each. Bounded to 2,000 characters.
+    """A printed failure of the verifier's judge that did not count, because the
+    policy may have written it. Bounded to 2,000 characters.
     """
     content_digest: builtins.bytes
     """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
