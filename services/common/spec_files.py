@@ -1,4 +1,4 @@
-"""Files that a run spec names relative to itself, whatever the working directory."""
+"""Files and folders that a run spec names relative to itself, whatever the working directory."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 _KEYS = (
     ("env_gateway", "verifiers", "digests"),
     ("env_gateway", "environments", "*", "verifier"),
+    ("env_gateway", "backends", "mcp", "template"),
 )
 
 
@@ -18,7 +19,7 @@ def resolve_spec_files(spec: dict[str, Any], folder: Path) -> None:
     changes nothing."""
     for table, key in named_files(spec):
         there = folder / table[key]
-        if there.is_file():
+        if there.exists():
             table[key] = str(_from_here(there))
 
 

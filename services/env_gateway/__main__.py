@@ -9,7 +9,7 @@ from services.common.concurrency import running_tasks, wait_unless
 from services.common.loaded_objects import freeze_loaded_objects
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
-from services.env_gateway.api.alarms import HeartbeatAlarms
+from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 from services.wire.registry import load_registry
@@ -43,7 +43,7 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
-        alarms = HeartbeatAlarms()
+        alarms = GatewayAlarms()
         background = _run_background_loops(gateway, alarms, runtime.hurry_heartbeat)
         async with running_tasks(background) as (keeping,):
             freeze_loaded_objects()
@@ -59,7 +59,7 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
         await gateway.drain(runtime.config.drain_s)
 
 
-def _current_status(runtime: Runtime[EnvGatewayConfig], alarms: HeartbeatAlarms) -> ReplicaStatus:
+def _current_status(runtime: Runtime[EnvGatewayConfig], alarms: GatewayAlarms) -> ReplicaStatus:
     draining = runtime.drain.is_set()
     phase = "draining" if draining else "serving"
     return ReplicaStatus(phase, serving=not draining, alarms=alarms.raised)
@@ -103,7 +103,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
 
 
 async def _run_background_loops(
-    gateway: "Gateway", alarms: HeartbeatAlarms, hurry: Callable[[], None]
+    gateway: "Gateway", alarms: GatewayAlarms, hurry: Callable[[], None]
 ) -> None:
     """Run the gateway's background loops: lease expiry, event-loop lag, metrics and alarms.
     Never returns."""

@@ -251,6 +251,12 @@ class Backend(ABC):
         """Late heartbeats; None if instances need none."""
         return None
 
+    @property
+    def refused_key(self) -> str | None:
+        """A line on a key that the server refused lately, with its variable; None if it refused
+        none."""
+        return None
+
     @abstractmethod
     async def close(self) -> None:
         """Close connections and child processes."""

@@ -18,7 +18,7 @@ from services.common import rpc
 from services.common.domain.attempts import AttemptKey, StopReason, ToolOutcome
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
 from services.env_gateway.api.episode_service import EpisodeService
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import Backend
 from services.rollout.adapters.env_gateway import GatewayEnvironment, GatewayEpisode
@@ -90,7 +90,7 @@ async def serving_gateway(
     settings: dict[str, Any], listen: str = "127.0.0.1:0", **changes: Any
 ) -> AsyncGenerator[tuple[str, LossyService, Gateway]]:
     """Serve a gateway; yield its address, its service and itself."""
-    config = McpConfig.model_validate(settings)
+    config = McpServer.model_validate(settings)
     server = rpc.server(token=TOKEN)
     async with (
         closing_backend(build_mcp_backend(config, max_calls=64)) as backend,
@@ -116,7 +116,7 @@ async def opened(address: str) -> AsyncGenerator[GatewayEpisode]:
 @asynccontextmanager
 async def playing(library: Library, trust: str = "hinted", **changes: Any) -> AsyncGenerator[Turns]:
     async with serving_library(library) as url:
-        settings: dict[str, Any] = {"url": url, "parallel_reads": trust}
+        settings: dict[str, Any] = {"url": f"{url}/mcp", "parallel_reads": trust}
         if trust == "listed":
             settings["read_only_tools"] = ("look_up",)
         async with (
@@ -245,7 +245,7 @@ async def test_a_gateway_that_restarts_in_the_middle_loses_the_turn_whole(
     library, journal = Library(), tmp_path / "gateway.sqlite"
     library.hold.clear()
     async with serving_library(library) as url, AsyncExitStack() as second:
-        settings = {"url": url, "parallel_reads": "hinted"}
+        settings = {"url": f"{url}/mcp", "parallel_reads": "hinted"}
         address = free_address()
         first = serving_gateway(settings, address, journal=journal, incarnation="one")
         async with AsyncExitStack() as until_restart:

@@ -52,9 +52,9 @@ class ChildProcess:
         mounts: Sequence[tuple[Path, Path]] = (),
     ) -> "ChildProcess":
         """Start a command that writes lines of at most `limit` bytes, with `environment` in
-        addition to that of any child. Its working directory is `folder`, by default ours; with
-        bubblewrap it sees `mounts`, each a folder and the path where it is seen. The word `python`
-        stands for our own interpreter. Raises OSError."""
+        addition to that of any child. Its working directory is `folder`, by default ours, seen
+        with `mounts`, each a folder and its path there, which need bubblewrap. The word
+        `python` stands for our own interpreter. Raises OSError."""
         if command[0] == "python":
             command = (sys.executable, *command[1:])
         bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
@@ -85,11 +85,11 @@ class ChildProcess:
         reader, writer = os.pipe()
         try:
             words = process_namespace.command_in_namespace(
-                bwrap, command, info=writer, mounts=mounts
+                bwrap, command, info=writer, folder=folder, mounts=mounts
             )
             tied = tied_command(signal.SIGKILL, *words)
             try:
-                process = await _spawn(tied, environment, limit, folder, pass_fds=(writer,))
+                process = await _spawn(tied, environment, limit, pass_fds=(writer,))
             finally:
                 os.close(writer)
             child = cls(process, command)
@@ -128,7 +128,7 @@ class ChildProcess:
 
     async def close(self) -> None:
         """End the command and then everything else; return once nothing of it runs. Goes on if the
-        caller is cancelled. Nobody may read `stdout` any more. Idempotent."""
+        caller is cancelled. Idempotent."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -174,15 +174,17 @@ class ChildProcess:
             os.close(first)
 
     async def _drain_output(self) -> None:
-        while await self.stdout.read(_LINE_BYTES):
-            continue
+        # Raised if somebody still reads, to the same end.
+        with suppress(RuntimeError):
+            while await self.stdout.read(_LINE_BYTES):
+                continue
 
 
 async def _spawn(
     words: Sequence[str],
     environment: Mapping[str, str],
     limit: int,
-    folder: Path | None,
+    folder: Path | None = None,
     *,
     pass_fds: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:

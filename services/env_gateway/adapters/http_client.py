@@ -1,17 +1,17 @@
 """One exchange over HTTP, with the facts of a failure: status, Retry-After, and whether the request
 may have been executed."""
 
-import asyncio
 import math
 import os
 import re
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from services.common.large_values import dump_json_aside
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
@@ -20,11 +20,14 @@ from services.env_gateway.ports import BackendError
 # Limits for a server without its own configuration.
 DEFAULT_LIMITS = TextLimits(bytes=16 * 2**20, values=2**18)
 _JSON = {"content-type": "application/json"}
-_LINES_AT_ONCE = 512
 _ERROR_BYTES = 4000
+_SHOWN = 200
+_REDIRECTS = 5
 # A host that does not accept the connection was sent nothing, and need not be awaited for long.
 _CONNECT_S = 10.0
 _CONNECT_SHARE = 0.9
+# Servers close idle connections after 1 s or more, commonly 2 to 75.
+_IDLE_S = 0.75
 # Envoy's 503 for a request that it had passed on, unless the text rules that out.
 _RESET = re.compile(r"reset reason: ")
 _NOT_PASSED_ON = re.compile(
@@ -33,9 +36,9 @@ _NOT_PASSED_ON = re.compile(
 
 
 def open_http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Open a connection pool for one server. Idle connections are dropped before common servers
-    drop them (5 s), or a request could hit a connection that is just being closed."""
-    connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=4.0)
+    """Open a connection pool for one server. A connection is reused only shortly after its last
+    answer: a request on one that the server is just closing may or may not have been executed."""
+    connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_IDLE_S)
     # Instances at one host must not share cookies.
     cookies = aiohttp.DummyCookieJar()
     return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=cookies)
@@ -51,7 +54,7 @@ class HttpError(BackendError):
             f"HTTP {status}: {body[:500]}",
             delivered=None if _may_have_executed(status, body) else False,
             retry_after_s=retry_after_s,
-            invalid=status in (400, 401, 405, 413, 422),
+            invalid=status in (400, 401, 403, 405, 413, 422),
             unreachable=status in (502, 503, 504),
         )
         self.status = status
@@ -75,37 +78,85 @@ async def exchange_json(
     limits: TextLimits = DEFAULT_LIMITS,
     body: Any = None,
     headers: Mapping[str, str] | None = None,
-    message_id: int | None = None,
 ) -> tuple[Any, Mapping[str, str]]:
-    """Exchange JSON over HTTP once; an SSE answer is read up to the message with `message_id`.
+    """Exchange JSON over HTTP once.
 
     Raises HttpError, and BackendError for a failure of the connection."""
+    exchange = open_answer(http, method, url, timeout_s=timeout_s, body=body, headers=headers)
+    async with exchange as answer:
+        content = await read_body(answer, limits.bytes)
+        return (await parse_json_aside(content, limits) if content else None), answer.headers
+
+
+@asynccontextmanager
+async def open_answer(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    connect_only: bool = False,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """Send a request and yield its answer for reading, within `timeout_s`; `connect_only` limits
+    the time to connect by it, and leaves the rest to the caller. The URL is sent as written.
+    Redirects are followed within their origin only: another host must see neither the request nor
+    its key.
+
+    Raises HttpError for a status of 400 or more, and BackendError for a failure of the connection,
+    a refused redirect, and for answers that are too large or not JSON."""
     data = None
     if body is not None:
         data, headers = await dump_json_aside(body), {**_JSON, **(headers or {})}
-    with _translate_failures(url, timeout_s) as timeout:
-        async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
-            if answer.status >= 400:
-                raise HttpError(
-                    answer.status,
-                    await _read_error_body(answer),
-                    _parse_retry_after(answer.headers),
-                )
-            if answer.content_type == "text/event-stream":
-                return await _read_sse(answer, message_id, limits), answer.headers
-            content = await _read_body(answer, limits.bytes)
-            return (await parse_json_aside(content, limits) if content else None), answer.headers
+    target = URL(url, encoded=url.isascii())
+    with _translate_failures(url, timeout_s, connect_only=connect_only) as timeout:
+        for _ in range(_REDIRECTS):
+            async with http.request(
+                method, target, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                if 300 <= answer.status < 400:
+                    target = _redirect_target(answer)
+                    continue
+                if answer.status >= 400:
+                    raise HttpError(
+                        answer.status,
+                        await _read_error_body(answer),
+                        _parse_retry_after(answer.headers),
+                    )
+                yield answer
+                return
+    raise BackendError("redirect", f"more than {_REDIRECTS} redirects", delivered=False)
+
+
+def _redirect_target(answer: aiohttp.ClientResponse) -> URL:
+    """Return where a redirect leads. Raises BackendError unless it keeps the origin and the
+    method."""
+    location = answer.headers.get("Location", "")
+    target: URL | None = None
+    with suppress(ValueError):
+        target = answer.url.join(URL(location, encoded=True))
+    keeps_method = answer.method == "GET" or answer.status in (307, 308)
+    if target is not None and keeps_method and target.origin() == answer.url.origin():
+        return target
+    shown = location.partition("?")[0][:_SHOWN]
+    message = f"HTTP {answer.status} leads to {shown!r}, which is not followed; configure that URL"
+    raise BackendError("redirect", message, delivered=False, invalid=True)
 
 
 @contextmanager
-def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
+def _translate_failures(
+    url: str, timeout_s: float, *, connect_only: bool
+) -> Generator[aiohttp.ClientTimeout]:
     """Yield the time limits of an exchange; raise BackendError for a failure of its connection."""
     # 0 and less would mean no limit.
     timeout_s = max(0.001, timeout_s)
     # If connecting takes too long, nothing has been sent.
     connect_s = min(timeout_s * _CONNECT_SHARE, _CONNECT_S)
+    total_s = None if connect_only else timeout_s
+    url = show_url(url)
     try:
-        yield aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
+        yield aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s)
     except aiohttp.ConnectionTimeoutError as error:
         # A short wait does not prove that the host is unreachable.
         waited = connect_s >= _CONNECT_S
@@ -124,7 +175,7 @@ def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientT
         message = f"{type(error).__name__}: {error}"
         raise BackendError("connection", message, delivered=None, unreachable=True) from error
     except TooLargeError as error:
-        refuse_too_large(error)
+        raise too_large_error(error) from error
     except ParseError as error:
         message = f"the answer is not JSON: {error}"
         raise BackendError("protocol", message, delivered=None) from error
@@ -140,7 +191,7 @@ async def _read_error_body(answer: aiohttp.ClientResponse) -> str:
     return content.decode("utf-8", "replace")
 
 
-async def _read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
     async for chunk in answer.content.iter_any():
         content += chunk
@@ -154,51 +205,18 @@ def _check_size(size: int, max_bytes: int) -> None:
         raise TooLargeError(f"it has more than {max_bytes} bytes")
 
 
-def refuse_too_large(error: TooLargeError) -> NoReturn:
-    """Raise BackendError, which is final: another attempt would be as large."""
+def too_large_error(error: TooLargeError) -> BackendError:
+    """Return the failure, which is final: another attempt would be as large."""
     message = (
         f"the answer is too large: {error} (max_answer_bytes and max_answer_values of the backend)"
     )
-    raise BackendError("too_large", message, delivered=None, invalid=True) from error
+    return BackendError("too_large", message, delivered=None, invalid=True)
 
 
-async def _read_sse(
-    answer: aiohttp.ClientResponse, message_id: int | None, limits: TextLimits
-) -> Any:
-    # Pieces of an unfinished line, joined only once because it may be a whole picture.
-    rest: list[bytes] = []
-    data: list[bytes] = []
-    size = 0
-    async for chunk in answer.content.iter_any():
-        size += len(chunk)
-        _check_size(size, limits.bytes)
-        *lines, last = chunk.split(b"\n")
-        if lines:
-            lines[0] = b"".join((*rest, lines[0]))
-            rest.clear()
-        rest.append(last)
-        for number, line in enumerate(lines, 1):
-            if message := await _take_sse_line(line.rstrip(b"\r"), data, message_id, limits):
-                return message
-            if number % _LINES_AT_ONCE == 0:
-                await asyncio.sleep(0)
-    raise BackendError("stream_cut", "the stream ended without an answer", delivered=None)
-
-
-async def _take_sse_line(
-    line: bytes, data: list[bytes], message_id: int | None, limits: TextLimits
-) -> dict[str, Any] | None:
-    """Process one line of a stream; return the awaited message once a blank line completes it."""
-    if line.startswith(b"data:"):
-        data.append(line[5:].strip())
-    if line or not data:
-        return None
-    message = await parse_json_aside(b"\n".join(data), limits)
-    data.clear()
-    answers = isinstance(message, dict) and ("result" in message or "error" in message)
-    if not answers or message.get("id") != message_id:
-        return None
-    return cast("dict[str, Any]", message)
+def show_url(url: str) -> str:
+    """Return a URL for messages, without the query, which may hold a key."""
+    shown, query, _ = url.partition("?")
+    return f"{shown}{query and '?...'}"
 
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:

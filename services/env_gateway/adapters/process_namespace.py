@@ -37,13 +37,20 @@ def find_bubblewrap() -> str | None:
 
 
 def command_in_namespace(
-    bwrap: str, command: Sequence[str], *, info: int, mounts: Sequence[tuple[Path, Path]]
+    bwrap: str,
+    command: Sequence[str],
+    *,
+    info: int,
+    folder: Path | None,
+    mounts: Sequence[tuple[Path, Path]],
 ) -> tuple[str, ...]:
-    """Return a command that runs `command` in a process namespace, with `mounts`, each a folder and
-    the path where it is seen. The first process is reported, as JSON, to the descriptor `info`."""
-    binds = [word for seen in mounts for word in ("--bind", *map(str, seen))]
+    """Return a command that runs `command` in a process namespace, in `folder` or by default our
+    working directory, with `mounts`, each a folder and the path where it is seen. The first process
+    is reported, as JSON, to the descriptor `info`."""
+    binds = [word for mount in mounts for word in ("--bind", *map(str, mount))]
+    place = () if folder is None else ("--chdir", str(folder))
     return (
-        *(bwrap, *_SHARED, *binds, *_ENDING, *_kept_rights()),
+        *(bwrap, *_SHARED, *binds, *place, *_ENDING, *_kept_rights()),
         *("--info-fd", str(info), "--", *command),
     )
 

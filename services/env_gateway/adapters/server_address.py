@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Mapping
 
 from services.common.errors import ConfigError
 from services.common.redaction import add_secret
@@ -37,13 +38,19 @@ def connect_server(config: ServerConfig, *, where: str) -> tuple[ServerAddress, 
 def configured_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
     """Build the environment variables that the settings add to started processes. Raises
     ConfigError for a `$NAME` that is not set."""
+    return resolve_references(config.env, where=f"{where}.env")
+
+
+def resolve_references(values: Mapping[str, str], *, where: str) -> dict[str, str]:
+    """Replace each `$NAME` by the variable's value, which is a secret from then on. Raises
+    ConfigError for one that is not set."""
     found: dict[str, str] = {}
-    for name, value in config.env.items():
+    for name, value in values.items():
         if is_reference(value):
             given = os.environ.get(value[1:])
             if given is None:
                 raise ConfigError(
-                    f"{where}.env.{name} is {value}, which is not set in the environment; export"
+                    f"{where}.{name} is {value}, which is not set in the environment; export"
                     " it, or take it out"
                 )
             add_secret(given)

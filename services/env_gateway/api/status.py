@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import metrics
 from services.common.deadlines import loop_time
-from services.env_gateway.api.alarms import HeartbeatAlarms
+from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import BreakerState
@@ -86,11 +86,11 @@ async def export_metrics_forever(gateway: Gateway) -> None:
 
 
 async def update_alarms_forever(
-    gateway: Gateway, alarms: HeartbeatAlarms, changed: Callable[[], None]
+    gateway: Gateway, alarms: GatewayAlarms, changed: Callable[[], None]
 ) -> None:
     """Raise and clear alarms forever; call `changed` after each change."""
     while True:
-        if alarms.update_alarms(_find_lateness(gateway), loop_time()):
+        if alarms.update_alarms(gateway.backends, loop_time()):
             changed()
         await asyncio.sleep(_PERIOD_S)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,11 @@ from services.common.number_ranges import Seconds
 from services.common.parsing import TextLimits
 from services.common.redaction import find_references
 
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Stands for the folder of an episode in the command and environment of its server.
+EPISODE_DIR = "{episode_dir}"
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
 
@@ -95,22 +100,66 @@ class ToolServerConfig(ServerConfig):
         return self
 
 
-class McpConfig(ToolServerConfig):
-    """An MCP server over streamable HTTP, or over stdio.
+class McpServer(ToolServerConfig):
+    """An MCP server over streamable HTTP, over stdio, or over HTTP+SSE ("sse"), the transport of
+    servers before 2025.
 
-    Over HTTP: with `instances` the server also implements Fleet's instance wire, and each episode
-    gets its own instance; without, all episodes share the one server and there is no database to
-    grade from. Over stdio `command` is started once per episode, with the task's data key in its
-    environment (FLOTILLA_DATA_KEY).
+    Over HTTP, `url` is used exactly as written, and `headers` go with every request; the value
+    `$NAME` is that of the variable NAME. With `instances` the server also implements Fleet's
+    instance wire below `url`, and each episode gets its own instance; without, all episodes share
+    the one server and there is no database to grade from. Over stdio `command` is started once per
+    episode, with the task's data key in its environment (FLOTILLA_DATA_KEY), in a folder of the
+    episode's own, which `{episode_dir}` names in `command` and `env`. The folder begins as a copy
+    of the folder `template`, or empty. With `shared_state` all processes run in the gateway's
+    working directory instead.
+
+    `sessions`: the state of an episode belongs to its session with the server ("stateful"), so that
+    a session that the server forgets is a lost episode; or it does not ("stateless"), and a new
+    session takes the place of a forgotten one. `listen`: keep a stream open for what a server asks
+    outside of a call, if it offers one.
     """
 
-    transport: Literal["http", "stdio"] = "http"
+    transport: Literal["http", "stdio", "sse"] = "http"
     instances: bool = False
+    headers: Mapping[str, str] = Field(default_factory=dict[str, str])
+    sessions: Literal["stateful", "stateless"] = "stateful"
+    listen: bool = True
+    template: Path | None = None
+    shared_state: bool = False
 
     @model_validator(mode="after")
-    def _stdio_needs_a_command(self) -> "McpConfig":
+    def _fits_the_transport(self) -> "McpServer":
         if self.transport == "stdio" and (self.command is None or self.instances):
             raise ValueError('transport "stdio" needs a command, and cannot have instances')
+        if self.transport == "stdio" and self.headers:
+            raise ValueError('headers are for a server over HTTP, and transport is "stdio"')
+        if self.transport != "http" and self.sessions == "stateless":
+            raise ValueError(f'over "{self.transport}" a session cannot be stateless')
+        if self.instances and self.transport != "http":
+            raise ValueError('instances need transport "http"')
+        return self
+
+    @model_validator(mode="after")
+    def _folders_are_of_episodes(self) -> "McpServer":
+        if self.transport != "stdio" and (self.template is not None or self.shared_state):
+            raise ValueError('template and shared_state need transport "stdio"')
+        if self.shared_state and self.template is not None:
+            raise ValueError("with shared_state no episode has a folder, and template is its copy")
+        texts = (*(self.command or ()), *self.env.values())
+        if any(EPISODE_DIR in text for text in texts) and (
+            self.transport != "stdio" or self.shared_state
+        ):
+            why = 'needs transport "stdio" without shared_state'
+            raise ValueError(f"{EPISODE_DIR} in command or env {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_of_headers(self) -> "McpServer":
+        for name, value in self.headers.items():
+            if not _HEADER.fullmatch(name) or not value.isprintable():
+                raise ValueError(f"headers.{name}: no header of HTTP")
+            if value.startswith("$") and not is_reference(value):
+                raise ValueError(f"headers.{name}: write {value!r} as $NAME, in capitals")
         return self
 
 
@@ -162,8 +211,8 @@ class OpenEnvConfig(ServerConfig):
     which is then offered as the one tool `step_tool`; "auto" decides by its /schema.
     `task_fields` maps the environment's arguments of `reset` to fields of the task; `seed` is a
     number derived from the task's key, and `env_variables.NAME` is possible.
-    `reward`: the grade is the last reward given, or the sum of them, or the environment's rewards
-    are only shown and the task's own verifier grades ("verifier"), without any database.
+    `reward`: the grade is the last reward of a step, or the sum of them, or the environment's
+    rewards are only shown and the task's own verifier grades ("verifier"), without any database.
     `submit_tool` ends and grades an episode: it is not offered to the policy, but called for the
     grade with the final answer as `submit_argument`; "" if there is no such tool.
     The policy sees the fields in `first_observation` of `reset`'s result, by default all;
@@ -233,7 +282,7 @@ class EmbeddedConfig(ConfigModel):
 class BackendsConfig(ConfigModel):
     """Settings by backend; unused ones may stay in the file."""
 
-    mcp: McpConfig | None = None
+    mcp: McpServer | None = None
     fleet: FleetConfig | None = None
     openenv: OpenEnvConfig | None = None
     fleet_openenv: FleetOpenEnvConfig = FleetOpenEnvConfig()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.common.deadlines import loop_time
+from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
@@ -13,10 +13,15 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
 from services.env_gateway.grading.verdict import no_grade
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
-from services.env_gateway.ports import Instance, Submission
+from services.env_gateway.ports import BackendError, Instance, Submission
 
 _LOG = get_logger(__name__)
+# An environment may take so long to prove that it runs, with so long for each answer.
+_PROOF_S, _ANSWER_S = 30.0, 10.0
+_PROOF_BASE_S, _PROOF_CAP_S = 0.1, 2.0
+_GONE = "the environment instance is gone"
 
 
 class EpisodeGrader:
@@ -84,6 +89,10 @@ class EpisodeGrader:
             return _lost_grade()
         if session.episode.tainted:
             return _tainted_grade()
+        if why := await _find_end(job.instance, min(job.until, loop_time() + _PROOF_S)):
+            session.episode.lost = True
+            _LOG.warning("episode_lost", episode_id=job.episode_id, why=why)
+            return _lost_grade(why)
         return await self._verifiers.grade_final_state(job)
 
     def _make_job(
@@ -122,8 +131,25 @@ def _make_submission(
     )
 
 
-def _lost_grade() -> Grade:
-    return no_grade(NoGradeReason.INSTANCE_LOST, "the environment instance is gone")
+async def _find_end(instance: Instance, until: float) -> str:
+    """Return "" once the instance proves that it runs, else why it counts as lost: a verifier may
+    take the silence of one that has ended for a failed task."""
+    backoff = Backoff(base_s=_PROOF_BASE_S, cap_s=_PROOF_CAP_S)
+    while not (why := instance.end_reason):
+        try:
+            alive = await instance.is_alive(timeout_s=min(_ANSWER_S, seconds_left(until)))
+        except BackendError as error:
+            wait_s = backoff.next_wait_s(error.retry_after_s)
+            if loop_time() + wait_s >= until:
+                return f"the environment does not answer: {error}"
+            await asyncio.sleep(wait_s)
+        else:
+            return "" if alive else instance.end_reason or _GONE
+    return why
+
+
+def _lost_grade(why: str = _GONE) -> Grade:
+    return no_grade(NoGradeReason.INSTANCE_LOST, why)
 
 
 def _tainted_grade() -> Grade:

@@ -37,14 +37,15 @@ _EXAMINATION_S = 5.0
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One call in progress. `sent_at` is when it first held a place; `unknown` is set once a
-    failed attempt may have changed something."""
+    """One call in progress. `has_turn` once the calls before it are over; `sent_at` is when it
+    first held a place; `unknown` is set once a failed attempt may have changed something."""
 
     session: Session
     tool: Tool
     arguments: Mapping[str, Any]
     until: float
     attempts: int = 0
+    has_turn: bool = False
     sent_at: float | None = None
     unknown: bool = False
 
@@ -102,6 +103,7 @@ class ToolCaller:
         session = call.session
         try:
             async with session.line.hold_turn(place, call.until):
+                call.has_turn = True
                 answer = await self._run_attempts(call)
                 # A grade waits for its turn, and then knows what was shown.
                 await session.passed_text.note_parts(answer.parts)
@@ -132,7 +134,7 @@ class ToolCaller:
                     budget=self.budget,
                 )
                 if decision.wait_s is None:
-                    return _failure_answer(call, error, decision.outcome)
+                    return _unanswered(call, decision.outcome, str(error))
                 await asyncio.sleep(decision.wait_s)
             else:
                 session.unreachable = 0
@@ -181,17 +183,23 @@ class ToolCaller:
         return BackendError("lost", message, delivered=error.delivered, lost=True)
 
 
-def _failure_answer(call: _PendingCall, error: BackendError, outcome: ToolOutcome) -> CallAnswer:
-    episode = call.session.episode
-    episode.lost |= error.lost
-    episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
-    return replace(_text_answer(outcome, str(error)), attempts=call.attempts)
-
-
 def _deadline_answer(call: _PendingCall) -> CallAnswer:
-    call.session.episode.tainted |= call.unknown
-    outcome = ToolOutcome.OUTCOME_UNKNOWN if call.unknown else ToolOutcome.DEADLINE
+    """Answer a call whose time is over before it got its turn, or a place at the environment."""
+    if call.unknown:
+        return _unanswered(call, ToolOutcome.OUTCOME_UNKNOWN, "its time is over")
+    if call.has_turn:
+        message = "the environment took no more calls until the deadline"
+        return _unanswered(call, ToolOutcome.SESSION_LOST, message)
     message = "the call waited for its turn until its deadline"
+    return _unanswered(call, ToolOutcome.DEADLINE, message)
+
+
+def _unanswered(call: _PendingCall, outcome: ToolOutcome, message: str) -> CallAnswer:
+    episode = call.session.episode
+    if outcome is ToolOutcome.SESSION_LOST and not episode.lost:
+        episode.lost = True
+        _LOG.warning("episode_lost", episode_id=episode.episode_id, why=message)
+    episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
     return replace(_text_answer(outcome, message), attempts=call.attempts)
 
 

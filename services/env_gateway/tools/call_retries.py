@@ -72,12 +72,16 @@ def decide_retry(
 
 
 def _outcome_of(error: BackendError, *, unknown: bool) -> ToolOutcome:
+    """Return how a call ends that failed with `error` and is not tried again. A failure of the
+    environment is never for the policy to read: it costs the episode."""
     if unknown:
         return ToolOutcome.OUTCOME_UNKNOWN
     if error.bad_arguments:
         return ToolOutcome.BAD_ARGUMENTS
     if error.lost:
         return ToolOutcome.SESSION_LOST
-    if error.kind == "timeout":
+    if error.kind == "timeout" and error.delivered is None:
         return ToolOutcome.DEADLINE
-    return ToolOutcome.NOT_EXECUTED
+    if error.kind == "too_large" and error.delivered is False:
+        return ToolOutcome.NOT_EXECUTED
+    return ToolOutcome.SESSION_LOST

@@ -27,11 +27,12 @@ from services.env_gateway.adapters.fleet.wire import (
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import QueryError, Rows
 from services.env_gateway.tasks.task_format import Task
+from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT
 from tests.support.examples import examples
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
@@ -334,7 +335,8 @@ def wire(answer: Callable[[str], Sequence[Sequence[Any]]], slow_s: float = 0.0) 
 
     async def mcp(request: web.Request) -> web.Response:
         requests = await request.json()
-        result: Mapping[str, Any] = {"tools": [TOOL]} if requests["method"] == "tools/list" else {}
+        results = {"tools/list": {"tools": [TOOL]}, "initialize": INITIALIZE_RESULT}
+        result: Mapping[str, Any] = results.get(requests["method"], {})
         return web.json_response({"jsonrpc": "2.0", "id": requests.get("id"), "result": result})
 
     async def query(request: web.Request) -> web.Response:
@@ -344,12 +346,13 @@ def wire(answer: Callable[[str], Sequence[Sequence[Any]]], slow_s: float = 0.0) 
         rows = answer(sql)
         return web.json_response({"success": True, "columns": ["reward"], "rows": rows})
 
-    async def delete(_: web.Request) -> web.Response:
-        return web.json_response({})
+    async def instance(_: web.Request) -> web.Response:
+        return web.json_response({"instance_id": "i", "status": "running"})
 
     app = web.Application()
     app.router.add_post("/v1/env/instances", create)
-    app.router.add_delete("/v1/env/instances/i", delete)
+    app.router.add_get("/v1/env/instances/i", instance)
+    app.router.add_delete("/v1/env/instances/i", instance)
     app.router.add_post("/mcp", mcp)
     app.router.add_post("/api/v1/env/resources/sqlite/current/query", query)
     return app
@@ -357,7 +360,7 @@ def wire(answer: Callable[[str], Sequence[Sequence[Any]]], slow_s: float = 0.0) 
 
 @asynccontextmanager
 async def gateway_over(app: web.Application, timeout_s: float) -> AsyncGenerator[Gateway]:
-    mcp = McpConfig(url="http://127.0.0.1:1", instances=True)
+    mcp = McpServer(url="http://127.0.0.1:1", instances=True)
     config = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",

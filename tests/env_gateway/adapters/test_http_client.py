@@ -17,9 +17,10 @@ from aiohttp import web
 
 from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
-from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.http_transport import HttpTransport
+from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.ports import BackendError
-from tests.env_gateway.adapters.mcp.test_client import answer
+from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT, answer
 from tests.support.http_server import serving_app
 
 ENVOY = "upstream connect error or disconnect/reset before headers. reset reason: "
@@ -202,7 +203,7 @@ async def mcp_session(reply: Reply) -> AsyncGenerator[McpSession]:
     app = web.Application()
     app.router.add_post("/mcp", post)
     async with serving_app(app) as url, open_http_session(max_connections=4, headers={}) as http:
-        yield McpSession(http, f"{url}/mcp")
+        yield McpSession(lambda: HttpTransport(http, f"{url}/mcp"))
 
 
 async def test_a_slow_handshake_is_within_the_calls_own_time() -> None:
@@ -210,7 +211,7 @@ async def test_a_slow_handshake_is_within_the_calls_own_time() -> None:
         await asyncio.sleep(1.0)
         if "id" not in message:
             return web.Response(status=202)
-        return answer(message, {}, headers={"mcp-session-id": "s"})
+        return answer(message, INITIALIZE_RESULT, headers={"mcp-session-id": "s"})
 
     async with mcp_session(reply) as session:
         started = time.monotonic()

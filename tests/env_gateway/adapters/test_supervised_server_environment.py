@@ -10,16 +10,13 @@ import pytest
 from services.common import redaction
 from services.common.errors import ConfigError
 from services.common.redaction import add_secret
+from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.embedded.pool import WorkerPool
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.server_address import connect_server
-from services.env_gateway.adapters.supervised_server import (
-    StderrTail,
-    SupervisedServer,
-    spawn_process,
-)
-from services.env_gateway.config.backends import FleetOpenEnvConfig, McpConfig
+from services.env_gateway.adapters.supervised_server import SupervisedServer
+from services.env_gateway.config.backends import FleetOpenEnvConfig, McpServer
 from services.env_gateway.ports import ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_gateway import task_json, until
@@ -65,13 +62,13 @@ def seen(found: dict[str, str]) -> set[str]:
 
 
 async def stdio(**env: str) -> dict[str, str]:
-    backend = McpStdioBackend(McpConfig(transport="stdio", command=WAITING, env=env))
+    backend = McpStdioBackend(McpServer(transport="stdio", command=WAITING, env=env))
     try:
         task = parse_task(task_json(data_id="monday"))
         instance = await backend.provision_instance(
             ProvisionRequest("e1", task, 60.0), timeout_s=20.0
         )
-        return await environment(instance._server.process.pid)  # pyright: ignore[reportPrivateUsage]
+        return await environment(instance._server.child.pid)  # pyright: ignore[reportPrivateUsage]
     finally:
         await backend.close()
 
@@ -87,7 +84,7 @@ async def test_a_server_over_stdio_gets_its_episode_and_what_the_spec_gives_it()
 
 
 async def test_a_server_over_http_gets_a_key_of_ours_and_what_the_spec_gives_it() -> None:
-    config = McpConfig(command=SERVING, env={"TOKEN": "$GITHUB_PAT"}, start_timeout_s=30.0)
+    config = McpServer(command=SERVING, env={"TOKEN": "$GITHUB_PAT"}, start_timeout_s=30.0)
     address, headers = connect_server(config, where="env_gateway.backends.mcp")
     try:
         await address.wait_for_url(30.0)
@@ -124,16 +121,16 @@ async def test_the_output_of_a_command_is_passed_on_without_the_secrets_that_it_
 ) -> None:
     add_secret(CANARIES["GITHUB_PAT"])
     expected = "import os, sys; sys.stderr.write('x' * 70_000 + os.environ['A'] + '\\nlast words')"
-    process = await spawn_process((sys.executable, "-c", expected), {"A": CANARIES["GITHUB_PAT"]})
-    words = StderrTail(process)
-    assert (await words.describe_end()).endswith("last words")
-    await words.close()
+    command = (sys.executable, "-c", expected)
+    process = await ChildProcess.start(command, {"A": CANARIES["GITHUB_PAT"]})
+    assert (await process.describe_end()).endswith("last words")
+    await process.close()
     output = capfd.readouterr().err
     assert CANARIES["GITHUB_PAT"] not in output and "***\nlast words" in output
 
 
 def test_a_variable_that_is_given_and_not_set_is_named() -> None:
-    config = McpConfig(command=SERVING, env={"TOKEN": "$NOBODY_SET_THIS"})
+    config = McpServer(command=SERVING, env={"TOKEN": "$NOBODY_SET_THIS"})
     with pytest.raises(ConfigError, match=r"mcp\.env\.TOKEN is \$NOBODY_SET_THIS, which is not"):
         connect_server(config, where="env_gateway.backends.mcp")
 
@@ -148,7 +145,7 @@ def test_a_variable_that_is_given_and_not_set_is_named() -> None:
 )
 def test_an_environment_that_cannot_be_is_refused(settings: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        McpConfig.model_validate(settings)
+        McpServer.model_validate(settings)
 
 
 def test_a_url_of_fleets_control_plane_still_has_processes_to_give_to() -> None:

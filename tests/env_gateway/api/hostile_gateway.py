@@ -14,7 +14,7 @@ from aiohttp import web
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.ports import Execution
 from tests.env_gateway.api.held_loop import Held, held_loops
 from tests.env_gateway.api.raw_wire import Wire
@@ -23,6 +23,11 @@ from tests.support.http_server import serving_app
 from tests.support.threaded_gateway import ServedGateway, served
 
 _ANY_SIZE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+INITIALIZE_RESULT = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "serverInfo": {"name": "hostile", "version": "1"},
+}
 TOOLS = [{"name": "act", "inputSchema": {"type": "object"}}]
 
 
@@ -47,7 +52,7 @@ class Server:
             return web.Response(status=202)
         listed = self.listed if message["method"] == "tools/list" else None
         if message["method"] != "tools/call" and listed is None:
-            reported = {"protocolVersion": "2025-06-18", "tools": TOOLS}
+            reported = {**INITIALIZE_RESULT, "tools": TOOLS}
             return web.json_response({"jsonrpc": "2.0", "id": number, "result": reported})
         body = self.body if listed is None else listed
         if body is None:
@@ -78,7 +83,7 @@ def hostile_server() -> Generator[Server]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     url, loop, stop = started.result(10.0)
-    handler.append(Server(url, thread))
+    handler.append(Server(f"{url}/mcp", thread))
     try:
         yield handler[0]
     finally:
@@ -132,7 +137,7 @@ class Hostile:
 @contextmanager
 def hostile_gateway() -> Generator[Hostile]:
     with hostile_server() as server:
-        make = partial(build_mcp_backend, McpConfig(url=server.url), max_calls=8)
+        make = partial(build_mcp_backend, McpServer(url=server.url), max_calls=8)
         mcp = {"url": server.url}
         breaker = {"window": 10_000, "instance_failures": 1000}
         changes: dict[str, Any] = {"backend": "mcp", "backends": {"mcp": mcp}, "breaker": breaker}

@@ -19,7 +19,11 @@ def result(request: dict[str, Any]) -> dict[str, Any]:
     if request["method"] == "tools/call":
         time.sleep(request["params"]["arguments"]["seconds"])
         return {"content": [{"type": "text", "text": str(os.getpid())}]}
-    return {"protocolVersion": "2025-06-18"}
+    return {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "serverInfo": {"name": "napping", "version": "1"},
+    }
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
@@ -21,7 +21,7 @@ AWAY = BackendError("connect", "http://127.0.0.1:9/mcp cannot be reached", deliv
 
 
 async def test_a_stdio_server_that_ends_is_reported_with_its_last_words() -> None:
-    config = McpConfig(transport="stdio", command=(sys.executable, "-c", OLD_SERVER))
+    config = McpServer(transport="stdio", command=(sys.executable, "-c", OLD_SERVER))
     backend = McpStdioBackend(config)
     request = ProvisionRequest("e1", parse_task(task_json()), 60.0)
     instance = await backend.provision_instance(request, timeout_s=20.0)

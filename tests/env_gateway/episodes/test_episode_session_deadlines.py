@@ -19,6 +19,7 @@ from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.circuit_breaker import BreakerState
 from services.env_gateway.ports import Text
+from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT
 from tests.env_gateway.episodes.napping_server import TOOL
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
@@ -27,7 +28,7 @@ from tests.support.http_server import serving_app
 COMMAND = (sys.executable, str(Path(__file__).with_name("napping_server.py")))
 DAY_S = 86400.0
 # On a busy machine a caller's time may be over before the call was sent.
-UNANSWERED = {ToolOutcome.OUTCOME_UNKNOWN, ToolOutcome.DEADLINE}
+UNANSWERED = {ToolOutcome.OUTCOME_UNKNOWN, ToolOutcome.DEADLINE, ToolOutcome.SESSION_LOST}
 
 
 @asynccontextmanager
@@ -51,7 +52,7 @@ async def shared_server() -> AsyncGenerator[str]:
         message = await request.json()
         if "id" not in message:
             return web.Response(status=202)
-        result: dict[str, Any] = {"protocolVersion": "2025-06-18"}
+        result: dict[str, Any] = INITIALIZE_RESULT
         if message["method"] == "tools/list":
             result = {"tools": [TOOL]}
         elif message["method"] == "tools/call":
@@ -62,7 +63,7 @@ async def shared_server() -> AsyncGenerator[str]:
     app = web.Application()
     app.router.add_post("/mcp", post)
     async with serving_app(app) as url:
-        yield url
+        yield f"{url}/mcp"
 
 
 async def episodes(gateway: Gateway, count: int, **spec: Any) -> list[Session]:
@@ -122,7 +123,7 @@ async def test_a_server_that_is_silent_for_longer_than_usual_is_left_alone() -> 
         sessions = await episodes(gateway, 16)
         await asyncio.gather(*(nap(gateway, session, 0.0, 10.0) for session in sessions))
         before, _ = pressure(gateway)
-        assert ToolOutcome.NOT_EXECUTED in await hurried(gateway, sessions, 40, 1.0)
+        assert ToolOutcome.SESSION_LOST in await hurried(gateway, sessions, 40, 1.0)
         limit, state = pressure(gateway)
         assert (limit < before, state) == (True, BreakerState.OPEN)
 

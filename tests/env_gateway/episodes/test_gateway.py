@@ -141,7 +141,7 @@ async def test_only_the_newest_answers_are_kept() -> None:
         (
             failure("throttled", delivered=False, retry_after_s=60.0),
             "add",
-            ToolOutcome.NOT_EXECUTED,
+            ToolOutcome.SESSION_LOST,
             1,
         ),
         (failure(delivered=False, lost=True), "look", ToolOutcome.SESSION_LOST, 1),

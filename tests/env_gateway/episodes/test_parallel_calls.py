@@ -161,7 +161,7 @@ async def test_a_read_whose_predecessor_never_comes_ends_in_time_and_holds_up_no
         assert shelf.begun == [0, 2]
 
 
-async def test_a_read_that_fails_leaves_those_beside_it_and_taints_nothing() -> None:
+async def test_a_read_that_fails_costs_the_episode_but_not_those_beside_it() -> None:
     shelf = Shelf()
     shelf.fail_at("call", BackendError("http", "for the test", delivered=None, invalid=True))
     async with running(shelf) as gateway:
@@ -169,8 +169,8 @@ async def test_a_read_that_fails_leaves_those_beside_it_and_taints_nothing() -> 
         (failed, _), (fine, _) = await asyncio.gather(
             call(gateway, session, 0), call(gateway, session, 1)
         )
-        assert (failed.outcome, fine.outcome) == (ToolOutcome.NOT_EXECUTED, ToolOutcome.OK)
-        assert (await gateway.grade_episode(session, None, None, 5.0)).reward == 1.0
+        assert (failed.outcome, fine.outcome) == (ToolOutcome.SESSION_LOST, ToolOutcome.OK)
+        assert (await gateway.grade_episode(session, None, None, 5.0)).reward is None
 
 
 async def test_closing_an_episode_ends_its_calls_and_those_that_came_early() -> None:

@@ -26,8 +26,8 @@ def backend_with(*errors: BackendError) -> ScriptedBackend:
     return backend
 
 
-def failure(kind: str = "http", *, delivered: bool | None, lost: bool = False) -> BackendError:
-    return BackendError(kind, "a failure", delivered=delivered, lost=lost)
+def failure(kind: str = "http", *, delivered: bool | None, **more: bool) -> BackendError:
+    return BackendError(kind, "a failure", delivered=delivered, **more)
 
 
 async def call(gateway: Gateway, session: Session, name: str, timeout_s: float = 5.0) -> CallAnswer:
@@ -72,12 +72,37 @@ async def test_an_idempotent_write_that_hangs_taints() -> None:
         assert session.episode.tainted
 
 
-async def test_a_read_that_never_succeeds_taints_nothing() -> None:
+async def test_a_read_that_never_succeeds_is_the_environments_fault() -> None:
     backend = backend_with(*[failure(delivered=None)] * 9)
     retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
     async with running(backend, retry=retry) as gateway:
         session = await opened(gateway)
-        assert (await call(gateway, session, "look")).outcome is ToolOutcome.NOT_EXECUTED
+        assert (await call(gateway, session, "look")).outcome is ToolOutcome.SESSION_LOST
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST)
+
+
+@pytest.mark.parametrize(
+    "kind", ["connect", "http", "auth", "throttled", "unavailable", "starting"]
+)
+async def test_what_does_not_reach_the_environment_in_time_is_never_the_policys_fault(
+    kind: str,
+) -> None:
+    backend = backend_with(*[failure(kind, delivered=False, invalid=kind == "auth")] * 99)
+    retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
+    async with running(backend, retry=retry) as gateway:
+        session = await opened(gateway)
+        assert (await call(gateway, session, "set", 0.2)).outcome is ToolOutcome.SESSION_LOST
+        assert (await call(gateway, session, "look")).outcome is ToolOutcome.SESSION_LOST
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST)
+
+
+async def test_arguments_that_are_too_large_to_be_sent_are_the_policys_fault() -> None:
+    backend = backend_with(failure("too_large", delivered=False, invalid=True))
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        assert (await call(gateway, session, "set")).outcome is ToolOutcome.NOT_EXECUTED
         assert (await gateway.grade_episode(session, None, None, 5.0)).reward == 1.0
 
 

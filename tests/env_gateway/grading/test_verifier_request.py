@@ -9,7 +9,7 @@ import pytest
 from services.common.domain.attempts import Grade
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verifier_files import load_verifiers
@@ -29,7 +29,8 @@ def milk_was_noted(env):
 async def gateway() -> AsyncGenerator[Gateway]:
     """The verifiers here are the test's own, and run even without a sandbox."""
     command = environment_command("-m", "tests.support.mcp_stdio_server")
-    config = McpConfig(transport="stdio", command=command)
+    # A fork has no view of a folder of its own.
+    config = McpServer(transport="stdio", command=command, shared_state=True)
     settings = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",

@@ -257,7 +257,11 @@ hostile = json.loads(sys.argv[1])
 print(hostile, file=sys.stderr, flush=True)
 tool = {"name": "look", "description": hostile, "inputSchema": {"type": "object"}}
 answers = {
-    "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}},
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "serverInfo": {"name": hostile, "version": hostile},
+    },
     "tools/list": {"tools": [tool]},
     "tools/call": {"content": [{"type": "text", "text": hostile}]},
 }

@@ -156,4 +156,5 @@ def test_every_alarm_is_documented() -> None:
         "lost_with_disk",
         # Of the gateway.
         alarms.LATE_HEARTBEATS,
+        alarms.REFUSED_KEY,
     }

@@ -67,7 +67,7 @@ class FleetApi:
     ) -> Any:
         """Send a request to the control plane; `path` is below its address, or below `base`."""
         until = loop_time() + timeout_s
-        base = base or await self._address.wait_for_url(timeout_s)
+        base = base or await self._address.wait_for_root(timeout_s)
         headers = {
             **self.headers,
             **_SDK,

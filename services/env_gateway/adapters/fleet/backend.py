@@ -31,7 +31,7 @@ class FleetBackend(Backend):
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> FleetInstance:
         until = loop_time() + timeout_s
-        await self.connection.address.wait_for_url(timeout_s)
+        await self.connection.address.wait_for_root(timeout_s)
         generation = self.connection.address.generation
         body = await self.connection.api.create_instance(
             request, image_type=image_type(request.task.modality), timeout_s=seconds_left(until)

@@ -12,8 +12,9 @@ from services.env_gateway.adapters.fleet.browser import BrowserClient, split_id
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.fleet.tools import FleetTools, RouteCache
 from services.env_gateway.adapters.fleet.verifier import FleetVerifier
-from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.http_transport import HttpTransport
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
+from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig
 from services.env_gateway.ports import ProvisionRequest
@@ -63,9 +64,14 @@ class FleetConnection:
         self, urls: Sequence[str], env: tuple[str, str], request: ProvisionRequest
     ) -> FleetTools:
         api = self.api
-        sessions = [
-            McpSession(api.http, url, headers=api.headers, limits=api.limits) for url in urls
-        ]
+        # The state is the instance's, not a session's.
+        sessions = {
+            url: McpSession(
+                partial(HttpTransport, api.http, url, headers=api.headers, limits=api.limits),
+                stateless=True,
+            )
+            for url in urls
+        }
         key = (*env, request.task.modality)
         return FleetTools(sessions, key, self._routes, self._mark_tool)
 

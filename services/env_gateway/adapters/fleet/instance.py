@@ -147,8 +147,15 @@ class FleetInstance(Instance):
         query = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
         return await self._connection.snapshots.get_snapshot(db, self._state, query)
 
+    async def is_alive(self, *, timeout_s: float) -> bool:
+        # After a verifier at Fleet the same question follows its run.
+        if self._connection.verifier is None:
+            await self._update_end_reason(loop_time() + timeout_s)
+        return self._ended is None
+
     async def close(self, *, timeout_s: float) -> None:
         self._connection.heartbeats.forget_instance(self.instance_id)
+        await self._tools.close()
         if self._generation == self._connection.address.generation:
             await self._connection.delete_instance(self.instance_id, timeout_s)
 

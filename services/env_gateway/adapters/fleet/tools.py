@@ -11,7 +11,7 @@ from typing import Any
 
 from services.common.deadlines import loop_time
 from services.env_gateway.adapters.http_client import HttpError
-from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.ports import BackendError, CallResult, Tool
 from services.env_gateway.tools.tool_selection import COMPUTER
 
@@ -39,12 +39,13 @@ class FleetTools:
 
     def __init__(
         self,
-        sessions: Sequence[McpSession],
+        sessions: Mapping[str, McpSession],
         key: tuple[str, str, str],
         memory: RouteCache,
         mark_tool: Callable[[Tool], Tool],
     ) -> None:
-        self._sessions = sessions
+        self._urls = list(sessions)
+        self._sessions = list(sessions.values())
         self._key = key
         self._memory = memory
         self._mark_tool = mark_tool
@@ -77,6 +78,11 @@ class FleetTools:
         session = self._sessions[self._routes.owners.get(name, 0)]
         return await session.call_tool(name, arguments, timeout_s)
 
+    async def close(self) -> None:
+        """Forget the sessions, which end with the instance."""
+        for session in self._sessions:
+            await session.close()
+
     async def _find_routes(self, known: ToolRoutes | None, timeout_s: float) -> ToolRoutes:
         probe_s = min(_PROBE_S, timeout_s)
         found = await asyncio.gather(
@@ -86,7 +92,7 @@ class FleetTools:
         failed = [e for e in found if isinstance(e, BackendError) and not _is_absent(e)]
         only_screen = len(self._sessions) > 1 and not routes.owners.keys() - {COMPUTER}
         if not routes.tools or only_screen:
-            raise _no_tools_error(self._sessions, found, failed)
+            raise _no_tools_error(self._urls, found, failed)
         if failed and not self._tolerates_failure(known):
             raise failed[0]
         return routes
@@ -123,14 +129,14 @@ def _is_absent(error: BackendError) -> bool:
 
 
 def _no_tools_error(
-    sessions: Sequence[McpSession],
+    urls: Sequence[str],
     found: Sequence["Sequence[Tool] | BackendError"],
     failed: Sequence[BackendError],
 ) -> BackendError:
     if failed:
         return failed[0]
     reasons = "; ".join(
-        f"{session.url}: {answer if isinstance(answer, BackendError) else len(answer)}"
-        for session, answer in zip(sessions, found, strict=True)
+        f"{url}: {answer if isinstance(answer, BackendError) else len(answer)}"
+        for url, answer in zip(urls, found, strict=True)
     )
     return BackendError("no_tools", f"no tools are served yet ({reasons})", delivered=False)

@@ -96,7 +96,7 @@ class FleetOpenEnvBackend(Backend):
 
     async def _worker_environment(self, timeout_s: float) -> dict[str, str]:
         """Build the worker's environment, the only place where FleetTaskEnv reads URL and key."""
-        url = await self._address.wait_for_url(timeout_s)
+        url = await self._address.wait_for_root(timeout_s)
         key = self._api.headers.get("authorization", "").removeprefix("Bearer ")
         # It refuses to start without a key, even if the control plane requires none.
         own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}

@@ -1,15 +1,12 @@
 """The worker process of one FleetTaskEnv. A deadline kills it, because it swallows cancellation."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from services.common.large_values import dump_line_aside
 from services.common.parsing import TextLimits, parse_json_aside
-from services.env_gateway.adapters.supervised_server import StderrTail, spawn_process
+from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.ports import BackendError
 
 
@@ -17,14 +14,10 @@ class FleetTaskEnvProcess:
     """The process that runs FleetTaskEnv, with one request at a time. Any outcome but an answer
     ends the process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: TextLimits) -> None:
-        assert process.stdin is not None and process.stdout is not None
+    def __init__(self, process: ChildProcess, limits: TextLimits) -> None:
         self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
         self._limits = limits
         self._killed = False
-        self._words = StderrTail(process)
 
     @classmethod
     async def start_process(
@@ -32,7 +25,7 @@ class FleetTaskEnvProcess:
     ) -> "FleetTaskEnvProcess":
         """Start the process. Raises BackendError."""
         try:
-            return cls(await spawn_process(command, environment, limit=limits.bytes), limits)
+            return cls(await ChildProcess.start(command, environment, limit=limits.bytes), limits)
         except OSError as error:
             message = f"{command[0]} cannot be started: {error}"
             raise BackendError("worker", message, delivered=False, invalid=True) from error
@@ -51,13 +44,13 @@ class FleetTaskEnvProcess:
         """Read the next line of the answer."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await parse_json_aside(await self._stdout.readuntil(), self._limits)
+                return await parse_json_aside(await self._process.stdout.readuntil(), self._limits)
         except TimeoutError:
             await self.kill()
             message = f"FleetTaskEnv did not answer in {timeout_s:.1f} s and was ended"
             raise BackendError("timeout", message, delivered=None) from None
         except asyncio.IncompleteReadError:
-            message = f"the process of FleetTaskEnv is gone: {await self._words.describe_end()}"
+            message = f"the process of FleetTaskEnv is gone: {await self._process.describe_end()}"
             await self.kill()
             raise _lost_error("worker", message) from None
         except (asyncio.LimitOverrunError, ValueError) as error:
@@ -66,26 +59,23 @@ class FleetTaskEnvProcess:
             raise _lost_error("protocol", message[:500]) from error
         except asyncio.CancelledError:
             # Otherwise its answer would be taken for that of the next request.
-            self._kill_group()
+            self._kill_process()
             raise
 
     async def kill(self) -> None:
         """Kill the process and its children. Idempotent."""
-        self._kill_group()
-        await self._process.wait()
-        await self._words.close()
+        self._kill_process()
+        await self._process.close()
 
     async def _write_request(self, message: Mapping[str, Any]) -> None:
         line = await dump_line_aside(message)
         if self._killed or self._process.returncode is not None:
             raise BackendError("lost", "FleetTaskEnv was ended", delivered=False, lost=True)
-        self._stdin.write(line)
+        self._process.stdin.write(line)
 
-    def _kill_group(self) -> None:
+    def _kill_process(self) -> None:
         self._killed = True
-        self._stdin.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
 
 
 def _lost_error(kind: str, message: str) -> BackendError:

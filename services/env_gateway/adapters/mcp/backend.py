@@ -1,18 +1,22 @@
 """MCP servers as environments, with Fleet's instance wire or as one shared server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 
+from services.common.deadlines import loop_time
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
-from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.http_transport import HttpTransport, SseTransport
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
-from services.env_gateway.adapters.server_address import connect_server
+from services.env_gateway.adapters.mcp.session import McpSession
+from services.env_gateway.adapters.mcp.transport import Transport
+from services.env_gateway.adapters.server_address import connect_server, resolve_references
 from services.env_gateway.adapters.supervised_server import ServerAddress
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer, is_reference
 from services.env_gateway.ports import (
     Backend,
     BackendError,
@@ -27,13 +31,18 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tasks.task_format import Task
 
+# A refusal of the key is reported for so long.
+_LATELY_S = 60.0
 _DATABASES = ("seed", "current")
 
 
-def build_mcp_backend(config: McpConfig, *, max_calls: int) -> "McpBackend":
-    """Build the backend of an MCP server. Raises ConfigError if the API key is not in the
-    environment."""
-    address, headers = connect_server(config, where="env_gateway.backends.mcp")
+def build_mcp_backend(config: McpServer, *, max_calls: int) -> "McpBackend":
+    """Build the backend of an MCP server. Raises ConfigError if the API key, or a variable that a
+    header names, is not in the environment."""
+    where = "env_gateway.backends.mcp"
+    given = resolve_references(config.headers, where=f"{where}.headers")
+    address, key = connect_server(config, where=where)
+    headers = {**key, **given}
     return McpBackend(
         config, address, open_http_session(max_connections=max_calls, headers=headers)
     )
@@ -62,18 +71,30 @@ class McpInstance(Instance):
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         self._backend.require_current(self._generation)
-        await self._session.open_session(timeout_s)
-        return await self._backend.list_tools(self._env, self._session, timeout_s)
+        with self._backend.noting_refusals():
+            await self._session.open_session(timeout_s)
+            return await self._backend.list_tools(self._env, self._session, timeout_s)
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         self._backend.require_current(self._generation)
-        return await self._session.call_tool(name, arguments, timeout_s)
+        with self._backend.noting_refusals():
+            return await self._session.call_tool(name, arguments, timeout_s)
+
+    async def is_alive(self, *, timeout_s: float) -> bool:
+        return self._backend.is_current(self._generation) and await self._session.is_alive(
+            timeout_s
+        )
 
     async def close(self, *, timeout_s: float) -> None:
-        if self._backend.is_current(self._generation):
-            await self._session.close(timeout_s)
+        # Of a server that is gone, only our side of the session is left.
+        current = self._backend.is_current(self._generation)
+        await self._session.close(timeout_s if current else 0.0)
+
+    @property
+    def end_reason(self) -> str | None:
+        return self._session.lost or None
 
 
 class FleetWireInstance(McpInstance):
@@ -82,7 +103,7 @@ class FleetWireInstance(McpInstance):
     def __init__(self, backend: "McpBackend", body: Mapping[str, Any], task: Task, generation: int):
         root = body["urls"]["root"]
         self._state = fleet_wire.parse_initial_state(body, task)
-        session = backend.make_session(f"{root}mcp")
+        session = backend.make_session(f"{root}mcp", stateless=True)
         super().__init__(backend, body["instance_id"], self._state.env, session, generation)
         self.data_version = self._state.data_version
         self._runner = f"{root}api/v1/env"
@@ -115,8 +136,14 @@ class FleetWireInstance(McpInstance):
         )
 
     async def close(self, *, timeout_s: float) -> None:
+        # The server ends the session with the instance.
+        await self._session.close(0.0)
         if self._backend.is_current(self._generation):
             await self._backend.delete_instance(self.instance_id, timeout_s)
+
+    @property
+    def end_reason(self) -> str | None:
+        return None
 
 
 class McpBackend(Backend):
@@ -124,24 +151,31 @@ class McpBackend(Backend):
     supervised server restarts, which ends all instances of the previous one."""
 
     def __init__(
-        self, config: McpConfig, address: ServerAddress, http: aiohttp.ClientSession
+        self, config: McpServer, address: ServerAddress, http: aiohttp.ClientSession
     ) -> None:
         self._config = config
         self._address = address
         self._http = http
+        # Streams of servers last as long as their sessions, so they take no place of a call.
+        self._listening = open_http_session(max_connections=0, headers=http.headers)
+        # URLs whose server offers no such stream.
+        self._silent: set[str] = set()
         self._tools: dict[tuple[str, str], Sequence[Tool]] = {}
+        self._refused: tuple[int, float] | None = None
         self.snapshots = fleet_wire.SnapshotCache()
 
     async def provision_instance(
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> McpInstance:
-        url = await self._address.wait_for_url(timeout_s)
-        generation = self._address.generation
         task = request.task
         if not self._config.instances:
+            url = await self._address.wait_for_url(timeout_s)
+            generation = self._address.generation
             env = (task.env_key, task.env_version)
-            session = self.make_session(url if url.endswith("/mcp") else f"{url}/mcp")
+            session = self.make_session(url, stateless=self._config.sessions == "stateless")
             return McpInstance(self, f"shared-{request.episode_id}", env, session, generation)
+        url = await self._address.wait_for_root(timeout_s)
+        generation = self._address.generation
         body = await self._create_instance(url, request, timeout_s)
         return FleetWireInstance(self, body, task, generation)
 
@@ -151,12 +185,12 @@ class McpBackend(Backend):
         if orphan.instance_id is not None:
             await self.delete_instance(orphan.instance_id, timeout_s)
             return
-        url = await self._address.wait_for_url(timeout_s)
+        url = await self._address.wait_for_root(timeout_s)
         path = f"{fleet_wire.INSTANCES}/batch?{fleet_wire.run_query(orphan.episode_id)}"
         await self.send_request("DELETE", f"{url}{path}", timeout_s=timeout_s)
 
     async def delete_instance(self, instance_id: str, timeout_s: float) -> None:
-        url = await self._address.wait_for_url(timeout_s)
+        url = await self._address.wait_for_root(timeout_s)
         path = fleet_wire.instance_path(instance_id)
         try:
             await self.send_request("DELETE", f"{url}{path}", timeout_s=timeout_s)
@@ -166,7 +200,7 @@ class McpBackend(Backend):
 
     async def is_running(self, instance_id: str, timeout_s: float) -> bool:
         """Query the control plane, which may answer even if the instance does not."""
-        url = await self._address.wait_for_url(timeout_s)
+        url = await self._address.wait_for_root(timeout_s)
         path = fleet_wire.instance_path(instance_id)
         try:
             body = await self.send_request("GET", f"{url}{path}", timeout_s=timeout_s)
@@ -178,10 +212,47 @@ class McpBackend(Backend):
 
     async def close(self) -> None:
         await self._http.close()
+        await self._listening.close()
         await self._address.close()
 
-    def make_session(self, url: str) -> McpSession:
-        return McpSession(self._http, url, limits=self._config.answer_limits)
+    @property
+    def refused_key(self) -> str | None:
+        if self._refused is None or loop_time() - self._refused[1] > _LATELY_S:
+            return None
+        return f"HTTP {self._refused[0]} from its server; {self._describe_keys()}"
+
+    @contextmanager
+    def noting_refusals(self) -> Generator[None]:
+        """Name the key's variable in a failure that the server gives for the key."""
+        try:
+            yield
+        except BackendError as error:
+            cause = error if isinstance(error, HttpError) else error.__cause__
+            if isinstance(cause, HttpError) and cause.status in (401, 403):
+                self._refused = cause.status, loop_time()
+                error.args = (f"{error}; {self._describe_keys()}",)
+            raise
+
+    def _describe_keys(self) -> str:
+        headers = self._config.headers.values()
+        names = [value[1:] for value in headers if is_reference(value)]
+        if self._config.api_key_env:
+            names.append(self._config.api_key_env)
+        if not names:
+            return "no key is configured: set env_gateway.backends.mcp.api_key_env, or headers"
+        return f"its key is that of the variable {' or '.join(names)}"
+
+    def make_session(self, url: str, *, stateless: bool) -> McpSession:
+        return McpSession(lambda: self._connect(url, stateless=stateless), stateless=stateless)
+
+    def _connect(self, url: str, *, stateless: bool) -> Transport:
+        limits = self._config.answer_limits
+        if self._config.transport == "sse":
+            return SseTransport(self._http, self._listening, url, limits=limits)
+        listening = self._listening if self._config.listen and not stateless else None
+        return HttpTransport(
+            self._http, url, limits=limits, listening=listening, refusing=self._silent
+        )
 
     async def send_request(
         self,

@@ -5,13 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.common.deadlines import loop_time, seconds_left
+from services.env_gateway.adapters.mcp.episode_process import EpisodeProcess, EpisodeProcesses
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
-from services.env_gateway.adapters.mcp.stdio_server import StdioServer
-from services.env_gateway.adapters.mcp.wire import INITIALIZE, INITIALIZED
+from services.env_gateway.adapters.mcp.session import McpSession
+from services.env_gateway.adapters.mcp.stdio_transport import StdioTransport
 from services.env_gateway.adapters.server_address import configured_environment
-from services.env_gateway.adapters.supervised_server import spawn_process
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.ports import (
     Backend,
     BackendError,
@@ -30,34 +29,33 @@ class StdioInstance(Instance):
     no_database = "a plain MCP server shows no database"
 
     def __init__(
-        self, backend: "McpStdioBackend", request: ProvisionRequest, server: StdioServer
+        self, backend: "McpStdioBackend", request: ProvisionRequest, server: EpisodeProcess
     ) -> None:
         self.instance_id = f"stdio-{request.episode_id}"
         self.env_version = request.task.env_version
         self._backend = backend
         self._server = server
-        self._initialized = False
+        self._session = McpSession(lambda: StdioTransport(server, backend.limits))
 
     @property
     def end_reason(self) -> str | None:
-        return self._server.ended or None
+        return self._session.lost or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        until = loop_time() + timeout_s
-        if not self._initialized:
-            await self._server.send_request("initialize", INITIALIZE, timeout_s)
-            await self._server.send_notification(INITIALIZED)
-            self._initialized = True
-        tools = await self._server.list_tools(seconds_left(until))
+        tools = await self._session.list_tools(timeout_s)
         return [self._backend.mark_tool(tool) for tool in tools]
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
-        return await self._server.call_tool(name, arguments, timeout_s)
+        return await self._session.call_tool(name, arguments, timeout_s)
+
+    async def is_alive(self, *, timeout_s: float) -> bool:
+        return await self._session.is_alive(timeout_s)
 
     async def close(self, *, timeout_s: float) -> None:
         self._backend.forget_instance(self.instance_id)
+        await self._session.close()
         await self._server.close()
 
 
@@ -67,11 +65,13 @@ class McpStdioBackend(Backend):
 
     isolates_instances = True
 
-    def __init__(self, config: McpConfig) -> None:
-        assert config.command is not None, "checked by McpConfig"
+    def __init__(self, config: McpServer) -> None:
+        assert config.command is not None, "checked by McpServer"
         self._config = config
+        self.limits = config.answer_limits
         self._command = config.command
-        self._environment = configured_environment(config, where="env_gateway.backends.mcp")
+        environment = configured_environment(config, where="env_gateway.backends.mcp")
+        self._processes = EpisodeProcesses(config, environment)
         self._running: dict[str, StdioInstance] = {}
 
     async def provision_instance(
@@ -81,19 +81,18 @@ class McpStdioBackend(Backend):
         if known is not None:
             return known
         try:
-            environment = {**self._environment, **_episode_environment(request.task)}
-            limit = self._config.max_answer_bytes
-            process = await spawn_process(self._command, environment, limit=limit)
+            process = await self._processes.start_process(_episode_environment(request.task))
         except OSError as error:
             message = f"{self._command[0]}: {error}"
             raise BackendError("not_started", message, delivered=False) from error
-        instance = StdioInstance(self, request, StdioServer(process, self._config.answer_limits))
+        instance = StdioInstance(self, request, process)
         self._running[instance.instance_id] = instance
         return instance
 
     async def close(self) -> None:
         instances = list(self._running.values())
         await asyncio.gather(*(instance.close(timeout_s=1.0) for instance in instances))
+        await self._processes.close()
 
     def forget_instance(self, instance_id: str) -> None:
         self._running.pop(instance_id, None)

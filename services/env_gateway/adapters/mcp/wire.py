@@ -2,90 +2,100 @@
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from services.common.parsing import as_object
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
 
-PROTOCOL_VERSION = "2025-06-18"
-INITIALIZE: Mapping[str, Any] = {
-    "protocolVersion": PROTOCOL_VERSION,
-    "capabilities": {},
-    "clientInfo": {"name": "flotilla-env-gateway", "version": "0.1"},
-}
-INITIALIZED: Mapping[str, Any] = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 T = TypeVar("T")
 
-_NOT_DISPATCHED = {-32700, -32600, -32601, -32602}
-_INVALID_PARAMS = -32602
+# Characters shown of an error's message.
+_ERROR_CHARS = 4000
+_MARK = "… [{} more characters were cut]"
 
 
-def parse_result(message: Any, method: str) -> dict[str, Any]:
-    """Parse the result of a message. Raises BackendError for an error or a malformed message."""
-    fields = as_object(message)
-    if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
-        raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
-    if error := fields.get("error"):
-        code, detail = _parse_answer(method, lambda: (error.get("code"), error.get("message", "")))
-        raise BackendError(
-            "jsonrpc",
-            f"{code}: {detail}",
-            delivered=False if code in _NOT_DISPATCHED else None,
-            invalid=code in _NOT_DISPATCHED,
-            bad_arguments=code == _INVALID_PARAMS,
-        )
-    return fields.get("result") or {}
+def cut_error(text: str) -> str:
+    """Return an error's message, cut with a mark if it is very long."""
+    cut = len(text) - _ERROR_CHARS
+    return f"{text[:_ERROR_CHARS]}{_MARK.format(cut)}" if cut > 0 else text
+
+
+def too_large_result(error: BackendError) -> CallResult:
+    """Return what the policy reads instead of an answer that is too large to be read."""
+    return CallResult((Text(f"[the tool's answer was dropped: {error}]"),), is_error=True)
 
 
 def parse_call_result(result: Mapping[str, Any]) -> CallResult:
-    """Parse the result of a tool call. Raises BackendError, as all functions here do, for an answer
-    that violates MCP."""
-    parts = _parse_answer("tools/call", lambda: parse_parts(result))
+    """Parse the result of a tool call. Raises BackendError for an answer that violates MCP."""
+    parts = _parse_answer("tools/call", lambda: parse_parts(result), delivered=None)
     return CallResult(parts, is_error=bool(result.get("isError")))
 
 
 def parse_tools(result: Mapping[str, Any]) -> list[Tool]:
-    return _parse_answer(
-        "tools/list", lambda: [_parse_tool(item) for item in result.get("tools", [])]
-    )
+    """Parse a page of tools. Raises BackendError, which is final, and names the tool at fault."""
+    listed = lambda: [_parse_tool(item) for item in result.get("tools", [])]  # noqa: E731
+    return _parse_answer("tools/list", listed, delivered=False)
 
 
-def _parse_answer(method: str, read: Callable[[], T]) -> T:
+def _parse_answer(method: str, read: Callable[[], T], *, delivered: bool | None) -> T:
     try:
         return read()
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         message = f"the answer to {method} is not as MCP has it: {error!r}"
-        raise BackendError("protocol", message[:500], delivered=None) from error
+        final = delivered is False
+        raise BackendError("protocol", message[:500], delivered=delivered, invalid=final) from error
 
 
 def _parse_tool(item: Mapping[str, Any]) -> Tool:
     hints = item.get("annotations") or {}
+    name = _require_text(item["name"])
+    schema = item.get("inputSchema", {"type": "object"})
+    if not isinstance(schema, dict):
+        raise TypeError(f"the inputSchema of {name[:100]!r} is no object")
     return Tool(
-        name=_require_text(item["name"]),
+        name=name,
         description=_require_text(item.get("description") or ""),
-        input_schema_json=json.dumps(item.get("inputSchema") or {"type": "object"}),
+        input_schema_json=json.dumps(schema or {"type": "object"}),
         read_only=hints.get("readOnlyHint") is True,
         idempotent=hints.get("idempotentHint") is True,
     )
 
 
 def parse_parts(result: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Parse the content of a tool's result; structured content only if there is no other."""
-    content = result.get("content") or []
-    if not content and result.get("structuredContent") is not None:
-        return (Text(json.dumps(result["structuredContent"])),)
-    return tuple(_parse_part(item) for item in content)
+    """Parse the content of a tool's result, a part for each item. Structured content is a part of
+    its own, unless the text repeats it, as MCP recommends."""
+    parts = tuple(_parse_part(item) for item in result.get("content") or [])
+    structured = result.get("structuredContent")
+    if structured is None or _repeats(parts, structured):
+        return parts
+    return (*parts, Text(json.dumps(structured)))
+
+
+def _repeats(parts: Sequence[Part], structured: Any) -> bool:
+    """Return True if the texts are the structured content, as JSON or as a server's SDK wraps
+    it: a value in {"result": ...}, the items of a list in a text each."""
+    texts = [part.text for part in parts if isinstance(part, Text)]
+    values = [_load_or_keep(text) for text in texts]
+    found: list[Any] = [values, *values, texts, *texts]
+    whole = [structured]
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        whole.append(structured["result"])
+    return bool(texts) and any(one == other for one in whole for other in found)
+
+
+def _load_or_keep(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _parse_part(item: Mapping[str, Any]) -> Part:
     resource = item.get("resource") or {}
     encoded = item.get("data") or resource.get("blob")
     if encoded is None:
-        return Text(
-            _require_text(item.get("text") or resource.get("text") or item.get("uri") or "")
-        )
+        return Text(_describe_part(item, resource))
     mime = _require_text(
         item.get("mimeType") or resource.get("mimeType") or "application/octet-stream"
     )
@@ -94,6 +104,17 @@ def _parse_part(item: Mapping[str, Any]) -> Part:
     except (ValueError, TypeError):
         return Text(f"(a part of type {mime} that is not base64)")
     return make_media(data, mime)
+
+
+def _describe_part(item: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
+    """Return the text of an item, or a line with all that a link or an unknown kind says."""
+    text = item.get("text", resource.get("text"))
+    if text is not None:
+        return _require_text(text)
+    told = {**item, **resource}
+    kind = str(told.pop("type", "part")).replace("_", " ")
+    told = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+    return f"({kind}: {', '.join(f'{name} {value}' for name, value in told.items())})"
 
 
 def _require_text(value: Any) -> str:

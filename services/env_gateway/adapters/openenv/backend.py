@@ -50,7 +50,7 @@ class OpenEnvBackend(Backend):
     ) -> OpenEnvInstance:
         config, task = self._config, request.task
         until = loop_time() + timeout_s
-        url = _to_http_url(await self._address.wait_for_url(timeout_s) + config.path)
+        url = _to_http_url(await self._address.wait_for_root(timeout_s) + config.path)
         url = url.replace("{env_key}", task.env_key)
         action = await self._action_schema(url, until - loop_time())
         channel = await open_channel(

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.api.alarms import HeartbeatAlarms
+from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError, HeartbeatLateness
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
@@ -326,14 +326,27 @@ TestSchedule = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
-def looked(alarms: HeartbeatAlarms, late: int, now: float) -> list[str]:
+class Beating(ScriptedBackend):
+    """A backend with late heartbeats."""
+
+    late = 0
+    why = "throttled: 429"
+
+    @property
+    def lateness(self) -> HeartbeatLateness:
+        return HeartbeatLateness(self.late, 9, self.why)
+
+
+def looked(alarms: GatewayAlarms, late: int, now: float) -> list[str]:
     """Return the causes of the raised alarms."""
-    alarms.update_alarms({"fleet": HeartbeatLateness(late, 9, "timeout: no answer\nin 20 s")}, now)
+    backend = Beating()
+    backend.late, backend.why = late, "timeout: no answer\nin 20 s"
+    alarms.update_alarms({"fleet": backend}, now)
     return [alarm.cause for alarm in alarms.raised]
 
 
 def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() -> None:
-    alarms = HeartbeatAlarms()
+    alarms = GatewayAlarms()
     assert looked(alarms, 0, 0.0) == []
     (cause,) = looked(alarms, 3, 1.0)
     assert cause.startswith("3 of 9 instances") and cause.endswith(": timeout: no answer in 20 s")
@@ -345,14 +358,7 @@ def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() 
 
 
 async def test_a_gateway_reports_late_beats_at_once() -> None:
-    class Beating(ScriptedBackend):
-        late = 0
-
-        @property
-        def lateness(self) -> HeartbeatLateness:
-            return HeartbeatLateness(self.late, 4, "throttled: 429")
-
-    backend, alarms, changed = Beating(), HeartbeatAlarms(), asyncio.Event()
+    backend, alarms, changed = Beating(), GatewayAlarms(), asyncio.Event()
     async with running(backend) as gateway:
         keeping = asyncio.create_task(update_alarms_forever(gateway, alarms, changed.set))
         await asyncio.sleep(0.05)
@@ -363,4 +369,4 @@ async def test_a_gateway_reports_late_beats_at_once() -> None:
         keeping.cancel()
     (alarm,) = alarms.raised
     assert (alarm.rule, alarm.scope, alarm.severity) == ("late_heartbeats", "embedded", "error")
-    assert "2 of 4 instances" in alarm.cause and "429" in alarm.cause
+    assert "2 of 9 instances" in alarm.cause and "429" in alarm.cause

@@ -16,7 +16,7 @@ from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest
@@ -26,7 +26,7 @@ from tests.support.fake_gateway import open_spec, opened, until
 from tests.support.grading_gateway import grading_gateway
 
 COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
-CONFIG = McpConfig(command=COMMAND, instances=True)
+CONFIG = McpServer(command=COMMAND, instances=True)
 
 
 @pytest.fixture(scope="module")

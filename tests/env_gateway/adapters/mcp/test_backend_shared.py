@@ -7,10 +7,10 @@ from aiohttp import web
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress
-from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.ports import ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
-from tests.env_gateway.adapters.mcp.test_client import answer, session_with
+from tests.env_gateway.adapters.mcp.test_session import answer, server_with
 from tests.support.fake_gateway import task_json
 
 
@@ -30,10 +30,9 @@ async def test_the_tools_of_a_server_that_was_replaced_are_those_of_the_new_one(
         await instance.close(timeout_s=5.0)
         return listed
 
-    async with session_with(handle, session_id=None) as (session, _):
-        url = session.url
+    async with server_with(handle, session_id=None) as (url, _):
         http = open_http_session(max_connections=4, headers={})
-        backend = McpBackend(McpConfig(url=url), FixedAddress(url), http)
+        backend = McpBackend(McpServer(url=url), FixedAddress(url), http)
         assert await offered(backend, "e1") == ["of_the_old_one"]
         names[:] = ["of_the_new_one"]
         assert await offered(backend, "e2") == ["of_the_new_one"]

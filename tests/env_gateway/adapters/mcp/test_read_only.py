@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
-from services.env_gateway.config.backends import FleetConfig, McpConfig, ToolServerConfig
+from services.env_gateway.config.backends import FleetConfig, McpServer, ToolServerConfig
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.tool_selection import COMPUTER
 
 SETTINGS: dict[str, Any] = {"url": "http://host", "read_only_tools": ("listed",)}
 
 
-@pytest.mark.parametrize("kind", [McpConfig, FleetConfig])
+@pytest.mark.parametrize("kind", [McpServer, FleetConfig])
 @pytest.mark.parametrize(
     ("trust", "parallel"),
     [("off", set[str]()), ("listed", {"listed"}), ("hinted", {"listed", "hinted"})],
@@ -29,4 +29,4 @@ def test_only_whose_word_is_trusted_makes_calls_parallel(
 
 
 def test_nothing_is_parallel_unless_the_settings_allow_it() -> None:
-    assert McpConfig(url="http://host").parallel_reads == "off"
+    assert McpServer(url="http://host").parallel_reads == "off"

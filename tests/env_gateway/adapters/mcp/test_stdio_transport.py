@@ -1,0 +1,88 @@
+"""Messages over standard input and output, with servers that write more than one line for each."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
+from services.env_gateway.config.backends import McpServer
+from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from services.env_gateway.tasks.task_format import parse_task
+from tests.support.environment_processes import environment_command
+from tests.support.fake_gateway import task_json
+
+MODULE = "tests.env_gateway.adapters.mcp.talkative_server"
+
+
+@asynccontextmanager
+async def talking(how: str, **config: object) -> AsyncGenerator[StdioInstance]:
+    """The instance of a server that speaks in a given way."""
+    command = environment_command("-m", MODULE, how)
+    # The module is found from the repository's folder.
+    fixed = {"transport": "stdio", "command": command, "shared_state": True}
+    server = McpServer.model_validate({**fixed, **config})
+    backend = McpStdioBackend(server)
+    request = ProvisionRequest("e1", parse_task(task_json()), 60.0)
+    try:
+        yield await backend.provision_instance(request, timeout_s=20.0)
+    finally:
+        await backend.close()
+
+
+async def call(instance: StdioInstance, name: str = "t") -> str:
+    result = await instance.call_tool(name, {}, timeout_s=20.0)
+    return "".join(part.text for part in result.parts if isinstance(part, Text))
+
+
+@pytest.mark.parametrize("how", ["noise", "pretty", "ping", "newlines"])
+async def test_an_answer_is_found_in_what_a_server_writes(how: str) -> None:
+    async with talking(how) as instance:
+        await instance.list_tools(timeout_s=20.0)
+        assert await call(instance) == "done"
+        assert await instance.is_alive(timeout_s=20.0)
+
+
+@pytest.mark.parametrize("how", ["id first", "id last", "nested"])
+async def test_an_answer_that_is_too_large_fails_its_own_call_only(how: str) -> None:
+    async with talking(how, max_answer_bytes=2**16) as instance:
+        await instance.list_tools(timeout_s=20.0)
+        answers = await asyncio.gather(call(instance, "large"), call(instance), call(instance))
+        assert answers[1:] == ["done", "done"]
+        assert "the tool's answer was dropped: too_large" in answers[0]
+        assert await call(instance) == "done"
+
+
+async def test_a_flood_of_lines_neither_holds_the_loop_nor_lasts_beyond_the_call() -> None:
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - before)
+
+    async with talking("newlines for ever") as instance:
+        await instance.list_tools(timeout_s=20.0)
+        watching = asyncio.create_task(watch())
+        with pytest.raises(BackendError) as caught:
+            await instance.call_tool("flood", {}, timeout_s=1.0)
+        watching.cancel()
+    assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
+    assert longest < 0.05
+
+
+async def test_pages_without_end_are_the_servers_fault() -> None:
+    async with talking("endless") as instance:
+        with pytest.raises(BackendError, match="do not end") as caught:
+            await instance.list_tools(timeout_s=20.0)
+    assert caught.value.invalid
+
+
+async def test_a_list_of_tools_that_is_none_is_the_servers_fault() -> None:
+    async with talking("none") as instance:
+        with pytest.raises(BackendError, match="not as MCP has it"):
+            await instance.list_tools(timeout_s=20.0)
