@@ -27,6 +27,8 @@ WAISTS = {
     "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
     "services/launcher/cli/terminal.py": {"rich.console.Console"},
     "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
+    # Its standard error is a pipe, which stderr_tail.py makes visible.
+    "services/env_gateway/adapters/process_reaper.py": {"SystemExit", "os.write"},
 }
 # What prints, or makes something that does, by whatever name it is imported, called or handed on.
 PRINTERS = {

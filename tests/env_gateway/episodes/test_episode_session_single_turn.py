@@ -109,6 +109,6 @@ async def test_nothing_to_call_is_refused_unless_the_task_wants_nothing() -> Non
 async def test_the_question_is_all_that_the_policy_receives() -> None:
     async with embedded_gateway() as gateway:
         session = await opened(gateway, open_spec(task=json.dumps(question("strict"))))
-        ready = codec.encode_ready(session, lease_ttl_s=1.0, remaining_s=1.0)
+        ready = codec.encode_ready(session, lease_ttl_s=1.0, remaining_s=1.0, transcript_bytes=0)
         assert ready.facts == pb.PromptFacts(prompt="What is 5 + 7?")
         assert not ready.tools and not ready.initial_observation
