@@ -45,6 +45,11 @@ _CALL_S = 120.0
 _GRADE_S = 300.0
 # Longest content of a transcript message, which must fit into one gRPC message.
 _MESSAGE_CHARS = 100_000
+_PASSED = 1.0
+_PASSED_UNTOUCHED = (
+    "suspect  the task passes though nothing was done: is its verifier right, and does its server"
+    " keep what earlier episodes wrote?"
+)
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 _CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
@@ -108,9 +113,12 @@ async def _play_episode(
         try:
             _show_ready(episode.ready, console)
             messages = [_make_message("user", episode.ready.facts.prompt)]
-            messages += await _make_calls(stub, episode.episode_id, console)
+            calls = await _make_calls(stub, episode.episode_id, console)
             header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
-            return _show_grade(await grade_episode(stub, header, messages, _GRADE_S), console)
+            grade = await grade_episode(stub, header, [*messages, *calls], _GRADE_S)
+            if not (calls or answer or task.get("passes_untouched")) and grade.reward >= _PASSED:
+                console.print(_PASSED_UNTOUCHED)
+            return _show_grade(grade, console)
         finally:
             request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)

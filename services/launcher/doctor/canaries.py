@@ -1,4 +1,4 @@
-"""Canary tasks, one played per environment before a run, and a check that verifiers compile."""
+"""Canary tasks, some played per environment before a run, and a check that verifiers compile."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,12 @@ from services.launcher.doctor.dataset import (
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, LEARNER, RunMode
 
 # Compiling this many takes a second or two.
 _MOST_VERIFIERS = 1000
+_MOST_CANARIES = 4
 _CHECK_SCRIPT = """
 import json, sys
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
@@ -41,7 +43,7 @@ print(json.dumps(wrong))
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The task that is played for an environment. `verifier` is the source with which the gateway
+    """A task that is played for an environment. `verifier` is the source with which the gateway
     grades it; "" if another service grades it."""
 
     env_key: str
@@ -49,11 +51,18 @@ class Canary:
     task: Mapping[str, Any]
     verifier: str
 
+    @property
+    def passes_untouched(self) -> bool:
+        """Whether the task says that doing nothing is right."""
+        return self.task.get("passes_untouched") is True
 
-async def choose_canaries(context: RunContext) -> tuple[list[Canary], list[Finding]]:
-    """Choose one canary for each environment of the tasks that the run uses, and report
-    verifiers that do not compile. Environments that the run does not use get none, because
-    an instance costs money."""
+
+async def choose_canaries(
+    context: RunContext,
+) -> tuple[dict[str, list[Canary]], list[Finding]]:
+    """Choose canaries for each environment of the tasks that the run uses, and report
+    verifiers that do not compile. Environments that the run does not use get none, and those of
+    Fleet one, because an instance costs money."""
     section = context.get_section(GATEWAY)
     by_env: dict[str, list[Canary]] = {}
     for task in await _list_used_tasks(context):
@@ -61,7 +70,7 @@ async def choose_canaries(context: RunContext) -> tuple[list[Canary], list[Findi
         by_env.setdefault(canary.env_key, []).append(canary)
     wrong = await _check_verifiers(context, [each for env in by_env.values() for each in env])
     findings: list[Finding] = []
-    found: list[Canary] = []
+    found: dict[str, list[Canary]] = {}
     for env_key in sorted(by_env):
         whole = [each for each in by_env[env_key] if _source_digest(each.verifier) not in wrong]
         broken = [each for each in by_env[env_key] if _source_digest(each.verifier) in wrong]
@@ -69,8 +78,15 @@ async def choose_canaries(context: RunContext) -> tuple[list[Canary], list[Findi
             findings.append(
                 _report_broken(broken, wrong[_source_digest(broken[0].verifier)], whole)
             )
-        found += whole[:1]
+        if whole:
+            found[env_key] = _spread(whole)
     return found, findings
+
+
+def _spread(whole: Sequence[Canary]) -> list[Canary]:
+    """Return a few canaries from all parts of the task files, the first one included."""
+    count = 1 if whole[0].backend in FLEET_BACKENDS else min(_MOST_CANARIES, len(whole))
+    return [whole[number * len(whole) // count] for number in range(count)]
 
 
 async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:

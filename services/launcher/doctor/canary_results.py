@@ -14,7 +14,7 @@ from typing import Any
 
 from services.common.durable_files import replace_file
 from services.launcher.doctor.canaries import Canary
-from services.launcher.doctor.dataset import version_of
+from services.launcher.doctor.dataset import task_field, version_of
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, ROLLOUT
@@ -58,20 +58,17 @@ class PlayedEpisodes:
             return {}
 
 
-def key_of_episode(context: RunContext, canary: Canary) -> str | None:
-    """Return a digest of all that an episode's grade depends on; None if that cannot be
-    determined, as for a server that a third party runs."""
-    section = context.get_section(GATEWAY)
-    server = _server_identity(section, canary)
+def key_of_episodes(context: RunContext, canaries: Sequence[Canary]) -> str | None:
+    """Return a digest of all that the grades of an environment's episodes depend on; None if that
+    cannot be determined, as for a server that a third party runs."""
+    section, first = context.get_section(GATEWAY), canaries[0]
+    server = _server_identity(section, first)
     if server is None:
         return None
-    own = section["environments"].get(canary.env_key) or {}
+    own = section["environments"].get(first.env_key) or {}
     files = [own.get("verifier"), section["verifiers"]["digests"]]
-    version = version_of(canary.task)
     parts = [
-        (version.env_key, version.env_version, version.data_version),
-        canary.verifier,
-        [canary.task.get(name) for name in ("task_modality", "offered_tools")],
+        [_task_inputs(canary) for canary in canaries],
         section,
         [_file_digest(Path(path)) for path in files if path],
         server,
@@ -83,6 +80,17 @@ def key_of_episode(context: RunContext, canary: Canary) -> str | None:
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _task_inputs(canary: Canary) -> object:
+    """Return the inputs of a task that determine its grade."""
+    version, names = version_of(canary.task), ("task_modality", "offered_tools", "env_variables")
+    return (
+        (version.env_key, version.env_version, version.data_version),
+        task_field(canary.task, "data_id", "data_key"),
+        (canary.verifier, canary.passes_untouched),
+        [canary.task.get(name) for name in names],
+    )
 
 
 def _prompt_inputs(context: RunContext) -> object:
@@ -98,10 +106,13 @@ def _prompt_inputs(context: RunContext) -> object:
 
 
 def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
-    """Return the identity of the environment's server; None if it cannot be determined."""
+    """Return the identity of the environment's server; None if it cannot be determined, or if its
+    episodes may see what a run before them wrote."""
     config = section["backends"].get(canary.backend) or {}
     if canary.backend == "embedded":
         return _file_states([_ROOT / "environments"])
+    if canary.backend == "mcp" and not config.get("instances"):
+        return None
     command = config.get("command")
     if command:
         return _command_state(command)

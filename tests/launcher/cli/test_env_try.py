@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,27 @@ def test_text_without_a_call_is_named_and_an_untouched_task_earns_nothing(tasks:
     assert "not a call: what is this?" in done.stdout
     assert "fly: bad_tool" in done.stdout
     assert "reward   0\n" in done.stdout
+
+
+def test_a_task_that_passes_though_nothing_was_done_is_suspect(tmp_path: Path) -> None:
+    done = run(*lenient_task(tmp_path, passes_untouched=False))
+    assert (done.returncode, "reward   1\n" in done.stdout) == (0, True), done.stderr
+    assert "suspect  the task passes though nothing was done" in done.stdout
+    answered = run(*lenient_task(tmp_path, passes_untouched=False), "--answer", "done")
+    right = run(*lenient_task(tmp_path, passes_untouched=True))
+    for each in (answered, right):
+        assert ("reward   1\n" in each.stdout, "suspect" in each.stdout) == (True, False)
+
+
+def lenient_task(folder: Path, *, passes_untouched: bool) -> tuple[str | Path, ...]:
+    """The words that try a task whose verifier accepts everything."""
+    verifier = "def passed(env, final_answer=None):\n    return 1\n"
+    (folder / "passed.sha256").write_text(f"{sha256(verifier.encode()).hexdigest()}  passed\n")
+    task = {**make_task("booking", "train", 0), "verifier_func": verifier}
+    path = folder / "tasks.json"
+    path.write_text(json.dumps([{**task, "passes_untouched": passes_untouched}]))
+    digests = f"--env_gateway.verifiers.digests={folder}/passed.sha256"
+    return (SPEC, path, "--env_gateway.backend=embedded", digests)
 
 
 def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environment_processes import environment_command
-
 SERVER = '''
 import json, os, sys
 from mcp.server import MCPServer
@@ -87,22 +85,27 @@ group_size = 2
 
 
 def write(
-    folder: Path, policy: Path, *, backend: str = "", verifier: str = VERIFIER, listed: bool = True
+    folder: Path,
+    policy: Path,
+    *,
+    backend: str = "",
+    verifier: str = VERIFIER,
+    server: str = SERVER,
+    listed: bool = True,
 ) -> Path:
     """The spec, with all that it names beside it. `backend` is TOML of the table of the MCP server,
-    by default one over stdio, in forks of a process that has imported MCP."""
+    by default one over stdio."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "server.py").write_text(SERVER)
+    (folder / "server.py").write_text(server)
     (folder / "tasks.json").write_text(
         json.dumps({"tasks": [{**task, "verifier_func": verifier} for task in TASKS]})
     )
     digest = hashlib.sha256(verifier.encode()).hexdigest()
     (folder / "verifiers.sha256").write_text(f"{digest}  lend\n" if listed else "")
-    program = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    command = json.dumps(environment_command("-c", program, f"{folder}/server.py"))
-    server = backend or f'transport = "stdio"\ncommand = {command}'
+    command = json.dumps([sys.executable, f"{folder}/server.py"])
+    table = backend or f'transport = "stdio"\ncommand = {command}'
     spec = folder / "library.toml"
-    spec.write_text(SPEC.format(policy=policy, folder=folder) + f"{server}\n")
+    spec.write_text(SPEC.format(policy=policy, folder=folder) + f"{table}\n")
     return spec
 
 

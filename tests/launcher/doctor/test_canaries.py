@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from environments.tasks import make_task
 from services.common.config import load_spec
 from services.launcher.doctor.adapters.gateway_process import GatewayError
+from services.launcher.doctor.canaries import Canary
+from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
 from services.launcher.doctor.findings import ProbeResult, Status
-from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.test_network_check import children
-from tests.support.doctor import check, probed, spec, subject
+from tests.support.doctor import check, probed, sections, spec, subject
 
 # On an idle machine; the test is that no probe waits for a deadline.
 SOON_S = 40.0
@@ -30,18 +32,29 @@ async def examined(path: Path, *overrides: str) -> ProbeResult:
     return await probed("episodes", subject(content, path.parent))
 
 
-async def test_an_own_server_of_four_tools_is_played_and_graded_and_then_not_again(
+async def test_an_own_server_of_four_tools_is_played_and_graded_before_each_run(
     policy: Path, tmp_path: Path
 ) -> None:
+    """It may keep what a run wrote, so that an earlier grade says nothing."""
     path = own_environment.write(tmp_path, policy)
     reported = "library: 4 tools (find_books, give_back, lend, list_loans), doing nothing earns 0"
-    check(await examined(path), Status.OK, reported)
-    check(await examined(path), Status.OK, "library: graded ", "nothing has changed since")
+    for _ in range(2):
+        check(await examined(path), Status.OK, reported)
     server = tmp_path / "server.py"
     server.write_text("from mcp.server.fastmcp import FastMCP\n")
     result = await examined(path)
     check(result, Status.FAIL, "library cannot be opened", "This is mcp 2", "of its own")
     assert not children()
+
+
+async def test_instances_of_their_own_are_graded_and_then_not_again(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    content = spec(policy, tasks)
+    played = await probed("episodes", subject(content, tmp_path))
+    check(played, Status.OK, "booking: 4 tools", "tracker: 3 tools")
+    known = await probed("episodes", subject(content, tmp_path))
+    check(known, Status.OK, "booking: graded ", "tracker: graded ", "nothing has changed since")
 
 
 async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
@@ -125,54 +138,40 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         ({}, False),
         ({"prompt": "Lend another."}, False),
         ({"version": "v2"}, True),
+        ({"data_id": "another"}, True),
         ({"data_version": "v2"}, True),
         ({"verifier_func": RAISES}, True),
         ({"offered_tools": ["lend"]}, True),
+        ({"env_variables": {"LOGGED_IN_USER": "Ann"}}, True),
+        ({"passes_untouched": True}, True),
     ],
 )
 def test_an_episode_is_known_by_version_and_verifier(
-    policy: Path, tmp_path: Path, change: dict[str, Any], played: bool
+    policy: Path, tasks: Path, tmp_path: Path, change: dict[str, Any], played: bool
 ) -> None:
-    from services.launcher.doctor.canaries import Canary
-    from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episode
-    from tests.support.doctor import sections
-
-    about = subject(load_spec(own_environment.write(tmp_path, policy)), tmp_path)
-    about = RunContext(
-        about.plan,
-        about.shared,
-        about.environ,
-        about.folder,
-        about.python,
-        sections(about.plan.spec),
-    )
-
-    def key(task: dict[str, Any]) -> str:
-        found = key_of_episode(about, Canary("library", "mcp", task, task["verifier_func"]))
-        assert found is not None
-        return found
-
     task = {**own_environment.TASKS[0], "verifier_func": own_environment.VERIFIER}
+    key = key_of_task(spec(policy, tasks), tmp_path, task)
+    assert key is not None
     book = PlayedEpisodes(tmp_path)
-    book.note_played([key(task)], 1000.0)
-    assert (book.played_at(key({**task, **change}), 2000.0) is None) is played
-    assert book.played_at(key(task), 1000.0 + 8 * 86400) is None
+    book.note_played([key], 1000.0)
+    other = key_of_task(spec(policy, tasks), tmp_path, {**task, **change})
+    assert other is not None
+    assert (book.played_at(other, 2000.0) is None) is played
+    assert book.played_at(key, 1000.0 + 8 * 86400) is None
 
 
-def test_an_episode_is_played_again_with_another_dialect(policy: Path, tmp_path: Path) -> None:
-    from services.launcher.doctor.canaries import Canary
-    from services.launcher.doctor.canary_results import key_of_episode
-    from tests.support.doctor import sections
-
-    path = own_environment.write(tmp_path, policy)
-
+def test_an_episode_is_played_again_with_another_dialect(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
     def key(*overrides: str) -> str | None:
-        about = subject(load_spec(path, overrides), tmp_path)
-        known = sections(about.plan.spec)
-        about = RunContext(
-            about.plan, about.shared, about.environ, about.folder, about.python, known
-        )
-        task = {**own_environment.TASKS[0], "verifier_func": own_environment.VERIFIER}
-        return key_of_episode(about, Canary("library", "mcp", task, task["verifier_func"]))
+        return key_of_task(spec(policy, tasks, *overrides), tmp_path, own_environment.TASKS[0])
 
     assert key() == key() != key('rollout.dialect.name="full"')
+
+
+def key_of_task(content: dict[str, Any], folder: Path, task: dict[str, Any]) -> str | None:
+    """The key of a task's episodes in the embedded backend."""
+    about = subject(content, folder)
+    about = replace(about, sections=sections(about.plan.spec))
+    canary = Canary("library", "embedded", task, task.get("verifier_func", ""))
+    return key_of_episodes(about, [canary])
