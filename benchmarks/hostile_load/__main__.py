@@ -3,8 +3,9 @@
 Measures GetStatus of a learner and a gateway, each in a process of its own, first without load and
 then while a further process holds 2,500 idle connections, 1,000 silent calls with the token, 2,500
 unread watches, 200 unfinished submissions, and 400 calls without a token whose message is
-incomplete. It ends on its own, and connects only to 127.0.0.1. The last line is one JSON object;
-for `learner` and `env_gateway`:
+incomplete. Then MCP servers over stdio write without an end, to standard output and to standard
+error. It ends on its own, and connects only to 127.0.0.1. The last line is one JSON object; for
+`learner` and `env_gateway`:
 
 - `quiet_p50_ms`, `quiet_p99_ms`, `p50_ms`, `p99_ms`: time of GetStatus without and under load.
 - `p99_ratio`: the latter over the former.
@@ -40,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 CALLS = 500
 PAUSE_S = 0.005
 DEADLINE_S = 60.0
+FLOODING_EPISODES, FLOOD_S = 10, 3.0
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,17 @@ async def measure_service(service: Service, scale: float, calls: int) -> dict[st
     return figures
 
 
+async def measure_stdio_floods(scale: float) -> dict[str, Any]:
+    episodes = max(1, int(FLOODING_EPISODES * scale))
+    measuring = await start_process(
+        *("benchmarks.hostile_load.stdio_floods", str(episodes), str(FLOOD_S)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    output, _ = await measuring.communicate()
+    return json.loads(output.splitlines()[-1])
+
+
 async def run_bench(scale: float, calls: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for serve in (learner, env_gateway):
@@ -170,7 +183,7 @@ async def run_bench(scale: float, calls: int) -> dict[str, Any]:
             async with serve(Path(folder)) as service:
                 figures[service.name] = await measure_service(service, scale, calls)
         print(service.name, json.dumps(figures[service.name]), flush=True)
-    return figures
+    return {**figures, "stdio_floods": await measure_stdio_floods(scale)}
 
 
 def main() -> None:

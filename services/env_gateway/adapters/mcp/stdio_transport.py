@@ -24,8 +24,6 @@ _CHUNK_BYTES = 2**16
 # Where the id of an answer is looked for that is too large to be parsed: first or last in it.
 _EDGE_BYTES = 256
 _ID = re.compile(rb'"id"\s*:\s*"?(\d+)')
-# A line that is a whole message, whatever had begun before it.
-_WHOLE = re.compile(rb'\{.*"jsonrpc".*\}', re.DOTALL)
 
 
 class ServerProcess(Protocol):
@@ -51,7 +49,7 @@ class StdioTransport(Transport):
         self._process = process
         self._unanswered: set[int | str] = set()
         # Lines of a message that is not complete, and how many of its brackets are open.
-        self._begun: list[bytes] = []
+        self._begun = bytearray()
         self._open_brackets = 0
 
     async def run(self) -> None:
@@ -104,7 +102,7 @@ class StdioTransport(Transport):
         text = b"".join(line.pieces).strip()
         if not text or not (self._begun or text.startswith(b"{")):
             return
-        if self._begun and _WHOLE.fullmatch(text):
+        if self._begun and _is_whole(text):
             self._begun.clear()
         if self._begun or not text.endswith(b"}"):
             text = await self._continue_message(text)
@@ -120,11 +118,11 @@ class StdioTransport(Transport):
         """Add a line to a message; return the message once the line completes it, else nothing."""
         if not self._begun:
             self._open_brackets = 0
-        self._begun.append(line)
+        self._begun += line + b"\n"
         self._open_brackets += await run_aside(len(line), lambda: _count_open(line))
-        if self._open_brackets > 0 and sum(map(len, self._begun)) <= self.limits.bytes:
+        if self._open_brackets > 0 and len(self._begun) <= self.limits.bytes:
             return b""
-        text = b"\n".join(self._begun)
+        text = bytes(self._begun)
         self._begun.clear()
         return text
 
@@ -156,6 +154,11 @@ class _Line:
             self.tail = (self.tail + piece[-_EDGE_BYTES:])[-_EDGE_BYTES:]
         else:
             self.pieces.append(piece)
+
+
+def _is_whole(line: bytes) -> bool:
+    """Return whether a line is a whole message, whatever had begun before it."""
+    return line.startswith(b"{") and line.endswith(b"}") and b'"jsonrpc"' in line
 
 
 def _count_open(line: bytes) -> int:

@@ -13,6 +13,12 @@ INITIALIZED = {
 }
 TOOL = {"name": "t", "inputSchema": {"type": "object"}}
 DONE = {"content": [{"type": "text", "text": "done"}]}
+# Written for ever.
+FLOODS = {
+    "newlines": "\n" * 2**16,
+    "braces": "{\n" * 2**15,
+    "names": "{\n{" + '"jsonrpc"' * 50_000 + "\n}}\n",
+}
 LARGE = {"content": [{"type": "text", "text": "x" * 100_000}]}
 
 
@@ -28,11 +34,10 @@ def send(request: Mapping[str, Any], result: object, *, id_last: bool = False) -
 
 def answer_call(request: Mapping[str, Any], how: str) -> None:
     name = request["params"]["name"]
+    while name == "flood":
+        write(FLOODS[how])
     if how == "newlines":
         write("\n" * 2**20)
-    elif how == "newlines for ever" and name == "flood":
-        while True:
-            write("\n" * 2**16)
     elif how == "noise":
         write('starting {"a": up\n{ not json\n[1, 2]\n{"level": "info"}\n')
     elif how == "pretty":

@@ -1,7 +1,6 @@
 """Messages over standard input and output, with servers that write more than one line for each."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -11,8 +10,10 @@ from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstan
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.ports import BackendError, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
+from tests.env_gateway.adapters.mcp.talkative_server import FLOODS
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import task_json
+from tests.support.loop_watch import watched_loop
 
 MODULE = "tests.env_gateway.adapters.mcp.talkative_server"
 
@@ -55,24 +56,15 @@ async def test_an_answer_that_is_too_large_fails_its_own_call_only(how: str) -> 
         assert await call(instance) == "done"
 
 
-async def test_a_flood_of_lines_neither_holds_the_loop_nor_lasts_beyond_the_call() -> None:
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - before)
-
-    async with talking("newlines for ever") as instance:
+@pytest.mark.parametrize("how", FLOODS)
+async def test_a_flood_of_lines_neither_holds_the_loop_nor_lasts_beyond_the_call(how: str) -> None:
+    async with talking(how) as instance:
         await instance.list_tools(timeout_s=20.0)
-        watching = asyncio.create_task(watch())
-        with pytest.raises(BackendError) as caught:
-            await instance.call_tool("flood", {}, timeout_s=1.0)
-        watching.cancel()
+        async with watched_loop() as watch:
+            with pytest.raises(BackendError) as caught:
+                await instance.call_tool("flood", {}, timeout_s=1.0)
     assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
-    assert longest < 0.05
+    assert watch.longest_s < 0.05
 
 
 async def test_pages_without_end_are_the_servers_fault() -> None:
