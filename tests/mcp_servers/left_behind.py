@@ -1,6 +1,7 @@
 """What episodes leave behind: processes with a mark in their environment, and files."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -31,8 +32,9 @@ def find_processes(variable: str, value: str) -> Iterator[psutil.Process]:
             continue
 
 
-def list_folders(root: Path) -> set[Path]:
-    return {path for path in root.rglob("*") if path.is_dir()}
+def list_folders(root: Path) -> set[str]:
+    """Return the folders below a folder, some of which may be about to be removed."""
+    return {folder for folder, _, _ in os.walk(root)}
 
 
 async def assert_soon(seen: Callable[[], Any], wanted: Any) -> None:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
@@ -48,6 +49,25 @@ class Played:
 
     answers: Sequence[ToolAnswer]
     grade: EpisodeGrade
+
+
+def deal_parts(tasks: Sequence[PublicTask], count: int) -> tuple[list[Part], list[float]]:
+    """Return as many episodes of the tasks, each played right, not at all and wrong in turn, and
+    the reward that each has to earn."""
+    ways = [
+        (Part(task, play), reward)
+        for task in tasks
+        for play, reward in ((task.right, 1.0), (Play(), 0.0), (task.wrong, 0.0))
+    ]
+    dealt = list(islice(cycle(ways), count))
+    return [part for part, _ in dealt], [reward for _, reward in dealt]
+
+
+def assert_rewards(played: Sequence[Played], rewards: Sequence[float]) -> None:
+    """Assert that all calls were answered, and each episode earned its reward."""
+    grades = [(each.grade.reward, each.grade.no_grade) for each in played]
+    assert grades == [(reward, "") for reward in rewards]
+    assert [answer.failure for each in played for answer in each.answers if answer.failure] == []
 
 
 @contextmanager

@@ -59,7 +59,7 @@ FILESYSTEM = (
         verifier="""
     if "[FILE] list.txt" not in env.call_tool("list_directory", path="."):
         return 0
-    return int(env.call_tool("read_text_file", path="list.txt") == "eggs")
+    return int(env.call_tool("read_text_file", path="list.txt").splitlines()[0] == "eggs")
 """,
         right=_one_call("write_file", path="list.txt", content="eggs"),
         wrong=_one_call("write_file", path="list.txt", content="ham"),
@@ -67,9 +67,9 @@ FILESYSTEM = (
     PublicTask(
         prompt="Move Ann's message from the inbox to what is done.",
         verifier="""
-    done = env.call_tool("list_directory", path="done").splitlines()
+    done = env.call_tool("list_directory", path="done")
     left = env.call_tool("list_directory", path="inbox")
-    return int(sorted(done) == ["[FILE] ann.txt", "[FILE] ben.txt"] and "ann" not in left)
+    return int("ann.txt" in done and "ben.txt" in done and ".txt" not in left)
 """,
         right=_one_call("move_file", source="inbox/ann.txt", destination="done/ann.txt"),
         wrong=_one_call("move_file", source="inbox/ann.txt", destination="inbox/cem.txt"),

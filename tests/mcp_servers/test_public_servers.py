@@ -2,13 +2,19 @@
 
 import json
 import uuid
-from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
 
 from tests.mcp_servers.left_behind import assert_soon, find_processes, kill_server, list_folders
-from tests.mcp_servers.playing import Part, connected, play_together
+from tests.mcp_servers.playing import (
+    Part,
+    assert_rewards,
+    connected,
+    deal_parts,
+    play_alone,
+    play_together,
+)
 from tests.mcp_servers.public_servers import SERVERS, PublicServer
 from tests.mcp_servers.public_tasks import Play
 from tests.support.gateway_process import serving_process
@@ -41,33 +47,39 @@ unsafe_local_verifiers = true
 """
 
 
-@pytest.mark.parametrize("name", [name for name, each in SERVERS.items() if each.fill is None])
+@pytest.mark.parametrize("name", SERVERS)
 async def test_each_of_twenty_concurrent_episodes_earns_its_own_reward(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, mark = SERVERS[name], uuid.uuid4().hex
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     section = write_section(server, mark, tmp_path / "template")
-    plays = [
-        (Part(task, play), reward)
-        for task in server.tasks
-        for play, reward in ((task.right, 1.0), (Play(), 0.0), (task.wrong, 0.0))
-    ]
-    episodes = list(islice(cycle(plays), EPISODES - 1))
-    victim = Part(server.tasks[0], server.tasks[0].right, kill=kill_server)
+    parts, rewards = deal_parts(server.tasks, EPISODES - 1)
+    in_between: set[str] = set()
+
+    def kill(task_key: str) -> None:
+        in_between.update(list_folders(tmp_path))
+        kill_server(task_key)
+
+    victim = Part(server.tasks[0], server.tasks[0].right, kill=kill)
     async with serving_process(tmp_path, section) as (_, address):
         before = list_folders(tmp_path)
         with connected(address) as connection:
-            *played, killed = await play_together(
-                connection, [*(part for part, _ in episodes), victim]
-            )
-        assert [(each.grade.reward, each.grade.no_grade) for each in played] == [
-            (reward, "") for _, reward in episodes
-        ]
-        assert [
-            answer.failure for each in played for answer in each.answers if answer.failure
-        ] == []
+            *played, killed = await play_together(connection, [*parts, victim])
+        assert_rewards(played, rewards)
         assert (killed.answers[0].failure, killed.grade.reward) == (None, None)
-        assert killed.grade.no_grade.startswith("instance_lost")
+        assert killed.grade.no_grade.startswith(("instance_lost: ", "tainted: "))
         await assert_soon(lambda: list(find_processes(MARK, mark)), [])
+        assert in_between > before
         await assert_soon(lambda: list_folders(tmp_path), before)
+
+
+async def test_what_one_episode_remembers_is_not_there_in_the_next(tmp_path: Path) -> None:
+    server = SERVERS["memory"]
+    remember = server.tasks[0]
+    section = write_section(server, uuid.uuid4().hex, tmp_path / "template")
+    async with serving_process(tmp_path, section) as (_, address):
+        with connected(address) as connection:
+            plays = (remember.right, Play(), remember.right)
+            played = [await play_alone(connection, Part(remember, play)) for play in plays]
+    assert_rewards(played, [1.0, 0.0, 1.0])
