@@ -67,9 +67,10 @@ def _kill_descendants() -> None:
     before its end can be seen."""
     with suppress(ChildProcessError):
         while True:
-            for child in _find_children():
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(-1, 0)
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                for child in _find_children():
+                    os.kill(child, signal.SIGKILL)
+                os.waitpid(-1, 0)
 
 
 def _find_children() -> Iterator[int]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
 from services.env_gateway.adapters.child_process import ChildProcess
+from services.env_gateway.adapters.event_stream import LINES_AT_ONCE
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
 
@@ -132,11 +133,12 @@ async def _read_announced_url(output: asyncio.StreamReader) -> str:
         *lines, rest = (rest + piece).split(b"\n")
         # Of a line without an end, only the end is kept.
         rest = rest[-_PIECE_BYTES:]
-        for line in lines:
+        for number, line in enumerate(lines):
+            # Also before the first, because the piece may have been there already.
+            if number % LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             if url := _parse_announcement(line):
                 return url
-        # The next piece may be there already, and would be read without a turn of the loop.
-        await asyncio.sleep(0)
     if url := _parse_announcement(rest):
         return url
     raise ValueError('the command ended without printing {"url": ...}')
