@@ -17,7 +17,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
 
 async def main(url: str) -> None:
     async with open_http_session(max_connections=8, headers={}) as http:
-        session = McpSession(lambda: HttpTransport(http, url))
+        session = McpSession(lambda: HttpTransport(http, url, listening=http))
         for tool in await session.list_tools(_TIMEOUT_S):
             result = await session.call_tool(tool.name, _ARGUMENTS.get(tool.name, {}), _TIMEOUT_S)
             print(tool.name, result)

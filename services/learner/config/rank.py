@@ -41,8 +41,8 @@ class RankConfig(ConfigModel):
     min_ranks: int | None = Field(default=None, ge=1, le=1_048_576)
     # Port on the learner's machine at which Ray joins the others.
     ray_port: int = Field(default=6390, ge=1, le=65535)
-    # CPU threads of torch in each rank. On a CPU only 1 makes a step repeatable bit for bit, and that
-    # on one kind of CPU.
+    # CPU threads of torch in each rank. Only 1 makes a step on a CPU repeatable bit for bit, and
+    # only on one kind of CPU.
     threads: int = Field(default=1, ge=1, le=1024)
     # Most tokens in one forward pass; never changes the loss. A longer sequence has its own pass.
     pack_tokens: Tokens = 4096

@@ -134,7 +134,7 @@ class FleetOpenEnvInstance(Instance):
             return Execution(result=answer["reward"], report=report, stdout=stdout)
         why = await self._find_end_reason()
         if why is None and score is not None:
-            # FleetTaskEnv gave no reward for printed results; the gateway knows their authorship.
+            # FleetTaskEnv gave no reward, though the verifier returned a score.
             return Execution(result=score, report=report, stdout=stdout)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)

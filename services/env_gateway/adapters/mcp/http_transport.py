@@ -63,6 +63,8 @@ class HttpTransport(Transport):
         self._listening = listening
         self._refusing = set[str]() if refusing is None else refusing
         self._initialized = asyncio.Event()
+        # Exchanges whose answer may also arrive on the server's own stream, which then ends them.
+        self._exchanges: dict[int | str, asyncio.Timeout] = {}
 
     async def run(self) -> None:
         await self._initialized.wait()
@@ -83,6 +85,20 @@ class HttpTransport(Transport):
             await asyncio.sleep(max(place.retry_s or 0.0, _RECONNECT_S))
 
     async def send_message(self, message: JSONRPCMessage) -> None:
+        if not isinstance(message, JSONRPCRequest):
+            await self._exchange(message)
+            return
+        elsewhere = self._exchanges[message.id] = asyncio.timeout(None)
+        try:
+            async with elsewhere:
+                await self._exchange(message)
+        except TimeoutError:
+            if not elsewhere.expired():
+                raise
+        finally:
+            del self._exchanges[message.id]
+
+    async def _exchange(self, message: JSONRPCMessage) -> None:
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
         headers = {**_ACCEPT, **self.headers}
         exchange = _open_until_cancelled(self._http, "POST", self._url, headers, body)
@@ -159,9 +175,18 @@ class HttpTransport(Transport):
             last.retry_s = last.retry_s if event.retry_s is None else event.retry_s
             if event.kind != "message" or not event.text:
                 continue
-            if _answers(await self.receive_text(event.text), request):
+            message = await self.receive_text(event.text)
+            if _answers(message, request):
                 return None
+            self._end_exchange(message)
         return last
+
+    def _end_exchange(self, message: JSONRPCMessage | None) -> None:
+        """End the exchange of a request that was answered on another stream."""
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+            exchange = self._exchanges.get(message.id)
+            if exchange is not None:
+                exchange.reschedule(loop_time())
 
     async def _listen(self, http: aiohttp.ClientSession, place: Event) -> Event:
         headers = {**_EVENTS, **self.headers}

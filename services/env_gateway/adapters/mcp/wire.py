@@ -73,14 +73,14 @@ def parse_parts(result: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def _repeats(parts: Sequence[Part], structured: Any) -> bool:
-    """Return True if the texts are the structured content, as JSON or as a server's SDK wraps
-    it: a value in {"result": ...}, the items of a list in a text each."""
+    """Return True if the texts are the structured content, as JSON or as servers wrap it: the one
+    value of an object such as {"result": ...}, the items of a list in a text each."""
     texts = [part.text for part in parts if isinstance(part, Text)]
     values = [_load_or_keep(text) for text in texts]
     found: list[Any] = [values, *values, texts, *texts]
     whole = [structured]
-    if isinstance(structured, dict) and structured.keys() == {"result"}:
-        whole.append(structured["result"])
+    if isinstance(structured, dict) and len(structured) == 1:
+        whole += structured.values()
     return bool(texts) and any(one == other for one in whole for other in found)
 
 

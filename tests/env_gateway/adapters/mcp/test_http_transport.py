@@ -143,6 +143,34 @@ async def test_a_stream_that_ends_before_the_answer_is_resumed_where_it_ended() 
     assert (resumed, len(called)) == (["a", "b"], 1)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_answer_on_the_servers_own_stream_ends_the_exchange(ends: bool) -> None:
+    called: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    listening = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "DELETE":
+            return web.Response()
+        if request.method == "GET":
+            async with event_stream(request) as write:
+                listening.set()
+                await write(result_of(await called.get()))
+                await asyncio.sleep(10.0)
+            return web.Response()
+        message = await request.json()
+        if message["method"] != "tools/call":
+            return reply(message) if "id" in message else web.Response(status=202)
+        await listening.wait()
+        async with event_stream(request) as write:
+            await write(id="a", retry=5000)
+            called.put_nowait(message)
+            await asyncio.sleep(0.0 if ends else 10.0)
+        return web.Response()
+
+    async with session_at("/mcp", handle) as session:
+        assert (await session.call_tool("t", {}, 4.0)).parts == (Text("tools/call"),)
+
+
 ASKED = ["ping", "sampling/createMessage", "roots/list", "elicitation/create"]
 
 

@@ -337,6 +337,7 @@ def test_parts_of_every_kind_are_read() -> None:
     [
         (['{"a": 1}'], {"a": 1}),
         (["5"], {"result": 5}),
+        (["eggs"], {"content": "eggs"}),
         (["five"], {"result": "five"}),
         (["1", "2"], {"result": [1, 2]}),
         (["a", "b"], {"result": ["a", "b"]}),
