@@ -28,9 +28,11 @@ def main() -> None:
     if os.getppid() != parent:
         raise SystemExit("the parent has ended already")
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    child = os.fork()
+    reaper, child = os.getpid(), os.fork()
     if child == 0:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != reaper:
+            os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         _become(command)
     # The parent would not see the command close its pipes while they are open here.
