@@ -37,15 +37,14 @@ _EXAMINATION_S = 5.0
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One call in progress. `has_turn` once the calls before it are over; `sent_at` is when it
-    first held a place; `unknown` is set once a failed attempt may have changed something."""
+    """One call in progress. `sent_at` is when it first held a place; `unknown` is set once a
+    failed attempt may have changed something."""
 
     session: Session
     tool: Tool
     arguments: Mapping[str, Any]
     until: float
     attempts: int = 0
-    has_turn: bool = False
     sent_at: float | None = None
     unknown: bool = False
 
@@ -103,7 +102,6 @@ class ToolCaller:
         session = call.session
         try:
             async with session.line.hold_turn(place, call.until):
-                call.has_turn = True
                 answer = await self._run_attempts(call)
                 # A grade waits for its turn, and then knows what was shown.
                 await session.passed_text.note_parts(answer.parts)
@@ -184,11 +182,11 @@ class ToolCaller:
 
 
 def _deadline_answer(call: _PendingCall) -> CallAnswer:
-    """Answer a call whose time is over before it got its turn, or a place at the environment."""
+    """Answer a call whose time is over while it waits for its turn or for a place."""
     if call.unknown:
         return _unanswered(call, ToolOutcome.OUTCOME_UNKNOWN, "its time is over")
-    if call.has_turn:
-        message = "the environment took no more calls until the deadline"
+    if call.attempts:
+        message = "the environment refused the call until its deadline"
         return _unanswered(call, ToolOutcome.SESSION_LOST, message)
     message = "the call waited for its turn until its deadline"
     return _unanswered(call, ToolOutcome.DEADLINE, message)

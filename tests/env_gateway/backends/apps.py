@@ -12,6 +12,7 @@ from tests.env_gateway.backends.harness import Call
 
 
 class BookingTasks:
+    untouched_reward: float | None = 0.0
     read_call: Call = ("find_bookings", {"guest": "Nina", "city": "Helsinki"})
     write_call: Call = ("book_room", {"hotel_id": 1, "guest": "Nina"})
     refused_call: Call = ("cancel_booking", {"booking_id": 1_000_000})

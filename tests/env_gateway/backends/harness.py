@@ -43,6 +43,8 @@ class BackendHarness(Protocol):
     refused_call: Call
     # Arguments that the tool does not have.
     bad_call: Call
+    # The reward of an episode in which nothing was done; None if it has no grade.
+    untouched_reward: float | None = 0.0
 
     def start(self) -> None: ...
 

@@ -20,6 +20,7 @@ class OpenEnvExampleHarness:
     write_call: Call = ("step", {"message": "hello"})
     bad_call: Call = ("step", {"nonsense": 1})
     refused_call = bad_call
+    untouched_reward = None
 
     def start(self) -> None:
         self._process = subprocess.Popen(example_command("echo"), stdout=subprocess.PIPE)

@@ -23,7 +23,7 @@ async def test_the_solution_passes_and_nothing_else_does(bench: Bench) -> None:
         await bench.solve(session, task)
         grade, untouched = await bench.grade(session), await bench.grade(idle)
         assert (grade.reward, grade.reason) == (1.0, None), grade
-        assert (untouched.reward, untouched.reason) == (0.0, None), untouched
+        assert untouched.reward == bench.harness.untouched_reward, untouched
         await bench.close(session, idle)
 
 
@@ -80,7 +80,7 @@ async def test_an_unknown_tool_reaches_nothing(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, ("no_such_tool", {}))
     assert answer.outcome is ToolOutcome.BAD_TOOL
-    assert (await bench.grade(session)).reward == 0.0
+    assert (await bench.grade(session)).reward == bench.harness.untouched_reward
     await bench.close(session)
 
 
@@ -99,7 +99,8 @@ async def test_instances_of_one_task_share_no_state(bench: Bench) -> None:
     sessions = [await bench.open(attempt) for attempt in range(3)]
     await bench.solve(sessions[1])
     rewards = [(await bench.grade(session)).reward for session in sessions]
-    assert rewards == [0.0, 1.0, 0.0]
+    idle = bench.harness.untouched_reward
+    assert rewards == [idle, 1.0, idle]
     await bench.close(*sessions)
 
 

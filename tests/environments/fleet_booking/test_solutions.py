@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from environments.api import Instance
+from services.env_gateway.grading.printed_checks import read_printed_checks
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
 from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.verify.verifier_globals import (
@@ -32,7 +33,6 @@ from tests.environments.fleet_booking.task_file import (
     needs_tasks,
     open_task,
 )
-from tests.support.fake_gateway import printed_checks
 
 pytestmark = needs_tasks
 each_task = pytest.mark.parametrize("short", sorted(TASKS) or ["none"])
@@ -110,7 +110,7 @@ def test_an_untouched_state_fails_with_a_reason_as_in_fleets_engine(
     instance = open_task(TASKS[short])
     result, printed = grade(TASKS[short], instance)
     assert result == 0
-    assert printed_checks(printed)[1], "a failing verifier prints what failed"
+    assert read_printed_checks(printed).failed, "a failing verifier prints what failed"
     assert (result, printed) == grade_by_sdk(TASKS[short], instance, tmp_path)
 
 
@@ -121,13 +121,13 @@ def test_a_scripted_solution_passes_in_both_engines(short: str, tmp_path: Path) 
     result, printed = grade(TASKS[short], instance)
     if short in DRAWN_REFERENCE:
         assert result == 0
-        (failed,) = printed_checks(printed)[1]
+        (failed,) = read_printed_checks(printed).failed
         assert "booking_reference" in failed
     else:
         assert result == 1, printed
     by_sdk = grade_by_sdk(TASKS[short], instance, tmp_path)
     assert result == by_sdk[0]
-    assert printed_checks(printed)[0] == printed_checks(by_sdk[1])[0]
+    assert read_printed_checks(printed).passed == read_printed_checks(by_sdk[1]).passed
 
 
 @each_solved

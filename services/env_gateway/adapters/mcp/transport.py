@@ -24,7 +24,7 @@ from services.env_gateway.ports import BackendError
 INITIALIZED = "notifications/initialized"
 CANCELLED = "notifications/cancelled"
 # Seconds for a message that nobody waits for, such as the answer to a server's request.
-ASIDE_S = 0.5
+ASIDE_S = 0.1
 # Messages received before the session has taken one, and requests of one server to its client.
 _WAITING, _MAX_ASKED = 64, 10_000
 
