@@ -174,9 +174,7 @@ RESULTS = documents(RESULT, 2**20) | st.lists(documents(PART, 2**18), max_size=3
 
 
 @fuzzed(
-    st.tuples(
-        RESULTS, st.booleans(), st.sampled_from([200, 200, 200, 400, 413, 500]), st.booleans()
-    )
+    st.tuples(RESULTS, st.booleans(), st.sampled_from([200, 200, 200, 413, 500]), st.booleans())
 )
 def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
     hostile: Hostile, text: tuple[str, bool, int, bool]
@@ -191,6 +189,7 @@ def test_any_answer_of_a_server_is_passed_on_or_a_fault_of_its_own(
         hostile.server.body, hostile.server.result = None, b"{}"
         hostile.server.content_type, hostile.server.status = "application/json", 200
     assert isinstance(answer, pb.CallToolResponse)
+    # Only other refusals lose the session, which all cases share.
     assert answer.outcome != pb.TOOL_OUTCOME_SESSION_LOST
     # The kind of errors that no adapter foresaw.
     assert not answer.parts or not answer.parts[0].text.startswith("internal: ")
