@@ -220,11 +220,9 @@ class SseTransport(Transport):
         listening: aiohttp.ClientSession,
         url: str,
         *,
-        headers: Mapping[str, str] | None = None,
         limits: TextLimits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(limits)
-        self.headers.update(headers or {})
         self._http = http
         self._listening = listening
         self._url = url
