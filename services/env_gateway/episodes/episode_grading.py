@@ -90,8 +90,7 @@ class EpisodeGrader:
         if session.episode.tainted:
             return _tainted_grade()
         if why := await _find_end(job.instance, min(job.until, loop_time() + _PROOF_S)):
-            session.episode.lost = True
-            _LOG.warning("episode_lost", episode_id=job.episode_id, why=why)
+            session.mark_lost(why)
             return _lost_grade(why)
         return await self._verifiers.grade_final_state(job)
 

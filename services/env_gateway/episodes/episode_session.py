@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from services.common.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade, ToolOutcome
+from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
@@ -17,6 +18,7 @@ from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import Screen
 
+_LOG = get_logger(__name__)
 INLINE_BYTES = 64 * 2**10
 _INLINE_TOTAL_BYTES = 512 * 2**10
 
@@ -159,6 +161,12 @@ class Session:
             if seq < self.episode.next_seq:
                 self.line.enter_line(self.early.pop(seq))
         return place
+
+    def mark_lost(self, why: str) -> None:
+        """Mark the episode as lost: it will have no grade."""
+        if not self.episode.lost:
+            self.episode.lost = True
+            _LOG.warning("episode_lost", episode_id=self.episode.episode_id, why=why)
 
     def known_grade(self) -> Grade | None:
         task = self.grading

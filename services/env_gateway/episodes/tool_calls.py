@@ -193,11 +193,9 @@ def _deadline_answer(call: _PendingCall) -> CallAnswer:
 
 
 def _unanswered(call: _PendingCall, outcome: ToolOutcome, message: str) -> CallAnswer:
-    episode = call.session.episode
-    if outcome is ToolOutcome.SESSION_LOST and not episode.lost:
-        episode.lost = True
-        _LOG.warning("episode_lost", episode_id=episode.episode_id, why=message)
-    episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
+    if outcome is ToolOutcome.SESSION_LOST:
+        call.session.mark_lost(message)
+    call.session.episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
     return replace(_text_answer(outcome, message), attempts=call.attempts)
 
 
