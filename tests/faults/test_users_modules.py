@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "services/common/python_command.py",
     # A user's command that begins with `python`.
     "services/launcher/control/prepare_commands.py",
+    "services/env_gateway/adapters/child_process.py",
     "services/common/tied_child.py",
     # By path, and it puts another folder in place of its own.
     "services/env_gateway/adapters/fleet_openenv/backend.py",
@@ -39,6 +40,8 @@ EXCEPTIONS = {
     "services/launcher/doctor/run_context.py",
     "services/launcher/doctor/echo_server.py",
     "services/launcher/doctor/clouds.py",
+    # Compares its path with a folder that an episode's process does not see.
+    "services/env_gateway/adapters/mcp/episode_process.py",
     # Find a program that was installed beside them.
     "tools/requirements.py",
     "tools/model_zoo/registries.py",

@@ -31,7 +31,7 @@ SPEED = 60  # a heartbeat interval of 30 s takes half a second
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with emulating("--speed", str(SPEED), "--run-verifiers-for", "1") as address:
+    with emulating("--speed", str(SPEED), "--run-verifiers-for", "3") as address:
         yield address
 
 
