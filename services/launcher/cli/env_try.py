@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +16,12 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
+from services.common.concurrency import running_tasks
 from services.common.config import load_spec
 from services.common.errors import ConfigError
-from services.common.printable_text import print_visible
+from services.common.printable_text import first_line, make_visible, print_visible
 from services.launcher.cli.command_runner import FAILED, OK, report_error
+from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.config.launcher import parse_launcher
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
@@ -50,13 +50,15 @@ _PASSED_UNTOUCHED = (
     "suspect  the task passes though nothing was done: is its verifier right, and does its server"
     " keep what earlier episodes wrote?"
 )
-_LINE_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 16
+_OVERRIDDEN = "warning  --answer replaces the answer of submit_final_answer in the grade"
+_WHO = "env-try"
+# What a gateway's spec must hold, and no gateway uses.
+_UNUSED = {"name": '"by-hand"', "policy": '{model = "none", max_model_len = 1}'}
+_RENEW_S = 5.0
+_DAY_S = 86_400
+_DESCRIPTION_CHARS = 200
+_SUBMIT = "submit_final_answer"
 _CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
-
-
-class TryError(CommandError):
-    """Raised when the episode cannot be played; the message states the cause."""
 
 
 def env_try(
@@ -72,24 +74,24 @@ def env_try(
     try:
         task = load_task(tasks, key)
         return asyncio.run(_play_episode(spec, task, answer, overrides, console))
-    except (TryError, GatewayError, ConfigError) as error:
+    except (CommandError, GatewayError, ConfigError) as error:
         return report_error(str(error))
     except grpc.aio.AioRpcError as error:
         return report_error(rpc_error_text(error))
 
 
 def load_task(path: Path, key: str | None) -> dict[str, Any]:
-    """Return the task called `key` of a task file, else its first. Raises TryError."""
+    """Return the task called `key` of a task file, else its first. Raises CommandError."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise TryError(f"{path}: {error}") from error
+        raise CommandError(f"{path}: {error}") from error
     tasks = content.get("tasks", [content]) if isinstance(content, dict) else content
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise TryError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
+        raise CommandError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
     found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
     if not found:
-        raise TryError(f"{path}: no task {key!r} among {len(tasks)}")
+        raise CommandError(f"{path}: no task {key!r} among {len(tasks)}")
     return cast("dict[str, Any]", found[0])
 
 
@@ -101,7 +103,8 @@ async def _play_episode(
     console: Terminal,
 ) -> int:
     given = load_spec(spec, overrides)
-    section = given.get(GATEWAY, {})
+    unset = [f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given]
+    overrides, section = [*overrides, *unset], given.get(GATEWAY, {})
     inherits = inherited_variables(given, parse_launcher(given, where=str(spec)), GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (
@@ -111,17 +114,34 @@ async def _play_episode(
         stub: Any = EpisodeServiceStub(channel)
         episode = await _open_with_progress(stub, section, task, console)
         try:
-            _show_ready(episode.ready, console)
+            show_ready(episode.ready, console)
             messages = [_make_message("user", episode.ready.facts.prompt)]
-            calls = await _make_calls(stub, episode.episode_id, console)
-            header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
-            grade = await grade_episode(stub, header, [*messages, *calls], _GRADE_S)
+            async with running_tasks(keep_renewed(stub, episode, console)):
+                calls = await _make_calls(stub, episode.episode_id, answer, console)
+                header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
+                grade = await grade_episode(stub, header, [*messages, *calls], _GRADE_S)
             if not (calls or answer or task.get("passes_untouched")) and grade.reward >= _PASSED:
                 console.print(_PASSED_UNTOUCHED)
             return _show_grade(grade, console)
         finally:
             request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)
+
+
+async def keep_renewed(stub: Any, episode: pb.OpenEpisodeResponse, console: Terminal) -> None:
+    """Renew the episode's lease until it is lost: a person thinks for minutes. Never raises."""
+    ttl_s = episode.ready.lease_ttl.ToTimedelta().total_seconds()
+    request = pb.RenewEpisodesRequest(
+        worker_id=f"flotilla-{_WHO}", episode_ids=[episode.episode_id]
+    )
+    while True:
+        await asyncio.sleep(ttl_s / 3)
+        # The next round retries, and the next call shows an episode that expires meanwhile.
+        with suppress(grpc.aio.AioRpcError):
+            answer = await stub.RenewEpisodes(request, timeout=_RENEW_S)
+            if answer.lost_episode_ids:
+                console.print("the environment has ended, or the episode's time is over")
+                return
 
 
 def _show_warning(line: str) -> None:
@@ -133,18 +153,20 @@ def _show_warning(line: str) -> None:
 async def _open_with_progress(
     stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Terminal
 ) -> pb.OpenEpisodeResponse:
-    """Open the episode and print its progress. Raises TryError."""
+    """Open the episode and print its progress. Raises CommandError."""
     env_key = env_key_of(task)
     own = section.get("environments", {}).get(env_key, {})
     where = f"env_gateway.backends.{own.get('backend') or section.get('backend', 'embedded')}"
-    slow, request = is_slow(section, env_key), make_open_request(task, "env-try")
+    slow, request = is_slow(section, env_key), make_open_request(task, _WHO)
+    # A person takes long; the gateway takes the most that it allows.
+    request.budget.FromSeconds(_DAY_S)
     try:
         return await open_episode(
             stub, request, limit_s=_OPEN_S, slow=slow, take_state=_make_state_printer(console)
         )
     except NotOpenedError as error:
         what = f"cannot open the environment: {error}"
-        raise TryError(f"{what}; {suggest_backend_fix(str(error), where)}") from error
+        raise CommandError(f"{what}; {suggest_backend_fix(str(error), where)}") from error
 
 
 def _make_state_printer(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:
@@ -156,19 +178,30 @@ def _make_state_printer(console: Terminal) -> Callable[[pb.OpenEpisodeResponse],
     return print_state
 
 
-def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
+def show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
     console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
     console.print(f"prompt   {ready.facts.prompt}")
     for part in ready.initial_observation:
         console.print(f"shows    {_part_to_text(part)}")
     for tool in ready.tools:
+        names = ", ".join(make_visible(name, lines=False) for name in _argument_names(tool))
+        description = first_line(tool.description, _DESCRIPTION_CHARS)
+        console.print(f"tool     {make_visible(tool.name, lines=False)}({names})  {description}")
+
+
+def _argument_names(tool: pb.Tool) -> Sequence[str]:
+    """Return the names of a tool's arguments; none if its schema is not of an object."""
+    try:
         schema = json.loads(tool.input_schema_json or "{}")
-        arguments = ", ".join(schema.get("properties", {}))
-        description = tool.description.splitlines()[:1]
-        console.print(f"tool     {tool.name}({arguments})  {''.join(description)}")
+    except (ValueError, RecursionError):
+        return ()
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return tuple(properties) if isinstance(properties, dict) else ()
 
 
-async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[dict[str, str]]:
+async def _make_calls(
+    stub: Any, episode_id: str, final_answer: str | None, console: Terminal
+) -> list[dict[str, str]]:
     """Make the calls from standard input; return the conversation."""
     messages: list[dict[str, str]] = []
     if sys.stdin is not None and sys.stdin.isatty():
@@ -176,8 +209,8 @@ async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[dic
             '\nenter one call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades'
         )
     number = 0
-    lines = _standard_input()
-    while line := await _read_line(lines):
+    lines = open_standard_input()
+    while line := await read_line(lines):
         match = _CALL_PATTERN.fullmatch(line)
         if match is None:
             console.print(f"not a call: {line}  (write a name, then a JSON object)")
@@ -195,49 +228,10 @@ async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[dic
         console.print(f"{match['name']}: {outcome}", *texts)
         messages += [_make_message("assistant", line), _make_message("tool", "\n".join(texts))]
         if answer.done:
+            if final_answer is not None and match["name"] == _SUBMIT:
+                console.print(_OVERRIDDEN)
             break
     return messages
-
-
-def _standard_input() -> asyncio.StreamReader:
-    """Return standard input as a stream. A daemon thread reads it and is never joined: at a
-    terminal, the read blocks until a line is typed. It reads unbuffered, because it would keep
-    the buffer's lock."""
-    loop = asyncio.get_running_loop()
-    lines = asyncio.StreamReader(limit=_LINE_BYTES)
-    if sys.stdin is None:
-        lines.feed_eof()
-        return lines
-    source = sys.stdin.fileno()
-
-    def read_input() -> None:
-        # The loop is closed if the episode ends before its input.
-        with suppress(RuntimeError):
-            while chunk := _read_chunk(source):
-                loop.call_soon_threadsafe(lines.feed_data, chunk)
-            loop.call_soon_threadsafe(lines.feed_eof)
-
-    threading.Thread(target=read_input, name="standard input", daemon=True).start()
-    return lines
-
-
-def _read_chunk(source: int) -> bytes:
-    """Read the available input; b"" at the end. A closed terminal reports its end as an error."""
-    try:
-        return os.read(source, _CHUNK_BYTES)
-    except OSError:
-        return b""
-
-
-async def _read_line(lines: asyncio.StreamReader) -> str:
-    """Return the next non-empty line; "" at the end. Raises TryError."""
-    try:
-        while line := await lines.readline():
-            if text := line.decode("utf-8", "replace").strip():
-                return text
-    except ValueError as error:
-        raise TryError(f"a call is longer than {_LINE_BYTES} bytes") from error
-    return ""
 
 
 def _show_grade(grade: pb.GradeResponse, console: Terminal) -> int:

@@ -16,7 +16,10 @@ import pytest
 
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.scratch_folders import scratch_folder
+from services.launcher.cli.env_try import show_ready
+from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
@@ -63,6 +66,49 @@ def test_text_without_a_call_is_named_and_an_untouched_task_earns_nothing(tasks:
     assert "not a call: what is this?" in done.stdout
     assert "fly: bad_tool" in done.stdout
     assert "reward   0\n" in done.stdout
+
+
+def test_a_person_may_think_for_longer_than_the_lease_and_needs_no_policy(
+    tasks: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[env_gateway]\nbackend = "embedded"\nlease_ttl_s = 1.0\n')
+    command = forged_command("-m", "services.launcher.cli.app", "env", "try", str(spec), str(tasks))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("prompt"):
+                break
+        time.sleep(1.5)
+        process.stdin.write('find_bookings {"guest": "Nobody", "city": "Nowhere"}\n')
+        process.stdin.close()
+        shown = process.stdout.read()
+    assert ("find_bookings: tool_error" in shown, "reward   0\n" in shown) == (True, True), shown
+
+
+def test_tools_with_odd_schemas_and_line_ends_in_their_names_take_one_line_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ready = pb.EpisodeReady()
+    for name, schema in (("a\nreward   1", "true"), ("b\x1b[2J", '{"properties": ["x"]}')):
+        ready.tools.add(name=name, input_schema_json=schema, description="x\ny")
+    show_ready(ready, Terminal(soft_wrap=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["tool     a␊reward   1()  x", "tool     b␛[2J()  x"]
+
+
+def test_an_answer_that_replaces_a_submitted_one_is_announced(tmp_path: Path) -> None:
+    words = (*lenient_task(tmp_path, passes_untouched=False), "--answer", "done")
+    path = Path(words[1])
+    (task,) = json.loads(path.read_text())
+    task["prompt"] += " End with submit_final_answer."
+    path.write_text(json.dumps([task]))
+    done = run(*words, stdin='submit_final_answer {"answer": "other"}\n')
+    assert "warning  --answer replaces the answer of submit_final_answer" in done.stdout, (
+        done.stdout
+    )
 
 
 def test_a_task_that_passes_though_nothing_was_done_is_suspect(tmp_path: Path) -> None:
