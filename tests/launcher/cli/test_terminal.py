@@ -225,10 +225,11 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     lines = asyncio.StreamReader()
     lines.feed_data(f"look\n{HOSTILE}\n".encode())
     lines.feed_eof()
-    monkeypatch.setattr(env_try, "_standard_input", lambda: lines)
+    monkeypatch.setattr(env_try, "open_standard_input", lambda: lines)
     stub, console = SimpleNamespace(CallTool=answered, Grade=graded), terminal()
-    env_try._show_ready(ready, console)  # pyright: ignore[reportPrivateUsage]
-    messages = await env_try._make_calls(stub, "e", console)  # pyright: ignore[reportPrivateUsage]
+    env_try.show_ready(ready, console)
+    calling = env_try._make_calls(stub, "e", None, console)  # pyright: ignore[reportPrivateUsage]
+    messages = await calling
     header = gateway_pb.GradeHeader(episode_id="e")
     found = await trial_episode.grade_episode(stub, header, messages, 1.0)
     env_try._show_grade(found, console)  # pyright: ignore[reportPrivateUsage]
