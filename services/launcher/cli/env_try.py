@@ -19,7 +19,7 @@ from services.common import rpc
 from services.common.concurrency import running_tasks
 from services.common.config import load_spec
 from services.common.errors import ConfigError
-from services.common.printable_text import first_line, make_visible, print_visible
+from services.common.printable_text import make_visible, print_visible
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
@@ -185,7 +185,7 @@ def show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
         console.print(f"shows    {_part_to_text(part)}")
     for tool in ready.tools:
         names = ", ".join(make_visible(name, lines=False) for name in _argument_names(tool))
-        description = first_line(tool.description, _DESCRIPTION_CHARS)
+        description = "".join(tool.description.splitlines()[:1])[:_DESCRIPTION_CHARS]
         console.print(f"tool     {make_visible(tool.name, lines=False)}({names})  {description}")
 
 
