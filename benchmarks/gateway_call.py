@@ -38,7 +38,7 @@ from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.types import OpenRequest
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 3
+ROUNDS = 15
 # Connecting costs so much that fewer calls suffice.
 CALLS_PER_RECONNECT = 5
 TOKEN = "benchmark-token-0123456789"
@@ -229,7 +229,7 @@ def compute_figures(costs: dict[str, Cost]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of a tool call.")
-    parser.add_argument("--calls", type=int, default=60, help="calls of an episode in a round")
+    parser.add_argument("--calls", type=int, default=20, help="calls of an episode in a round")
     parser.add_argument("--episodes", type=int, default=16, help="episodes at once")
     given = parser.parse_args()
     if given.calls < CALLS_PER_RECONNECT or given.episodes < 1:

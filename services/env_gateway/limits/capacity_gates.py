@@ -129,12 +129,12 @@ class Gate:
             raise NoPlaceError
         if self._breaker is not None and now + self._breaker.blocked_s(now) > until:
             _raise_unavailable(self._breaker.blocked_s(now))
+        if not self._queue and self._has_room(now):
+            self._queue.take_place(run_id)
+            return self._begin_request(run_id, now)
         waiter: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
         self._queue.push(run_id, waiter)
         self._let_in()
-        if waiter.done():
-            # No wait, and no timer for it.
-            return waiter.result()
         return await self._wait_for_place(run_id, waiter, until)
 
     async def _wait_for_place(

@@ -104,6 +104,15 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take_place(self, run_id: str) -> None:
+        """Give a run a place until `give_back`, when nothing waits."""
+        self.shares.start_waiting(run_id)
+        self.shares.take_places(run_id)
+        self.shares.stop_waiting(run_id)
+
     def push(self, run_id: str, item: T) -> None:
         if run_id not in self._waiting:
             self.shares.start_waiting(run_id)

@@ -68,11 +68,8 @@ class HttpTransport(Transport):
 
     async def run(self) -> None:
         await self._initialized.wait()
-        http = self._listening
-        if http is None or _SESSION_ID not in self.headers or self._url in self._refusing:
-            return
         place = Event(retry_s=_RECONNECT_S)
-        while True:
+        while (http := self._stream_pool()) is not None:
             try:
                 place = await self._listen(http, place)
             except HttpError as error:
@@ -85,7 +82,7 @@ class HttpTransport(Transport):
             await asyncio.sleep(max(place.retry_s or 0.0, _RECONNECT_S))
 
     async def send_message(self, message: JSONRPCMessage) -> None:
-        if not isinstance(message, JSONRPCRequest):
+        if not isinstance(message, JSONRPCRequest) or self._stream_pool() is None:
             await self._exchange(message)
             return
         elsewhere = self._exchanges[message.id] = asyncio.timeout(None)
@@ -97,6 +94,11 @@ class HttpTransport(Transport):
                 raise
         finally:
             del self._exchanges[message.id]
+
+    def _stream_pool(self) -> aiohttp.ClientSession | None:
+        """Return the pool for the server's own stream; None if there is no such stream."""
+        offered = _SESSION_ID in self.headers and self._url not in self._refusing
+        return self._listening if offered else None
 
     async def _exchange(self, message: JSONRPCMessage) -> None:
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
