@@ -112,7 +112,7 @@ def mcp_server() -> Generator[str]:
 @contextmanager
 def run_gateway(url: str) -> Generator[tuple[int, str]]:
     """Run a gateway over the server; yield its process and the address from its log."""
-    section = {"backend": "mcp", "backends": {"mcp": {"url": url, "instances": True}}}
+    section = {"backend": "mcp", "servers": [{"url": url, "instances": True}]}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}

@@ -31,7 +31,7 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "learner": {"tasks": "t.json", "steps": 1, "groups_per_step": 1, "group_size": 2},
     "learner.eval.sets.0": {"name": "heldout", "tasks": "t.json"},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
-    "env_gateway.backends.mcp": {"url": "http://host"},
+    "env_gateway.servers.0": {"url": "http://host"},
     "env_gateway.backends.openenv": {"url": "http://host"},
 }
 # Where 0 is an answer, and which.
@@ -164,7 +164,7 @@ def test_the_walk_finds_the_numbers_of_all_services() -> None:
         "launcher.sky.learner.any_of.0.max_hourly_cost",
         "rollout.engine.block_size",
         "env_gateway.environments.x.max_calls",
-        "env_gateway.backends.mcp.start_timeout_s",
+        "env_gateway.servers.0.start_timeout_s",
     ):
         assert key in keys
 

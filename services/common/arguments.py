@@ -169,10 +169,19 @@ def _keys(config_cls: type[ConfigModel]) -> Iterator[tuple[str, str]]:
         if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
             for key, value in _keys(annotation):
                 yield f"{name}.{key}", value
+        elif table := _table_in_list(annotation):
+            for key, value in _keys(table):
+                yield f"{name}.0.{key}", value
         elif field.default is PydanticUndefined:
             yield name, "..." if field.default_factory is None else _type_name(annotation)
         else:
             yield name, str(field.default)
+
+
+def _table_in_list(annotation: Any) -> type[ConfigModel] | None:
+    """Return the table of which a key holds a list."""
+    inner: Any = typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else None
+    return inner if isinstance(inner, type) and issubclass(inner, ConfigModel) else None
 
 
 def _type_name(annotation: Any) -> str:

@@ -35,6 +35,11 @@ class ConfigModel(pydantic.BaseModel):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def explain_former(cls, key: str, value: Any) -> str:
+        """Return what replaces a key that this table no longer has; "" if it never had it."""
+        return ""
+
 
 M = TypeVar("M", bound=ConfigModel)
 
@@ -190,14 +195,16 @@ def _describe_problem(cls: type[ConfigModel], error: ErrorDetails, prefix: Seque
     location = error["loc"]
     name = ".".join(str(part) for part in (*prefix, *location)) or "(top level)"
     if error["type"] == "extra_forbidden":
-        return (
-            f"{name}: unknown key{did_you_mean(str(location[-1]), _known_keys(cls, location[:-1]))}"
+        key, tables = str(location[-1]), _tables_at(cls, location[:-1])
+        former = next(
+            filter(None, (each.explain_former(key, error["input"]) for each in tables)), ""
         )
+        return f"{name}: {former or 'unknown key' + did_you_mean(key, _known_keys(tables))}"
     if error["type"] == "missing":
         return f"{name}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ")
     key, colon, rest = message.partition(": ")
-    if colon and key.partition(".")[0] in _known_keys(cls, location):
+    if colon and key.partition(".")[0] in _known_keys(_tables_at(cls, location)):
         # The error is from a validator of a whole table, and names one of its keys.
         name, message = f"{name}.{key}" if location or prefix else key, rest
     if SECRET_KEY.search(name) or isinstance(error["input"], dict | list):
@@ -210,23 +217,27 @@ def _shown(value: Any) -> str:
     return f"{shown[:_SHOWN_CHARACTERS]}..." if len(shown) > _SHOWN_CHARACTERS else shown
 
 
-def _known_keys(cls: type[ConfigModel], location: Sequence[int | str]) -> list[str]:
-    """Return the keys known at `location`; at a union of several tables, those of all of them."""
-    tables: list[type[pydantic.BaseModel]] = [cls]
+def _tables_at(cls: type[ConfigModel], location: Sequence[int | str]) -> list[type[ConfigModel]]:
+    """Return the table at `location`; for a union of several tables, all of them."""
+    tables = [cls]
     for part in location:
         fields = [table.model_fields.get(str(part)) for table in tables]
         below = [model for field in fields if field for model in _find_models(field.annotation)]
         # List indices, dict keys and the names of union branches do not lead to another table.
         tables = below or tables
+    return tables
+
+
+def _known_keys(tables: Sequence[type[ConfigModel]]) -> list[str]:
     return sorted({_key(table, name) for table in tables for name in table.model_fields})
 
 
-def _key(table: type[pydantic.BaseModel], name: str) -> str:
+def _key(table: type[ConfigModel], name: str) -> str:
     return table.model_fields[name].alias or name
 
 
-def _find_models(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+def _find_models(annotation: Any) -> Iterator[type[ConfigModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         yield annotation
     elif get_origin(annotation) in (Annotated, Union, types.UnionType, list, dict, tuple):
         for argument in get_args(annotation):

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# `*` matches any key of a table.
+# `*` matches any key of a table, and any item of a list.
 _KEYS = (
     ("env_gateway", "verifiers", "digests"),
     ("env_gateway", "environments", "*", "verifier"),
-    ("env_gateway", "backends", "mcp", "template"),
+    ("env_gateway", "servers", "*", "template"),
 )
 
 
@@ -32,6 +32,8 @@ def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _tables(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
+    if isinstance(node, list) and path and path[0] == "*":
+        node = dict(enumerate(node))
     if not isinstance(node, dict):
         return
     if not path:

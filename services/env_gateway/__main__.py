@@ -124,7 +124,7 @@ async def _open_backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str
     backends: dict[str, Backend] = {}
     try:
         for name in sorted(config.backend_names):
-            backends[name] = build_backend(name, config.backends, max_calls=config.limits.max_calls)
+            backends[name] = build_backend(name, config)
         yield backends
     finally:
         for backend in backends.values():

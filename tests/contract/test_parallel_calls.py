@@ -94,7 +94,7 @@ async def serving_gateway(
     server = rpc.server(token=TOKEN)
     async with (
         closing_backend(build_mcp_backend(config, max_calls=64)) as backend,
-        running(backend, backend="mcp", backends={"mcp": config}, **changes) as gateway,
+        running(backend, backend="mcp", servers=[config], **changes) as gateway,
     ):
         service = LossyService(gateway, lambda: None)
         service.lost = set()

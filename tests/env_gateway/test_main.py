@@ -21,7 +21,7 @@ SECTION = """
 [env_gateway]
 backend = "mcp"
 drain_s = 0.1
-[env_gateway.backends.mcp]
+[[env_gateway.servers]]
 url = "{url}"
 instances = true
 """

@@ -20,8 +20,9 @@ from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.api.episode_service import conversation_of
-from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import ScreenConfig
+from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.episodes.episode_session import MediaStore
 from services.env_gateway.grading import grader
 from services.env_gateway.grading.passed_text import PassedText
@@ -55,11 +56,9 @@ def mcp(result: Any) -> Any:
 
 
 def stdio(result: Any) -> Any:
-    backend: Any = SimpleNamespace(mark_tool=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
-    instance: Any = StdioInstance(backend, request, None)  # pyright: ignore[reportArgumentType]
-    instance._session = mcp(result)
-    return instance
+    server = McpServer(transport="stdio", command=("cat",))
+    return StdioInstance(SimpleNamespace(), request, server, mcp(result))  # pyright: ignore[reportArgumentType]
 
 
 def openenv(data: Any) -> Any:

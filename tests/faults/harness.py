@@ -39,7 +39,7 @@ ROLLOUT = "tests.faults.rollout_with_small_engine"
 EMBEDDED = {"backend": "embedded"}
 MCP = {
     "backend": "mcp",
-    "backends": {"mcp": {"command": ["python", "-m", ENVIRONMENTS], "instances": True}},
+    "servers": [{"command": ["python", "-m", ENVIRONMENTS], "instances": True}],
 }
 
 

@@ -115,7 +115,7 @@ def sections(hook: str) -> dict[str, Any]:
     }
     notify = {"slack": {"channel": "C1", "api_url": f"{hook}/api"}, "webhook_env": HOOK}
     return {
-        "env_gateway": {"backend": "mcp", "backends": {"mcp": server}},
+        "env_gateway": {"backend": "mcp", "servers": [server]},
         "launcher": {"metrics": True, "notify": notify},
         "learner": {
             "steps": 2,

@@ -95,7 +95,7 @@ async def test_all_that_a_run_starts_is_ours_wherever_it_is_started(
     wish["env_gateway"]["verifiers"]["digests"] = str(ROOT / DIGESTS)
     if gateway == "mcp":
         mcp = {"command": ["python", "-P", "-m", ENVIRONMENTS], "instances": True}
-        wish["env_gateway"] |= {"backend": "mcp", "backends": {"mcp": mcp}}
+        wish["env_gateway"] |= {"backend": "mcp", "servers": [mcp]}
     run = FaultRun(tmp_path, wish)
     project = users_folder(tmp_path / "project")
     code, output = await flotilla(

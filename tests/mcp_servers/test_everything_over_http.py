@@ -30,7 +30,7 @@ def write_section(server: EverythingServer) -> str:
     return f"""
 [env_gateway]
 backend = "mcp"
-[env_gateway.backends.mcp]
+[[env_gateway.servers]]
 transport = "{server.kind.transport}"
 url = "{server.url}"
 [env_gateway.verifiers]

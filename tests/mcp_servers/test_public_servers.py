@@ -36,7 +36,7 @@ def write_section(server: PublicServer, mark: str, template: Path) -> str:
     return f"""
 [env_gateway]
 backend = "mcp"
-[env_gateway.backends.mcp]
+[[env_gateway.servers]]
 transport = "stdio"
 command = {json.dumps(list(server.command))}
 env = {{ {", ".join(f"{name} = {json.dumps(value)}" for name, value in variables.items())} }}

@@ -1,27 +1,24 @@
 """Factory of backends. A vendor is imported only if a backend uses it."""
 
-from services.env_gateway.config.backends import BackendName, BackendsConfig
+from services.env_gateway.config.backends import BackendName
+from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
 
-def build_backend(name: BackendName, config: BackendsConfig, *, max_calls: int) -> Backend:
+def build_backend(name: BackendName, section: EnvGatewayConfig) -> Backend:
     """Build the backend of this name from its settings, which EnvGatewayConfig has checked.
 
-    Raises ConfigError for faults that only show here, such as a key missing in the environment.
-    `max_calls` is the largest number of calls in flight."""
+    Raises ConfigError for faults that only show here, such as a key missing in the environment."""
+    config, max_calls = section.backends, section.limits.max_calls
     match name:
         case "embedded":
             from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 
             return EmbeddedBackend(config.embedded)
         case "mcp":
-            from services.env_gateway.adapters.mcp.backend import build_mcp_backend
-            from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
+            from services.env_gateway.adapters.mcp.servers import McpServersBackend
 
-            assert config.mcp is not None
-            if config.mcp.transport == "stdio":
-                return McpStdioBackend(config.mcp)
-            return build_mcp_backend(config.mcp, max_calls=max_calls)
+            return McpServersBackend(section)
         case "fleet":
             from services.env_gateway.adapters.fleet.backend import build_fleet_backend
 

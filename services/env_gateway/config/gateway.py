@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
-from services.env_gateway.config.backends import BackendName, BackendsConfig
+from services.env_gateway.config.backend_tables import BackendsConfig
+from services.env_gateway.config.backends import BackendName, McpServer
 
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
@@ -27,9 +28,11 @@ class ScreenConfig(ConfigModel):
 
 class EnvironmentConfig(ConfigModel):
     """Overrides for one environment; unset fields take the section's values. `verifier` is a
-    Python file that grades tasks without a verifier of their own."""
+    Python file that grades tasks without a verifier of their own. `servers` names the MCP servers
+    whose tools its tasks get, unless a task names its own; not needed if only one is configured."""
 
     backend: BackendName | None = None
+    servers: tuple[str, ...] = ()
     screen: ScreenConfig | None = None
     verifier: Path | None = None
     max_episodes: Count | None = None
@@ -143,6 +146,7 @@ class EnvGatewayConfig(ConfigModel):
     `budget_s` bounds an episode that names no budget, and `max_budget_s` every other."""
 
     backend: BackendName = "embedded"
+    servers: tuple[McpServer, ...] = ()
     backends: BackendsConfig = BackendsConfig()
     environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
     limits: LimitsConfig = LimitsConfig()
@@ -164,10 +168,30 @@ class EnvGatewayConfig(ConfigModel):
     @model_validator(mode="after")
     def _backends_configured(self) -> "EnvGatewayConfig":
         for name in sorted(self.backend_names):
-            if getattr(self.backends, name) is None:
+            if name == "mcp" and not self.servers:
+                raise ValueError(
+                    "backend 'mcp' is used but there is no table [[env_gateway.servers]]"
+                )
+            if name != "mcp" and getattr(self.backends, name) is None:
                 raise ValueError(
                     f"backend {name!r} is used but env_gateway.backends.{name} is not set"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_have_names(self) -> "EnvGatewayConfig":
+        names = [server.name for server in self.servers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"servers: two are named {name!r}; give each a name of its own")
+        for env_key, environment in self.environments.items():
+            for name in environment.servers:
+                if name not in names:
+                    known = ", ".join(names) or "none"
+                    raise ValueError(
+                        f"environments.{env_key}.servers: there is no server {name!r};"
+                        f" those in [[env_gateway.servers]]: {known}"
+                    )
         return self
 
     @property

@@ -37,7 +37,8 @@ class TaskError(ValueError):
 class Task:
     """One task. `verifier` is Python source. `current_date` is empty if the environment has no
     clock. A `single_turn` task has no tools: the policy's answer to the prompt is graded. Without
-    `offered_tools`, all tools of the modality are offered."""
+    `offered_tools`, all tools of the modality are offered. `servers` are the MCP servers that it
+    needs, by default those of its environment."""
 
     key: str
     prompt: str
@@ -51,6 +52,7 @@ class Task:
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     offered_tools: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
 
 
 def parse_task(text: str) -> Task:
@@ -71,7 +73,8 @@ def parse_task(text: str) -> Task:
         current_date=current_date,
         variables=variables,
         raw_variables=raw_variables,
-        offered_tools=_read_offered_tools(fields.get("offered_tools")),
+        offered_tools=_read_names(fields, "offered_tools"),
+        servers=_read_names(fields, "servers"),
     )
     _check_texts(task)
     return task
@@ -121,12 +124,13 @@ def _read_modality(fields: Mapping[str, Any]) -> str:
     return modality
 
 
-def _read_offered_tools(value: Any) -> tuple[str, ...]:
+def _read_names(fields: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    value = fields.get(field)
     if value is None:
         return ()
     names = cast("list[Any]", value) if isinstance(value, list) else []
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise TaskError("offered_tools must be a list of names, at least one")
+        raise TaskError(f"{field} must be a list of names, at least one")
     return tuple(names)
 
 
@@ -156,6 +160,7 @@ def _to_iso_date(value: str) -> str:
 
 def _check_texts(task: Task) -> None:
     texts = [("offered_tools", name) for name in task.offered_tools]
+    texts += [("servers", name) for name in task.servers]
     names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
     texts += [(name, getattr(task, name) or "") for name in names]
     texts += [("env_variables", text) for pair in task.variables.items() for text in pair]

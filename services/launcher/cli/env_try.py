@@ -27,6 +27,7 @@ from services.launcher.config.launcher import parse_launcher
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
+    backend_key,
     grade_episode,
     is_slow,
     make_open_request,
@@ -156,7 +157,7 @@ async def _open_with_progress(
     """Open the episode and print its progress. Raises CommandError."""
     env_key = env_key_of(task)
     own = section.get("environments", {}).get(env_key, {})
-    where = f"env_gateway.backends.{own.get('backend') or section.get('backend', 'embedded')}"
+    where = backend_key(section, own.get("backend") or section.get("backend", "embedded"))
     slow, request = is_slow(section, env_key), make_open_request(task, _WHO)
     # A person takes long; the gateway takes the most that it allows.
     request.budget.FromSeconds(_DAY_S)

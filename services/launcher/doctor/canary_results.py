@@ -111,8 +111,10 @@ def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
     config = section["backends"].get(canary.backend) or {}
     if canary.backend == "embedded":
         return _file_states([_ROOT / "environments"])
-    if canary.backend == "mcp" and not config.get("instances"):
-        return None
+    if canary.backend == "mcp":
+        if len(section["servers"]) != 1 or not section["servers"][0]["instances"]:
+            return None
+        config = section["servers"][0]
     command = config.get("command")
     if command:
         return _command_state(command)

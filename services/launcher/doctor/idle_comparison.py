@@ -89,32 +89,35 @@ def _excerpt(text: str, start: int) -> str:
 
 def suggest_isolation(section: Mapping[str, Any], backend: str) -> str:
     """Suggest how episodes of a backend get state of their own; `section` is the gateway's."""
-    server = section["backends"].get(backend) or {}
-    where = f"env_gateway.backends.{backend}"
+    servers = _list_servers(section, backend)
     if backend == "openenv":
         return "have `reset` start every session of a task alike, from the seed that it gets"
-    if backend != "mcp" or server.get("instances"):
+    if backend != "mcp" or all(server.get("instances") for server in servers):
         return "have every instance start from the task's data, and from nothing else"
-    if server.get("transport") == "stdio":
+    where = "for it in [[env_gateway.servers]]"
+    if all(server.get("transport") == "stdio" for server in servers):
         return (
             "its server keeps state outside the episode's folder: have it write below its working"
-            f" directory, or, if sharing is meant, set {where}.shared_state = true"
+            f" directory, or, if sharing is meant, set shared_state = true {where}"
         )
     return (
         "all episodes use one server: have it keep state by session, or give every episode a"
         ' process (transport = "stdio") or an instance (instances = true), or, if sharing is'
-        f' meant, set {where}.sessions = "stateless"'
+        f' meant, set sessions = "stateless" {where}'
     )
 
 
 def shares_state(section: Mapping[str, Any], backend: str) -> bool:
     """Return whether the spec says that episodes of a backend share one world."""
-    server = section["backends"].get(backend) or {}
-    return server.get("shared_state") is True
+    return any(each.get("shared_state") is True for each in _list_servers(section, backend))
 
 
 def may_differ(section: Mapping[str, Any], backend: str) -> bool:
     """Return whether the spec says that the state of an episode is not its own: it is shared, or it
     does not belong to the session."""
-    server = section["backends"].get(backend) or {}
-    return shares_state(section, backend) or server.get("sessions") == "stateless"
+    stateless = (each.get("sessions") == "stateless" for each in _list_servers(section, backend))
+    return shares_state(section, backend) or any(stateless)
+
+
+def _list_servers(section: Mapping[str, Any], backend: str) -> Sequence[Mapping[str, Any]]:
+    return section["servers"] if backend == "mcp" else []

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,15 +34,25 @@ def _list_fixed_ports(context: RunContext) -> Iterator[tuple[str, int]]:
         if sky.registry_port:
             yield "launcher.sky.registry_port", sky.registry_port
         return
-    backends: Any = context.sections.get(GATEWAY, {}).get("backends", {})
-    for name in sorted(used_backends(context)):
-        command = (backends.get(name) or {}).get("command") or ()
-        for option, value in pairwise(command):
+    section: Any = context.sections.get(GATEWAY, {})
+    for key, server in list_started(section, used_backends(context)):
+        for option, value in pairwise(server["command"]):
             if option == "--port" and value.isdecimal() and int(value):
-                yield f"env_gateway.backends.{name}.command", int(value)
+                yield f"{key}.command", int(value)
     # Port of WeightService; 0 is any.
     if port := context.sections.get(LEARNER, {}).get("weights", {}).get("port"):
         yield "learner.weights.port", port
+
+
+def list_started(
+    section: Mapping[str, Any], backends: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the servers of backends that the gateway starts, each with its key in the spec."""
+    for name in sorted(backends):
+        tables = {f"env_gateway.backends.{name}": section["backends"].get(name) or {}}
+        if name == "mcp":
+            tables = {f"env_gateway.servers.{n}": each for n, each in enumerate(section["servers"])}
+        yield from ((key, table) for key, table in tables.items() if table.get("command"))
 
 
 def used_backends(context: RunContext) -> set[str]:

@@ -81,9 +81,12 @@ def _backend_keys(section: Mapping[str, Any]) -> list[str]:
     used = {section.get("backend"), *(e.get("backend") for e in environments.values())}
     named: list[str] = []
     for backend in sorted(name for name in used if name):
-        options: Mapping[str, Any] = section.get("backends", {}).get(backend, {})
+        tables: Sequence[Mapping[str, Any]] = [section.get("backends", {}).get(backend, {})]
+        if backend == "mcp":
+            tables = section.get("servers", [])
         default = _FLEET_DEFAULT if backend in FLEET_BACKENDS else None
-        variable = options.get("api_key_env", default)
-        if variable and not options.get("command"):
-            named.append(variable)
+        for options in tables:
+            variable = options.get("api_key_env", default)
+            if variable and not options.get("command"):
+                named.append(variable)
     return named

@@ -364,7 +364,7 @@ async def gateway_over(app: web.Application, timeout_s: float) -> AsyncGenerator
     config = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",
-            "backends": {"mcp": mcp.model_dump()},
+            "servers": [mcp.model_dump()],
             "verifiers": {"unsafe_local_verifiers": True, "timeout_s": timeout_s, "attempts": 1},
         }
     )

@@ -65,10 +65,9 @@ async def stdio(**env: str) -> dict[str, str]:
     backend = McpStdioBackend(McpServer(transport="stdio", command=WAITING, env=env))
     try:
         task = parse_task(task_json(data_id="monday"))
-        instance = await backend.provision_instance(
-            ProvisionRequest("e1", task, 60.0), timeout_s=20.0
-        )
-        return await environment(instance._server.child.pid)  # pyright: ignore[reportPrivateUsage]
+        await backend.provision_instance(ProvisionRequest("e1", task, 60.0), timeout_s=20.0)
+        episode, _ = backend._running["e1"]  # pyright: ignore[reportPrivateUsage]
+        return await environment(episode.processes.children[0].pid)
     finally:
         await backend.close()
 
@@ -85,7 +84,7 @@ async def test_a_server_over_stdio_gets_its_episode_and_what_the_spec_gives_it()
 
 async def test_a_server_over_http_gets_a_key_of_ours_and_what_the_spec_gives_it() -> None:
     config = McpServer(command=SERVING, env={"TOKEN": "$GITHUB_PAT"}, start_timeout_s=30.0)
-    address, headers = connect_server(config, where="env_gateway.backends.mcp")
+    address, headers = connect_server(config, where="env_gateway.servers.0")
     try:
         await address.wait_for_url(30.0)
         assert isinstance(address, SupervisedServer) and address.pid is not None
@@ -131,8 +130,10 @@ async def test_the_output_of_a_command_is_passed_on_without_the_secrets_that_it_
 
 def test_a_variable_that_is_given_and_not_set_is_named() -> None:
     config = McpServer(command=SERVING, env={"TOKEN": "$NOBODY_SET_THIS"})
-    with pytest.raises(ConfigError, match=r"mcp\.env\.TOKEN is \$NOBODY_SET_THIS, which is not"):
-        connect_server(config, where="env_gateway.backends.mcp")
+    with pytest.raises(
+        ConfigError, match=r"servers\.0\.env\.TOKEN is \$NOBODY_SET_THIS, which is not"
+    ):
+        connect_server(config, where="env_gateway.servers.0")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def hostile_gateway() -> Generator[Hostile]:
         make = partial(build_mcp_backend, McpServer(url=server.url), max_calls=8)
         mcp = {"url": server.url}
         breaker = {"window": 10_000, "instance_failures": 1000}
-        changes: dict[str, Any] = {"backend": "mcp", "backends": {"mcp": mcp}, "breaker": breaker}
+        changes: dict[str, Any] = {"backend": "mcp", "servers": [mcp], "breaker": breaker}
         # No client renews the one episode that thousands of cases share.
         changes |= {"lease_ttl_s": 3600.0, "budget_s": 7200.0}
         with (

@@ -67,7 +67,7 @@ class Bench:
 @asynccontextmanager
 async def opened_bench(harness: BackendHarness) -> AsyncGenerator[Bench]:
     config = EnvGatewayConfig.model_validate({"open_timeout_s": TIMEOUT_S, **harness.settings()})
-    backend = build_backend(config.backend, config.backends, max_calls=64)
+    backend = build_backend(config.backend, config)
     try:
         async with grading_gateway({config.backend: backend}, config) as gateway:
             yield Bench(harness, backend, gateway)

@@ -29,7 +29,7 @@ class McpHarness(BookingTasks):
             self._process.terminate()
 
     def settings(self) -> Mapping[str, Any]:
-        return {"backend": "mcp", "backends": {"mcp": {"url": self._url, "instances": True}}}
+        return {"backend": "mcp", "servers": [{"url": self._url, "instances": True}]}
 
     async def running(self, backend: Backend) -> int:
         url = f"{self._url}/v1/env/instances?status=running"

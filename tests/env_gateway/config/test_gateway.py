@@ -1,5 +1,6 @@
 """The section env_gateway of a run spec."""
 
+import tomllib
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"backend": "mcp"}, "backends.mcp is not set"),
+        ({"backend": "mcp"}, r"no table \[\[env_gateway.servers\]\]"),
         ({"lease_ttl": 3}, "lease_ttl"),
-        ({"backends": {"mcp": {"url": "ftp://x"}}}, "http"),
-        ({"backends": {"mcp": {}}}, "url and command"),
+        ({"servers": [{"url": "ftp://x"}]}, "http"),
+        ({"servers": [{}]}, "url and command"),
         ({"limits": {"max_calls": 0}}, "max_calls"),
         (
-            {"backends": {"mcp": {"url": "http://x", "parallel_reads": "listed"}}},
+            {"servers": [{"url": "http://x", "parallel_reads": "listed"}]},
             'parallel_reads = "listed" needs read_only_tools',
         ),
         # One message at a time goes through its WebSocket.
@@ -28,3 +29,28 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(EnvGatewayConfig, section, where="spec [env_gateway]")
+
+
+def test_the_former_table_of_mcp_is_refused_with_the_one_that_replaces_it() -> None:
+    env = {"TOKEN": "$TOKEN", "API_KEY": "secret", "MODE": "x"}
+    command = ["serve", 'a "b"']
+    table = {"transport": "stdio", "command": command, "env": env, "listen": True}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(
+            EnvGatewayConfig, {"backends": {"mcp": table}}, where="spec", section="env_gateway"
+        )
+    message = str(caught.value)
+    assert "env_gateway.backends.mcp: this table is now one of a list of servers" in message
+    text = "[[env_gateway.servers]]" + message.partition("[[env_gateway.servers]]")[2]
+    written = tomllib.loads(text)["env_gateway"]["servers"][0]
+    assert written == {**table, "name": "server", "env": {**env, "API_KEY": "..."}}
+    assert "secret" not in message
+
+
+def test_servers_need_names_of_their_own_and_environments_name_known_ones() -> None:
+    servers = [{"url": "http://a"}, {"url": "http://b"}]
+    with pytest.raises(ConfigError, match="servers: two are named 'server'"):
+        parse_config(EnvGatewayConfig, {"servers": servers}, where="spec")
+    section = {"servers": servers[:1], "environments": {"x": {"servers": ["files"]}}}
+    with pytest.raises(ConfigError, match=r"x\.servers: .*'files'; those in .*: server"):
+        parse_config(EnvGatewayConfig, section, where="spec")

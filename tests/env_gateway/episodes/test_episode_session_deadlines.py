@@ -34,9 +34,9 @@ UNANSWERED = {ToolOutcome.OUTCOME_UNKNOWN, ToolOutcome.DEADLINE, ToolOutcome.SES
 @asynccontextmanager
 async def gateway_over(mcp: dict[str, Any], **section: Any) -> AsyncGenerator[Gateway]:
     config = EnvGatewayConfig.model_validate(
-        {"backend": "mcp", "backends": {"mcp": mcp}, "close_timeout_s": 2.0, **section}
+        {"backend": "mcp", "servers": [mcp], "close_timeout_s": 2.0, **section}
     )
-    backend = build_backend("mcp", config.backends, max_calls=64)
+    backend = build_backend("mcp", config)
     try:
         async with grading_gateway({"mcp": backend}, config) as gateway:
             yield gateway

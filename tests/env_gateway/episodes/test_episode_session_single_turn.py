@@ -51,10 +51,9 @@ async def gateway_over(name: Any) -> AsyncGenerator[Gateway]:
     module, door = DOORS[name]
     if module:
         door = {**door, "command": environment_command("-m", module)}
-    settings = EnvGatewayConfig.model_validate(
-        {"backend": name, "backends": {name: door}, "open_timeout_s": 30.0}
-    )
-    backend = build_backend(name, settings.backends, max_calls=8)
+    table = {"servers": [door]} if name == "mcp" else {"backends": {name: door}}
+    settings = EnvGatewayConfig.model_validate({"backend": name, "open_timeout_s": 30.0, **table})
+    backend = build_backend(name, settings)
     try:
         async with grading_gateway({name: backend}, settings) as gateway:
             yield gateway

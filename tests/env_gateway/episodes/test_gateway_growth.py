@@ -68,7 +68,7 @@ def rss_bytes() -> int:
 async def grown(harness: BackendHarness, first: int, episodes: int) -> tuple[dict[str, int], int]:
     """Return the objects and bytes that grow between some and many episodes."""
     config = EnvGatewayConfig.model_validate({"open_timeout_s": 60.0, **harness.settings()})
-    backend = build_backend(config.backend, config.backends, max_calls=64)
+    backend = build_backend(config.backend, config)
     try:
         async with grading_gateway({config.backend: backend}, config) as gateway:
             await run_episodes(gateway, harness, range(first))

@@ -34,7 +34,7 @@ async def gateway() -> AsyncGenerator[Gateway]:
     settings = EnvGatewayConfig.model_validate(
         {
             "backend": "mcp",
-            "backends": {"mcp": config.model_dump(exclude_unset=True)},
+            "servers": [config.model_dump(exclude_unset=True)],
             "verifiers": {"unsafe_local_verifiers": True, "attempts": 1},
         }
     )

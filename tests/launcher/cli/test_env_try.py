@@ -170,7 +170,7 @@ def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path:
     path.write_text(json.dumps([task]))
     began = time.monotonic()
     done = run(
-        *(SPEC, path, "--env_gateway.backends.mcp={url = 'http://127.0.0.1:9/mcp'}"),
+        *(SPEC, path, "--env_gateway.servers=[{url = 'http://127.0.0.1:9/mcp'}]"),
     )
     assert time.monotonic() - began < 40, "on a machine that does much else"
     assert done.returncode == 1
@@ -178,7 +178,7 @@ def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path:
     assert "starting a gateway" in done.stdout
     assert f"warming: connect: {message}, trying again" in done.stdout
     assert f"cannot open the environment: connect: {message}; start the server" in done.stdout
-    assert "or correct env_gateway.backends.mcp.url" in done.stdout
+    assert "or correct env_gateway.servers.0.url" in done.stdout
 
 
 def running(folder: Path) -> list[str]:

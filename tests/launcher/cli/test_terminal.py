@@ -283,7 +283,7 @@ def test_env_try_with_a_server_that_is_hostile_everywhere(tmp_path: Path) -> Non
         "policy": {"model": str(tmp_path), "max_model_len": 512},
         "env_gateway": {
             "backend": "mcp",
-            "backends": {"mcp": {"transport": "stdio", "command": command}},
+            "servers": [{"transport": "stdio", "command": command}],
         },
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))

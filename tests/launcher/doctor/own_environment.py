@@ -80,7 +80,7 @@ tasks = "{folder}/tasks.json"
 steps = 1
 groups_per_step = 1
 group_size = 2
-[env_gateway.backends.mcp]
+[[env_gateway.servers]]
 """
 
 

@@ -88,9 +88,10 @@ def test_a_long_text_is_quoted_where_it_differs() -> None:
 def test_the_likely_cause_is_that_of_the_backend(
     backend: str, server: dict[str, Any], words: str, key: str
 ) -> None:
-    fix = suggest_isolation({"backends": {backend: server}}, backend)
+    section = {"backends": {backend: server}, "servers": [server]}
+    fix = suggest_isolation(section, backend)
     assert words in fix
-    assert (f"env_gateway.backends.mcp.{key}" in fix) == bool(key)
+    assert (key in fix and "env_gateway.servers" in fix) == bool(key)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,10 @@ def test_the_likely_cause_is_that_of_the_backend(
         ({"shared_state": True, "sessions": "stateful"}, True, True),
         ({"shared_state": False, "sessions": "stateless"}, False, True),
         ({"shared_state": False, "sessions": "stateful"}, False, False),
-        (None, False, False),
     ],
 )
 def test_sharing_is_what_the_spec_says(
-    server: dict[str, Any] | None, shared: bool, different: bool
+    server: dict[str, Any], shared: bool, different: bool
 ) -> None:
-    section = {"backends": {"mcp": server}}
+    section: dict[str, Any] = {"backends": {}, "servers": [server]}
     assert (shares_state(section, "mcp"), may_differ(section, "mcp")) == (shared, different)

@@ -103,9 +103,7 @@ async def test_a_backend_that_does_not_start_is_quoted_with_its_error(
     command = json.dumps([sys.executable, "-c", "raise SystemExit('no licence')"])
     short = ("env_gateway.open_timeout_s=1.0", "env_gateway.close_timeout_s=1.0")
     content = spec(policy, tasks, "env_gateway.backend=mcp", *short)
-    content["env_gateway"]["backends"] = {
-        "mcp": {"command": json.loads(command), "instances": True}
-    }
+    content["env_gateway"]["servers"] = [{"command": json.loads(command), "instances": True}]
     result = await probed("episodes", subject(content, tmp_path))
     check(result, Status.FAIL, "booking cannot be opened", "code 1 and wrote: no licence")
 

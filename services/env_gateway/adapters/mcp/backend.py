@@ -39,9 +39,8 @@ _DATABASES = ("seed", "current")
 def build_mcp_backend(config: McpServer, *, max_calls: int) -> "McpBackend":
     """Build the backend of an MCP server. Raises ConfigError if the API key, or a variable that a
     header names, is not in the environment."""
-    where = "env_gateway.backends.mcp"
-    given = resolve_references(config.headers, where=f"{where}.headers")
-    address, key = connect_server(config, where=where)
+    given = resolve_references(config.headers, where=f"{config.where}.headers")
+    address, key = connect_server(config, where=config.where)
     headers = {**key, **given}
     return McpBackend(
         config, address, open_http_session(max_connections=max_calls, headers=headers)
@@ -52,7 +51,7 @@ class McpInstance(Instance):
     """Tools of one MCP server; operations that need the instance wire are refused."""
 
     data_version = ""
-    no_database = "a plain MCP server shows no database; set backends.mcp.instances = true"
+    no_database = "a plain MCP server shows no database; set instances = true for its server"
 
     def __init__(
         self,
@@ -239,7 +238,7 @@ class McpBackend(Backend):
         if self._config.api_key_env:
             names.append(self._config.api_key_env)
         if not names:
-            return "no key is configured: set env_gateway.backends.mcp.api_key_env, or headers"
+            return f"no key is configured: set {self._config.where}.api_key_env, or headers"
         return f"its key is that of the variable {' or '.join(names)}"
 
     def make_session(self, url: str, *, stateless: bool) -> McpSession:

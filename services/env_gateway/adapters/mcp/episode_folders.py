@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,8 @@ class EpisodeFolders:
     """Folders below one that exists as long as this process. If that is killed, another process
     removes them; if that is killed too, the next gateway does."""
 
-    def __init__(self, template: Path | None) -> None:
-        self._template = template
+    def __init__(self, templates: Sequence[Path]) -> None:
+        self._templates = templates
         self._numbers = itertools.count()
         self._removing = BackgroundTasks()
         self._kept = ExitStack()
@@ -49,7 +49,7 @@ class EpisodeFolders:
         self._kept.enter_context(_removed_after_death(self._parent))
 
     async def make_folder(self, *, mounted: bool) -> EpisodeFolder:
-        """Make a folder with a copy of the template; if it is `mounted` over their parent, its
+        """Make a folder with a copy of the templates; if it is `mounted` over their parent, its
         server sees it at the same path as all others, and none of them. Raises OSError."""
         root = self._parent / str(next(self._numbers))
         folder = EpisodeFolder(root, self._parent if mounted else root)
@@ -57,8 +57,7 @@ class EpisodeFolders:
             (root / "tmp").mkdir(parents=True)
             files = root / "files"
             files.mkdir()
-            if self._template is not None:
-                await _run_tool("cp", "-a", "--", f"{self._template}/.", str(files))
+            await self._copy_templates(files)
         except BaseException:
             await self.remove_folder(folder)
             raise
@@ -67,6 +66,12 @@ class EpisodeFolders:
     async def remove_folder(self, folder: EpisodeFolder) -> None:
         """Remove a folder whose processes have ended. Goes on if the caller is cancelled."""
         await self._removing.run_shielded(_remove(folder.root))
+
+    async def _copy_templates(self, files: Path) -> None:
+        if self._templates:
+            await _run_tool(
+                "cp", "-a", "--", *(f"{each}/." for each in self._templates), str(files)
+            )
 
     async def close(self) -> None:
         """Remove all folders."""

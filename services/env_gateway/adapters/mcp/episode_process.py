@@ -1,4 +1,4 @@
-"""The process of one episode's server, and the folder in which it runs."""
+"""The processes of one episode's servers, and the folder in which they run."""
 
 import asyncio
 import os
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.common.child_environment import child_environment
+from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.errors import ConfigError
 from services.env_gateway.adapters import process_namespace
 from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.mcp.episode_folders import EpisodeFolder, EpisodeFolders
+from services.env_gateway.adapters.server_address import configured_environment
 from services.env_gateway.config.backends import EPISODE_DIR, McpServer
 
 _TMP = Path("/tmp").resolve()
@@ -20,94 +22,146 @@ _SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh")
 
 
 @dataclass(slots=True)
-class EpisodeProcess:
-    """A running server. `folder` is None if the state of episodes is shared."""
+class EpisodeProcesses:
+    """The running servers of one episode, in the order of their settings, and the folder that they
+    share; None if the state of episodes is shared."""
 
-    child: ChildProcess
+    children: Sequence[ChildProcess]
     folders: EpisodeFolders | None
     folder: EpisodeFolder | None
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
 
-    @property
-    def stdin(self) -> asyncio.StreamWriter:
-        return self.child.stdin
-
-    @property
-    def stdout(self) -> asyncio.StreamReader:
-        return self.child.stdout
-
-    async def describe_end(self) -> str:
-        return await self.child.describe_end()
-
     async def close(self) -> None:
-        """End the server with all that it started, then remove its folder. Goes on if the caller is
-        cancelled. Idempotent."""
+        """End the servers with all that they started, then remove their folder. Goes on if the
+        caller is cancelled. Idempotent."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        try:
-            await self.child.close()
-        finally:
-            if self.folders is not None and self.folder is not None:
-                await self.folders.remove_folder(self.folder)
+        ends = [asyncio.create_task(child.close()) for child in self.children]
+        if ends:
+            await asyncio.wait(ends)
+        if self.folders is not None and self.folder is not None:
+            await self.folders.remove_folder(self.folder)
+        raise_failure(ends)
 
 
-class EpisodeProcesses:
-    """Starts a server's process for each episode, with `environment` in addition to that of any
-    child.
+class EpisodeServers:
+    """Starts the processes of one or several servers for each episode.
 
-    Unless the server shares its state, the process runs in a folder of its own: a copy of the
-    template, its path in the place of {episode_dir}. Temporary files are the episode's own as well:
-    by TMPDIR, and with bubblewrap in /tmp itself, unless something that the server gets lies there.
-    The home folder, with the caches of package managers, is shared."""
+    Unless a server shares its state, its process runs in the episode's own folder: a copy of the
+    templates, its path in the place of {episode_dir}. Temporary files are the episode's own as
+    well: by TMPDIR, and with bubblewrap in /tmp itself, unless something that the server gets lies
+    there. The home folder, with the caches of package managers, is shared."""
 
-    def __init__(self, server: McpServer, environment: Mapping[str, str]) -> None:
-        """Raises ConfigError if the template is missing."""
-        assert server.command is not None, "checked by McpServer"
-        template = server.template
-        if template is not None and not template.is_dir():
-            raise ConfigError(f"env_gateway.backends.mcp.template: {template} is not a folder")
-        self._environment = environment
-        self._folders = None if server.shared_state else EpisodeFolders(template)
-        self._command: Sequence[str] = server.command
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        """Raises ConfigError."""
+        templates, environments = read_settings(servers)
+        self._commands = [
+            _Command.of_server(server, environment, templates)
+            for server, environment in zip(servers, environments, strict=True)
+        ]
+        alone = all(server.shared_state for server in servers)
+        self._folders = None if alone else EpisodeFolders(templates)
+
+    async def start_processes(self, variables: Mapping[str, str]) -> EpisodeProcesses:
+        """Start the processes with further variables. Raises OSError."""
+        folder = None
         if self._folders is not None:
-            self._command = list(_locate_programs(server.command, template))
-
-    async def start_process(self, variables: Mapping[str, str]) -> EpisodeProcess:
-        """Start a process with further variables. Raises OSError."""
-        if self._folders is None:
-            child = await ChildProcess.start(self._command, {**self._environment, **variables})
-            return EpisodeProcess(child, None, None)
-        bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
-        folder = await self._folders.make_folder(mounted=bwrap is not None)
+            bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
+            folder = await self._folders.make_folder(mounted=bwrap is not None)
+        starts = [asyncio.create_task(each.start(folder, variables)) for each in self._commands]
         try:
-            child = await self._start_in_folder(folder, variables)
+            children = await asyncio.gather(*starts)
         except BaseException:
-            await self._folders.remove_folder(folder)
+            await cancel_tasks(starts)
+            started = [
+                each.result() for each in starts if not each.cancelled() and not each.exception()
+            ]
+            await EpisodeProcesses(started, self._folders, folder).close()
             raise
-        return EpisodeProcess(child, self._folders, folder)
+        return EpisodeProcesses(children, self._folders, folder)
 
     async def close(self) -> None:
         """Remove all folders; the processes have ended."""
         if self._folders is not None:
             await self._folders.close()
 
-    async def _start_in_folder(
-        self, folder: EpisodeFolder, variables: Mapping[str, str]
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """The command of a server, with `environment` in addition to that of any child."""
+
+    server: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    shared_state: bool
+
+    @classmethod
+    def of_server(
+        cls, server: McpServer, environment: Mapping[str, str], templates: Sequence[Path]
+    ) -> "_Command":
+        assert server.command is not None, "checked by McpServer"
+        if server.shared_state:
+            return cls(server.name, server.command, environment, shared_state=True)
+        words = tuple(_locate_programs(server.command, templates))
+        return cls(server.name, words, environment, shared_state=False)
+
+    async def start(
+        self, folder: EpisodeFolder | None, variables: Mapping[str, str]
     ) -> ChildProcess:
-        given = {name: _fill_in(value, folder) for name, value in self._environment.items()}
+        """Start the command, in the folder unless it shares its state. Raises OSError."""
+        try:
+            return await self._start(folder, variables)
+        except OSError as error:
+            raise OSError(f"server {self.server}: {self.words[0]}: {error}") from error
+
+    async def _start(
+        self, folder: EpisodeFolder | None, variables: Mapping[str, str]
+    ) -> ChildProcess:
+        if folder is None or self.shared_state:
+            return await ChildProcess.start(self.words, {**self.environment, **variables})
+        given = {name: _fill_in(value, folder) for name, value in self.environment.items()}
         environment = {**dict.fromkeys(_TMP_VARIABLES, str(folder.temporary)), **given, **variables}
         mounts = [(folder.root, folder.seen)]
-        if not _needs_tmp(self._command, self._environment):
+        if not _needs_tmp(self.words, self.environment):
             mounts.insert(0, (folder.root / "tmp", _TMP))
         return await ChildProcess.start(
-            [_fill_in(word, folder) for word in self._command],
+            [_fill_in(word, folder) for word in self.words],
             environment,
             folder=folder.files,
             mounts=mounts,
         )
+
+
+def read_settings(servers: Sequence[McpServer]) -> tuple[list[Path], list[dict[str, str]]]:
+    """Return the templates of servers and the environment of each. Raises ConfigError for a
+    template that is missing or has a file of another one, and for a variable that is not set."""
+    environments = [configured_environment(each, where=each.where) for each in servers]
+    return _list_templates(servers), environments
+
+
+def _list_templates(servers: Sequence[McpServer]) -> list[Path]:
+    """Return the templates of servers, each once. Raises ConfigError."""
+    found: dict[Path, McpServer] = {}
+    for server in servers:
+        if server.template is not None:
+            if not server.template.is_dir():
+                raise ConfigError(f"{server.where}.template: {server.template} is not a folder")
+            found.setdefault(server.template, server)
+    # Files by their name in the folder; a folder may be in several templates.
+    files: dict[str, McpServer] = {}
+    for template, server in found.items() if len(found) > 1 else ():
+        for path in template.rglob("*"):
+            name = str(path.relative_to(template))
+            if (path.is_symlink() or not path.is_dir()) and name in files:
+                raise ConfigError(
+                    f"{server.where}.template: {name} is also in the template of"
+                    f" {files[name].name!r}, and both are copied into one folder"
+                )
+            files[name] = server
+    return list(found)
 
 
 def _fill_in(text: str, folder: EpisodeFolder) -> str:
@@ -115,13 +169,13 @@ def _fill_in(text: str, folder: EpisodeFolder) -> str:
     return text.replace(EPISODE_DIR, str(folder.files))
 
 
-def _locate_programs(command: Sequence[str], template: Path | None) -> Iterator[str]:
+def _locate_programs(command: Sequence[str], templates: Sequence[Path]) -> Iterator[str]:
     """Yield the words of a command, those that name a program or script in our working directory as
-    absolute paths; the template's come first."""
+    absolute paths; the templates' come first."""
     for number, word in enumerate(command):
         names_program = word.endswith(_SCRIPTS) or (number == 0 and "/" in word)
-        in_template = template is not None and (template / word).exists()
-        located = names_program and not in_template and Path(word).is_file()
+        in_template = any(os.path.exists(template / word) for template in templates)
+        located = names_program and not in_template and os.path.isfile(word)
         yield os.path.abspath(word) if located else word
 
 

@@ -16,7 +16,7 @@ from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.adapters.server_address import connect_server as connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
-from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.ports import Backend, BackendError, ProvisionRequest
 
 _FAILURES_KEPT = 1024

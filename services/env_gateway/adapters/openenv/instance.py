@@ -7,7 +7,7 @@ from typing import Any
 from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError
-from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

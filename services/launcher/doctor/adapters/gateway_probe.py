@@ -22,7 +22,7 @@ from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, ok
 from services.launcher.doctor.prompts import UncountedError, check_prompts
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.doctor.tcp_ports import used_backends
+from services.launcher.doctor.tcp_ports import list_started, used_backends
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
@@ -104,12 +104,12 @@ def _explain_failed_start(reason: str) -> Finding:
 def _gateway_interpreter(context: RunContext) -> str:
     """Return the gateway's interpreter. The launcher's own suffices if it has the gateway's
     packages, but not for processes that backends start. Raises UnprobedError."""
-    backends = context.get_section(GATEWAY)["backends"]
-    for name in sorted(used_backends(context)) if context.python is None else ():
-        if name == FLEET_OPENENV or (backends.get(name) or {}).get("command"):
-            raise context.make_unprobed_error(
-                f"env_gateway.backends.{name} starts processes of its packages"
-            )
+    used = used_backends(context)
+    started = [key for key, _ in list_started(context.get_section(GATEWAY), used)]
+    if FLEET_OPENENV in used:
+        started.append(f"env_gateway.backends.{FLEET_OPENENV}")
+    if context.python is None and started:
+        raise context.make_unprobed_error(f"{started[0]} starts processes of its packages")
     return context.find_interpreter(*_PACKAGES)
 
 

@@ -11,6 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
+    backend_key,
     grade_episode,
     is_slow,
     make_open_request,
@@ -54,7 +55,7 @@ class IdleEpisode:
 
 async def play_idle_episode(stub: Any, section: Mapping[str, Any], canary: Canary) -> IdleEpisode:
     """Open an episode, call the tools that only read, grade and close it. Raises FindingError."""
-    env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
+    env_key, where = canary.env_key, backend_key(section, canary.backend)
     slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
     request = make_open_request(canary.task, "doctor")
     try:

@@ -25,8 +25,15 @@ def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
     according to the gateway's section of a spec: those of Fleet take minutes."""
     own = section.get("environments", {}).get(env_key, {}).get("backend")
     backend = own or section.get("backend")
-    mcp = section.get("backends", {}).get("mcp") or {}
-    return backend in FLEET_BACKENDS or (backend == "mcp" and mcp.get("instances", False))
+    servers = section.get("servers", []) if backend == "mcp" else []
+    return backend in FLEET_BACKENDS or any(each.get("instances") for each in servers)
+
+
+def backend_key(section: Mapping[str, Any], backend: str) -> str:
+    """Return the key of a backend's settings in the spec; for MCP, of its servers."""
+    if backend != "mcp":
+        return f"env_gateway.backends.{backend}"
+    return f"env_gateway.servers.{'N' if len(section.get('servers', [])) > 1 else '0'}"
 
 
 def make_open_request(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:

@@ -55,7 +55,7 @@ def backend_at(url: str) -> AbstractAsyncContextManager[McpBackend]:
 @asynccontextmanager
 async def gateway_over(backend: McpBackend) -> AsyncGenerator[Gateway]:
     config = EnvGatewayConfig.model_validate(
-        {"backend": "mcp", "backends": {"mcp": CONFIG.model_dump()}, "open_timeout_s": 30.0}
+        {"backend": "mcp", "servers": [CONFIG.model_dump()], "open_timeout_s": 30.0}
     )
     async with grading_gateway({"mcp": backend}, config) as gateway:
         yield gateway

@@ -14,7 +14,7 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.common.python_command import python_command
-from services.env_gateway.adapters.mcp.episode_process import EpisodeProcess, EpisodeProcesses
+from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.config.backends import McpServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
 from tests.support.fake_gateway import until
@@ -24,7 +24,7 @@ from tests.support.repository import ROOT
 _GATEWAY = """
 import asyncio, sys
 from services.env_gateway.adapters import process_namespace
-from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses
+from services.env_gateway.adapters.mcp.episode_process import EpisodeServers
 from services.env_gateway.config.backends import McpServer
 
 if sys.argv[1] == "reaper":
@@ -32,9 +32,9 @@ if sys.argv[1] == "reaper":
 
 async def main():
     script = "while true; do echo x >> file; mkdir -p new; done & echo $PWD; cat"
-    processes = EpisodeProcesses(McpServer(transport="stdio", command=("sh", "-c", script)), {})
-    process = await processes.start_process({})
-    print((await process.stdout.readline()).decode(), flush=True)
+    servers = EpisodeServers([McpServer(transport="stdio", command=("sh", "-c", script))])
+    processes = await servers.start_processes({})
+    print((await processes.children[0].stdout.readline()).decode(), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -59,27 +59,27 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @asynccontextmanager
 async def processes(
     script: str, *arguments: str, **config: object
-) -> AsyncGenerator[EpisodeProcesses]:
+) -> AsyncGenerator[EpisodeServers]:
     """Processes of a shell script."""
     command = ("sh", "-c", script, "sh", *arguments)
     server = McpServer.model_validate({"transport": "stdio", "command": command, **config})
-    made = EpisodeProcesses(server, server.env)
+    made = EpisodeServers([server])
     try:
         yield made
     finally:
         await made.close()
 
 
-async def read_all(process: EpisodeProcess) -> str:
+async def read_all(process: EpisodeProcesses) -> str:
     """Return what a process writes until it ends, and close it."""
-    output = (await process.stdout.read()).decode()
+    output = (await process.children[0].stdout.read()).decode()
     await process.close()
     return output
 
 
 async def run_script(script: str, *arguments: str, **config: object) -> str:
     async with processes(script, *arguments, **config) as made:
-        return await read_all(await made.start_process({}))
+        return await read_all(await made.start_processes({}))
 
 
 def folders_of(temporary: Path) -> list[str]:
@@ -101,7 +101,7 @@ async def test_an_episode_begins_with_the_template_and_not_with_what_others_wrot
     )
     async with processes(script, template=template) as made:
         for _ in range(2):
-            assert await read_all(await made.start_process({})) == (
+            assert await read_all(await made.start_processes({})) == (
                 ". ./inner ./inner/note ./link 640\nhello"
             )
             assert folders_of(temporary) == []
@@ -127,10 +127,10 @@ async def test_a_mounted_folder_has_the_same_name_in_each_episode_and_no_neighbo
 ) -> None:
     use_mode("namespace", monkeypatch)
     async with processes("pwd; echo mine > ../tmp/x; ls ..; ls ../tmp; cat") as made:
-        one, two = [await made.start_process({}) for _ in range(2)]
+        one, two = [await made.start_processes({}) for _ in range(2)]
         assert len(folders_of(temporary)) == 2
-        one.stdin.close()
-        two.stdin.close()
+        one.children[0].stdin.close()
+        two.children[0].stdin.close()
         seen = [await read_all(process) for process in (one, two)]
     assert seen[0] == seen[1]
     assert seen[0].splitlines()[1:] == ["files", "tmp", "x"]
@@ -193,11 +193,11 @@ async def test_a_start_that_fails_or_is_cancelled_leaves_no_folder(temporary: Pa
     mark = Mark()
     async with processes("cat", env={"BAD": "a\0b"}) as made:
         with pytest.raises(ValueError, match="null byte"):
-            await made.start_process({})
+            await made.start_processes({})
         assert folders_of(temporary) == []
     async with processes("cat") as made:
         for number in range(10):
-            starting = asyncio.create_task(made.start_process(mark.environment))
+            starting = asyncio.create_task(made.start_processes(mark.environment))
             await asyncio.sleep(0.005 * number)
             starting.cancel()
             await asyncio.wait({starting})
@@ -214,14 +214,14 @@ async def test_a_template_that_cannot_be_copied_is_told(tmp_path: Path, temporar
     async with processes("cat", template=template) as made:
         template.rmdir()
         with pytest.raises(OSError, match="template"):
-            await made.start_process({})
+            await made.start_processes({})
         assert folders_of(temporary) == []
 
 
 def test_a_template_that_is_missing_is_refused_at_the_start() -> None:
     server = McpServer(transport="stdio", command=("cat",), template=Path("no/such/folder"))
-    with pytest.raises(ConfigError, match=r"mcp\.template: no/such/folder is not a folder"):
-        EpisodeProcesses(server, {})
+    with pytest.raises(ConfigError, match=r"server\.template: no/such/folder is not a folder"):
+        EpisodeServers([server])
 
 
 async def test_the_folders_of_a_gateway_that_is_killed_are_removed(

@@ -89,7 +89,7 @@ async def shopping(**config: Any) -> AsyncGenerator[tuple[CartServer, McpBackend
     backend = build_mcp_backend(McpServer(url=url, **config), max_calls=64)
     retry = {"base_s": 0.02, "cap_s": 0.1}
     try:
-        async with running(backend, backend="mcp", backends={"mcp": {"url": url}}, retry=retry) as (
+        async with running(backend, backend="mcp", servers=[{"url": url}], retry=retry) as (
             gateway
         ):
             yield server, backend, gateway

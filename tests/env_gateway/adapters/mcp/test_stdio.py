@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 import psutil
 import pytest
 
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import task_json, until
@@ -40,13 +40,13 @@ async def backend() -> AsyncGenerator[McpStdioBackend]:
     await running.close()
 
 
-async def started(backend: McpStdioBackend, episode_id: str = "e1") -> StdioInstance:
+async def started(backend: McpStdioBackend, episode_id: str = "e1") -> Instance:
     instance = await backend.provision_instance(request(episode_id), timeout_s=20.0)
     await instance.list_tools(timeout_s=20.0)
     return instance
 
 
-async def text(instance: StdioInstance, name: str, **arguments: object) -> str:
+async def text(instance: Instance, name: str, **arguments: object) -> str:
     result = await instance.call_tool(name, arguments, timeout_s=10.0)
     return "".join(part.text for part in result.parts if isinstance(part, Text))
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.talkative_server import FLOODS
 from tests.support.environment_processes import environment_command
@@ -19,7 +19,7 @@ MODULE = "tests.env_gateway.adapters.mcp.talkative_server"
 
 
 @asynccontextmanager
-async def talking(how: str, **config: object) -> AsyncGenerator[StdioInstance]:
+async def talking(how: str, **config: object) -> AsyncGenerator[Instance]:
     """The instance of a server that speaks in a given way."""
     command = environment_command("-m", MODULE, how)
     # The module is found from the repository's folder.
@@ -33,7 +33,7 @@ async def talking(how: str, **config: object) -> AsyncGenerator[StdioInstance]:
         await backend.close()
 
 
-async def call(instance: StdioInstance, name: str = "t") -> str:
+async def call(instance: Instance, name: str = "t") -> str:
     result = await instance.call_tool(name, {}, timeout_s=20.0)
     return "".join(part.text for part in result.parts if isinstance(part, Text))
 

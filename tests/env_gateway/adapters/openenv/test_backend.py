@@ -20,8 +20,8 @@ from environments.tasks import make_task
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, build_openenv_backend
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
-from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import (
     BackendError,

@@ -19,7 +19,7 @@ from services.common.parsing import TextLimits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
-from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.examples import examples

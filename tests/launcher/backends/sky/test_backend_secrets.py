@@ -92,7 +92,7 @@ def test_local_runs_go_by_the_same_table() -> None:
 def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() -> None:
     spec = {
         "learner": {"tracking": {"backends": ["jsonl", "wandb"]}},
-        "env_gateway": {"backends": {"mcp": {"command": ["x"], "env": {"A": "$MINE", "B": "b"}}}},
+        "env_gateway": {"servers": [{"command": ["x"], "env": {"A": "$MINE", "B": "b"}}]},
     }
     assert inherited_variables(spec, config(), GATEWAY) == ("MINE",)
     assert inherited_variables(spec, config(), LEARNER) == ("WANDB_*", "WANDB_API_KEY")

@@ -94,7 +94,7 @@ async def test_episodes_that_are_meant_to_share_a_world_are_warned_of(
 ) -> None:
     path = own_environment.write(tmp_path, policy, server=NOTING)
     (tmp_path / "loans.json").write_text('["Emma"]')
-    result = await examined(path, "env_gateway.backends.mcp.shared_state=true")
+    result = await examined(path, "env_gateway.servers.0.shared_state=true")
     check(result, Status.WARN, "a second episode of 'lend-0' differs", "(1 of 3 tasks tried)")
 
 
