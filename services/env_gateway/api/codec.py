@@ -104,7 +104,7 @@ def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
         instances_created=gateway.opener.created,
         instances_closed=gateway.closer.closed,
         limiters=status.list_limiters(gateway),
-        retry_tokens=gateway.caller.budget.tokens,
+        retry_tokens=status.fewest_retry_tokens(gateway),
         delete_backlog=gateway.closer.pending,
         sandbox_limits=gateway.sandbox_limits,
     )

@@ -122,6 +122,12 @@ def _heartbeat_metrics(gateway: Gateway) -> Iterator[Metric]:
     yield metrics.gauge("flotilla_heartbeats_late", text, ("backend",), late)
 
 
+def fewest_retry_tokens(gateway: Gateway) -> float:
+    """Return how many retries the environment with the fewest may make."""
+    tokens = [budget.tokens for budget in gateway.caller.budgets.values()]
+    return min(tokens, default=gateway.config.retry.budget_cap)
+
+
 def _limit_metrics(gateway: Gateway) -> Iterator[Metric]:
     bounds = list_limiters(gateway)
     labels = ("limiter", "of")
@@ -137,8 +143,8 @@ def _limit_metrics(gateway: Gateway) -> Iterator[Metric]:
     yield metrics.gauge(
         "flotilla_breaker_state", "0 closed, 1 half open, 2 open: no calls", _ENV, states
     )
-    tokens = {(): gateway.caller.budget.tokens}
-    yield metrics.gauge("flotilla_retry_budget_tokens", "Retries that may be made", (), tokens)
+    tokens = {(env,): budget.tokens for env, budget in gateway.caller.budgets.items()}
+    yield metrics.gauge("flotilla_retry_budget_tokens", "Retries that may be made", _ENV, tokens)
 
 
 def _counter_metrics(gateway: Gateway) -> Iterator[Metric]:

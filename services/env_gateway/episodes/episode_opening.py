@@ -191,6 +191,7 @@ class EpisodeOpener:
         and readiness checks are both safe to repeat."""
         time = _TimeToOpen(self._config.open_timeout_s, session.episode.ends_at)
         backoff = Backoff(base_s=_BASE_S, cap_s=cap_s)
+        failure: BackendError | None = None
         while True:
             started = loop_time()
             try:
@@ -199,6 +200,9 @@ class EpisodeOpener:
                 message = "the episode waited for its turn until it was over"
                 raise BackendError("no_place", message, delivered=False) from None
             except BackendError as error:
+                if failure is not None and error.kind == "timeout" and time.left_s() <= 0:
+                    # Cut short by the end of the time, it does not say what the trouble is.
+                    error.args = (f"{failure}; then {error}",)
                 failure = error
             wait_s = backoff.next_wait_s(failure.retry_after_s)
             if failure.kind == "throttled":

@@ -60,7 +60,8 @@ class ToolCaller:
         self.gates = CallGates(config)
         self._retry = config.retry
         self._max_unreachable = config.breaker.instance_failures
-        self.budget = RetryBudget(ratio=config.retry.budget_ratio, cap=config.retry.budget_cap)
+        # By environment: one that fails must not spend what the others may need.
+        self.budgets: dict[str, RetryBudget] = {}
 
     async def run_call(
         self,
@@ -98,6 +99,12 @@ class ToolCaller:
             upstream_s=loop_time() - sent_at,
         )
 
+    def _budget_of(self, env_key: str) -> RetryBudget:
+        if env_key not in self.budgets:
+            retry = self._retry
+            self.budgets[env_key] = RetryBudget(ratio=retry.budget_ratio, cap=retry.budget_cap)
+        return self.budgets[env_key]
+
     async def _answer_in_turn(self, call: _PendingCall, place: TurnPlace) -> CallAnswer:
         session = call.session
         try:
@@ -116,7 +123,8 @@ class ToolCaller:
         if session.instance is None or session.episode.lost:
             return _text_answer(ToolOutcome.SESSION_LOST, "the environment instance is gone")
         backoff = Backoff(base_s=self._retry.base_s, cap_s=self._retry.cap_s)
-        self.budget.deposit()
+        budget = self._budget_of(session.env_key)
+        budget.deposit()
         while True:
             try:
                 result = await self._run_attempt(call, session.instance)
@@ -129,7 +137,7 @@ class ToolCaller:
                     unknown=call.unknown,
                     remaining_s=call.until - loop_time(),
                     backoff=backoff,
-                    budget=self.budget,
+                    budget=budget,
                 )
                 if decision.wait_s is None:
                     return _unanswered(call, decision.outcome, str(error))

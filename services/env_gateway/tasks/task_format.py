@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
+from services.common.task_fields import describe_unknown_field
 
 _ALIASES = {
     "key": "task_key",
@@ -18,6 +19,8 @@ _ALIASES = {
 }
 SINGLE_TURN = "single_turn"
 MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
+# Fields for which a number is as good as its text; code that is a number is a mistake.
+_NUMBERS_TOO = ("key", "env_id", "version", "data_id", "data_version")
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
 # Fields of a task for workers travel in one message, with the environment's tools.
@@ -57,6 +60,8 @@ class Task:
 
 def parse_task(text: str) -> Task:
     fields = load_json_object(text, "the task")
+    if unknown := describe_unknown_field(fields):
+        raise TaskError(unknown)
     raw_variables = _read_raw_variables(fields.get("env_variables"))
     variables = {name: _as_text(value) for name, value in raw_variables.items()}
     current_date = _to_iso_date(variables.pop(_CURRENT_DATE, ""))
@@ -107,7 +112,7 @@ def _read_text(fields: Mapping[str, Any], name: str, *, required: bool = False) 
     if value is not None and other is not None and value != other:
         raise TaskError(f"{name} and {alias} are the same field with two values")
     value = other if value is None else value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if name in _NUMBERS_TOO and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if value is not None and not isinstance(value, str):
         raise TaskError(f"{name} must be a string, not {type(value).__name__}")

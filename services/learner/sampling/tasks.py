@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from services.common.task_fields import describe_unknown_field
+
 # Capability of a worker whose engine and prompts accept images, and of tasks that need it.
 IMAGES = "images"
 _WITH_IMAGES = ("computer_use", "browser_use")
@@ -66,6 +68,8 @@ def _parse_task(row: object, where: str) -> Task:
         raise TaskFileError(f"{where}: expected an object, got {type(row).__name__}")
     key = _require_text(row, ("key", "task_key"), where)
     where = f"{where} ({key})"
+    if unknown := describe_unknown_field(row):
+        raise TaskFileError(f"{where}: {unknown}")
     _require_text(row, ("prompt",), where)
     return Task(
         key, _require_text(row, ("env_key", "env_id"), where), json.dumps(row, ensure_ascii=False)

@@ -52,7 +52,7 @@ METRICS = {
     'flotilla_limiter_limit{limiter="calls",of="booking"} 16.0',
     'flotilla_limiter_inflight{limiter="episodes",of="shop"} 1.0',
     'flotilla_limiter_queue{limiter="creations",of="embedded"} 0.0',
-    "flotilla_retry_budget_tokens 20.0",
+    'flotilla_retry_budget_tokens{env="booking"} 20.0',
     'flotilla_breaker_state{env="booking"} 0.0',
     "flotilla_delete_backlog 0.0",
     "flotilla_orphans_reclaimed_total 0.0",

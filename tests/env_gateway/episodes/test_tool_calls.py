@@ -82,6 +82,16 @@ async def test_a_read_that_never_succeeds_is_the_environments_fault() -> None:
         assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST)
 
 
+async def test_an_environment_that_fails_leaves_the_retries_of_others() -> None:
+    backend = backend_with(*[failure(delivered=None)] * 4, failure(delivered=False))
+    retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
+    async with running(backend, retry=retry) as gateway:
+        failing = await opened(gateway)
+        assert (await call(gateway, failing, "look")).attempts == 4
+        other = await opened(gateway, open_spec(1, task=task_json(env_id="fake-2")))
+        assert (await call(gateway, other, "look")).attempts == 2
+
+
 @pytest.mark.parametrize(
     "kind", ["connect", "http", "auth", "throttled", "unavailable", "starting"]
 )

@@ -31,6 +31,7 @@ def refusal(tmp_path: Path, content: object) -> str:
         ([{**GOOD, "key": ""}], "task 0: needs a non-empty string 'key' or 'task_key'"),
         ([{**GOOD, "prompt": None}], "task 0 (a): needs a non-empty string 'prompt'"),
         ([{"key": "a", "prompt": "x"}], "needs a non-empty string 'env_key' or 'env_id'"),
+        ([{**GOOD, "verifer_func": "x"}], "task 0 (a): unknown field 'verifer_func'; did you mean"),
         ([GOOD, GOOD], "two tasks have the key 'a'"),
     ],
 )
