@@ -743,7 +743,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     instances_created: builtins.int
     instances_closed: builtins.int
     retry_tokens: builtins.float
-    """Number of tool calls that may be retried now."""
+    """Number of tool calls that may be retried now, of the environment with the fewest."""
     delete_backlog: builtins.int
     """Number of instances being deleted."""
     @property
