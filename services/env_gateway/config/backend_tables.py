@@ -37,9 +37,13 @@ def _as_toml(value: Any, name: str) -> str:
     """Return a value as TOML; one that may be a secret as an ellipsis."""
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        return (
-            f"{{ {', '.join(f'{_quoted(key)} = {_as_toml(item, key)}' for key, item in items)} }}"
+        # Any header may be a secret, whatever its name.
+        secrets = name == "headers"
+        texts = (
+            f"{_quoted(key)} = {_as_toml(item, 'secret' if secrets else key)}"
+            for key, item in items
         )
+        return f"{{ {', '.join(texts)} }}"
     if isinstance(value, list):
         items = cast("list[Any]", value)
         return f"[{', '.join(_as_toml(item, '') for item in items)}]"

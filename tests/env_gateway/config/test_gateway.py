@@ -34,7 +34,11 @@ def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> No
 def test_the_former_table_of_mcp_is_refused_with_the_one_that_replaces_it() -> None:
     env = {"TOKEN": "$TOKEN", "API_KEY": "secret", "MODE": "x"}
     command = ["serve", 'a "b"']
-    table = {"transport": "stdio", "command": command, "env": env, "listen": True}
+    headers = {"x-auth": "secret", "x-user": "$USER_KEY"}
+    table = {
+        **{"transport": "stdio", "command": command, "env": env, "headers": headers},
+        "listen": True,
+    }
     with pytest.raises(ConfigError) as caught:
         parse_config(
             EnvGatewayConfig, {"backends": {"mcp": table}}, where="spec", section="env_gateway"
@@ -43,7 +47,12 @@ def test_the_former_table_of_mcp_is_refused_with_the_one_that_replaces_it() -> N
     assert "env_gateway.backends.mcp: this table is now one of a list of servers" in message
     text = "[[env_gateway.servers]]" + message.partition("[[env_gateway.servers]]")[2]
     written = tomllib.loads(text)["env_gateway"]["servers"][0]
-    assert written == {**table, "name": "server", "env": {**env, "API_KEY": "..."}}
+    assert written == {
+        **table,
+        "name": "server",
+        "env": {**env, "API_KEY": "..."},
+        "headers": {**headers, "x-auth": "..."},
+    }
     assert "secret" not in message
 
 
