@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.launcher.config.backend_tables import backend_tables
+
 # Values that differ between episodes that share nothing: times, random ids, folders.
 _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -89,7 +91,7 @@ def _excerpt(text: str, start: int) -> str:
 
 def suggest_isolation(section: Mapping[str, Any], backend: str) -> str:
     """Suggest how episodes of a backend get state of their own; `section` is the gateway's."""
-    servers = _list_servers(section, backend)
+    servers = backend_tables(section, backend).values()
     if backend == "openenv":
         return "have `reset` start every session of a task alike, from the seed that it gets"
     if backend != "mcp" or all(server.get("instances") for server in servers):
@@ -109,15 +111,13 @@ def suggest_isolation(section: Mapping[str, Any], backend: str) -> str:
 
 def shares_state(section: Mapping[str, Any], backend: str) -> bool:
     """Return whether the spec says that episodes of a backend share one world."""
-    return any(each.get("shared_state") is True for each in _list_servers(section, backend))
+    tables = backend_tables(section, backend).values()
+    return any(each.get("shared_state") is True for each in tables)
 
 
 def may_differ(section: Mapping[str, Any], backend: str) -> bool:
     """Return whether the spec says that the state of an episode is not its own: it is shared, or it
     does not belong to the session."""
-    stateless = (each.get("sessions") == "stateless" for each in _list_servers(section, backend))
-    return shares_state(section, backend) or any(stateless)
-
-
-def _list_servers(section: Mapping[str, Any], backend: str) -> Sequence[Mapping[str, Any]]:
-    return section["servers"] if backend == "mcp" else []
+    tables = backend_tables(section, backend).values()
+    stateless = any(each.get("sessions") == "stateless" for each in tables)
+    return shares_state(section, backend) or stateless

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
+from services.launcher.config.backend_tables import backend_tables
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER
@@ -49,10 +50,8 @@ def list_started(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the servers of backends that the gateway starts, each with its key in the spec."""
     for name in sorted(backends):
-        tables = {f"env_gateway.backends.{name}": section["backends"].get(name) or {}}
-        if name == "mcp":
-            tables = {f"env_gateway.servers.{n}": each for n, each in enumerate(section["servers"])}
-        yield from ((key, table) for key, table in tables.items() if table.get("command"))
+        tables = backend_tables(section, name).items()
+        yield from ((key, table) for key, table in tables if table.get("command"))
 
 
 def used_backends(context: RunContext) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.redaction import find_references
 from services.common.tls import TLS_VARIABLE
+from services.launcher.config.backend_tables import backend_tables
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
@@ -81,11 +82,8 @@ def _backend_keys(section: Mapping[str, Any]) -> list[str]:
     used = {section.get("backend"), *(e.get("backend") for e in environments.values())}
     named: list[str] = []
     for backend in sorted(name for name in used if name):
-        tables: Sequence[Mapping[str, Any]] = [section.get("backends", {}).get(backend, {})]
-        if backend == "mcp":
-            tables = section.get("servers", [])
         default = _FLEET_DEFAULT if backend in FLEET_BACKENDS else None
-        for options in tables:
+        for options in backend_tables(section, backend).values():
             variable = options.get("api_key_env", default)
             if variable and not options.get("command"):
                 named.append(variable)

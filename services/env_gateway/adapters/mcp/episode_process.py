@@ -62,8 +62,8 @@ class EpisodeServers:
             _Command.of_server(server, environment, templates)
             for server, environment in zip(servers, environments, strict=True)
         ]
-        alone = all(server.shared_state for server in servers)
-        self._folders = None if alone else EpisodeFolders(templates)
+        shared = all(server.shared_state for server in servers)
+        self._folders = None if shared else EpisodeFolders(templates)
 
     async def start_processes(self, variables: Mapping[str, str]) -> EpisodeProcesses:
         """Start the processes with further variables. Raises OSError."""

@@ -10,6 +10,7 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.launcher.config.backend_tables import backend_tables
 from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Time in which an error may still pass, as that of a server that is starting.
@@ -25,15 +26,14 @@ def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
     according to the gateway's section of a spec: those of Fleet take minutes."""
     own = section.get("environments", {}).get(env_key, {}).get("backend")
     backend = own or section.get("backend")
-    servers = section.get("servers", []) if backend == "mcp" else []
-    return backend in FLEET_BACKENDS or any(each.get("instances") for each in servers)
+    tables = backend_tables(section, backend or "embedded").values()
+    return backend in FLEET_BACKENDS or any(each.get("instances") for each in tables)
 
 
 def backend_key(section: Mapping[str, Any], backend: str) -> str:
     """Return the key of a backend's settings in the spec; for MCP, of its servers."""
-    if backend != "mcp":
-        return f"env_gateway.backends.{backend}"
-    return f"env_gateway.servers.{'N' if len(section.get('servers', [])) > 1 else '0'}"
+    keys = list(backend_tables(section, backend))
+    return keys[0] if len(keys) == 1 else "env_gateway.servers.N"
 
 
 def make_open_request(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,15 +76,6 @@ async def names(instance: Instance) -> list[str]:
 async def called(instance: Instance, name: str) -> str:
     result = await instance.call_tool(name, {}, timeout_s=10.0)
     return "".join(part.text for part in result.parts if isinstance(part, Text))
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder below which those of episodes are made."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
 
 
 def folders_of(temporary: Path) -> list[str]:
