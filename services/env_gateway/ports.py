@@ -228,6 +228,15 @@ class HeartbeatLateness:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Instances that were started ahead: `ready` of at most `size`."""
+
+    name: str
+    ready: int
+    size: int
+
+
 class Backend(ABC):
     """Source of instances. By default they end with the gateway, and leave no orphans."""
 
@@ -250,6 +259,11 @@ class Backend(ABC):
     def lateness(self) -> HeartbeatLateness | None:
         """Late heartbeats; None if instances need none."""
         return None
+
+    @property
+    def warm_pools(self) -> Sequence[PoolState]:
+        """The pools of instances that were started ahead."""
+        return ()
 
     @property
     def refused_key(self) -> str | None:

@@ -42,6 +42,11 @@ def list_limiters(gateway: Gateway) -> list[pb.LimiterStatus]:
         *_paced_limiters("creations", gateway.opener.creations),
         *_paced_limiters("deletions", gateway.closer.deletions),
         *_paced_limiters("grades", gateway.grader.gates),
+        *(
+            _make_limiter("warm_servers", pool.name, pool.size, pool.ready, 0)
+            for backend in gateway.backends.values()
+            for pool in backend.warm_pools
+        ),
     ]
 
 

@@ -114,7 +114,10 @@ class McpServer(ToolServerConfig):
     episode, with the task's data key in its environment (FLOTILLA_DATA_KEY), in a folder of the
     episode's own, which `{episode_dir}` names in `command` and `env`. The folder begins as a copy
     of the folder `template`, or empty. With `shared_state` all processes run in the gateway's
-    working directory instead.
+    working directory instead. Without `task_variables` the process gets nothing of the task, and
+    can be started ahead of it. `reset_tool` brings the server back to its beginning: it is called
+    when an episode has ended, the folder restored, for the next episode to have the same process.
+    The policy is not offered it.
 
     `sessions`: the state of an episode belongs to its session with the server ("stateful"), so that
     a session that the server forgets is a lost episode; or it does not ("stateless"), and a new
@@ -130,6 +133,8 @@ class McpServer(ToolServerConfig):
     listen: bool = True
     template: Path | None = None
     shared_state: bool = False
+    task_variables: bool = True
+    reset_tool: str | None = None
 
     @property
     def where(self) -> str:
@@ -152,6 +157,12 @@ class McpServer(ToolServerConfig):
     def _folders_are_of_episodes(self) -> "McpServer":
         if self.transport != "stdio" and (self.template is not None or self.shared_state):
             raise ValueError('template and shared_state need transport "stdio"')
+        if self.transport != "stdio" and not (self.task_variables and self.reset_tool is None):
+            raise ValueError('task_variables and reset_tool need transport "stdio"')
+        if self.reset_tool is not None and self.task_variables:
+            raise ValueError(
+                "reset_tool lets another task have the process: needs task_variables = false"
+            )
         if self.shared_state and self.template is not None:
             raise ValueError("with shared_state no episode has a folder, and template is its copy")
         texts = (*(self.command or ()), *self.env.values())

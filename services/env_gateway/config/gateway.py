@@ -72,6 +72,17 @@ class LimitsConfig(ConfigModel):
     media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
 
 
+class WarmStartsConfig(ConfigModel):
+    """Servers over stdio that are started ahead of their episodes: up to `size` for each set of
+    servers that episodes need together, at most `starts_per_s`, as long as those that wait take no
+    more than `memory_mib` in all. A set of which a server gets the task's variables
+    (`task_variables`) is started with its episode."""
+
+    size: Annotated[int, Field(ge=0, le=4096)] = 0
+    starts_per_s: Annotated[float, Field(gt=0, le=1000)] = 2.0
+    memory_mib: Annotated[int, Field(ge=1, le=2**24)] = 4096
+
+
 class BreakerConfig(ConfigModel):
     """Circuit breaker of one environment.
 
@@ -150,6 +161,7 @@ class EnvGatewayConfig(ConfigModel):
     backends: BackendsConfig = BackendsConfig()
     environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
     limits: LimitsConfig = LimitsConfig()
+    warm_starts: WarmStartsConfig = WarmStartsConfig()
     breaker: BreakerConfig = BreakerConfig()
     retry: RetryConfig = RetryConfig()
     verifiers: VerifiersConfig = VerifiersConfig()

@@ -63,6 +63,13 @@ class EpisodeFolders:
             raise
         return folder
 
+    async def restore_folder(self, folder: EpisodeFolder) -> None:
+        """Give a folder the contents that a new one has; its processes may go on. Raises
+        OSError."""
+        files = folder.root / "files"
+        await _run_tool("find", str(files), str(folder.root / "tmp"), "-mindepth", "1", "-delete")
+        await self._copy_templates(files)
+
     async def remove_folder(self, folder: EpisodeFolder) -> None:
         """Remove a folder whose processes have ended. Goes on if the caller is cancelled."""
         await self._removing.run_shielded(_remove(folder.root))

@@ -31,6 +31,11 @@ class EpisodeProcesses:
     folder: EpisodeFolder | None
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
 
+    async def restore_folder(self) -> None:
+        """Bring the folder back to its beginning, with the servers running. Raises OSError."""
+        if self.folders is not None and self.folder is not None:
+            await self.folders.restore_folder(self.folder)
+
     async def close(self) -> None:
         """End the servers with all that they started, then remove their folder. Goes on if the
         caller is cancelled. Idempotent."""
@@ -97,23 +102,24 @@ class _Command:
     words: Sequence[str]
     environment: Mapping[str, str]
     shared_state: bool
+    task_variables: bool
 
     @classmethod
     def of_server(
         cls, server: McpServer, environment: Mapping[str, str], templates: Sequence[Path]
     ) -> "_Command":
         assert server.command is not None, "checked by McpServer"
-        if server.shared_state:
-            return cls(server.name, server.command, environment, shared_state=True)
-        words = tuple(_locate_programs(server.command, templates))
-        return cls(server.name, words, environment, shared_state=False)
+        words: Sequence[str] = server.command
+        if not server.shared_state:
+            words = tuple(_locate_programs(words, templates))
+        return cls(server.name, words, environment, server.shared_state, server.task_variables)
 
     async def start(
         self, folder: EpisodeFolder | None, variables: Mapping[str, str]
     ) -> ChildProcess:
         """Start the command, in the folder unless it shares its state. Raises OSError."""
         try:
-            return await self._start(folder, variables)
+            return await self._start(folder, variables if self.task_variables else {})
         except OSError as error:
             raise OSError(f"server {self.server}: {self.words[0]}: {error}") from error
 

@@ -11,7 +11,14 @@ from services.env_gateway.adapters.mcp.episode_process import read_settings
 from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import Backend, BackendError, Instance, Orphan, ProvisionRequest
+from services.env_gateway.ports import (
+    Backend,
+    BackendError,
+    Instance,
+    Orphan,
+    PoolState,
+    ProvisionRequest,
+)
 from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
@@ -77,6 +84,11 @@ class McpServersBackend(Backend):
         refusals = ((name, each.refused_key) for name, each in self._over_http.items())
         return next((f"server {name}: {why}" for name, why in refusals if why), None)
 
+    @property
+    def warm_pools(self) -> Sequence[PoolState]:
+        pools = (backend.pool for backend in self._over_stdio.values())
+        return [PoolState(pool.name, pool.ready, pool.size) for pool in pools if pool is not None]
+
     async def close(self) -> None:
         backends = [*self._over_http.values(), *self._over_stdio.values()]
         await asyncio.gather(*(backend.close() for backend in backends))
@@ -110,7 +122,7 @@ class McpServersBackend(Backend):
         )
         if chosen and chosen not in self._over_stdio:
             servers = [self._servers[name] for name in chosen]
-            self._over_stdio[chosen] = McpStdioBackend(*servers)
+            self._over_stdio[chosen] = McpStdioBackend(*servers, warm=self._config.warm_starts)
         return self._over_stdio.get(chosen)
 
     async def _provision_one(

@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from services.common.deadlines import loop_time
+from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
-from services.env_gateway.adapters.mcp.joined_instance import join_instances
+from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server
 from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.stdio_transport import StdioTransport
+from services.env_gateway.adapters.mcp.warm_pool import WarmPool
+from services.env_gateway.adapters.process_usage import measure_usage
 from services.env_gateway.config.backends import McpServer
+from services.env_gateway.config.gateway import WarmStartsConfig
 from services.env_gateway.ports import (
     Backend,
     BackendError,
@@ -23,19 +28,81 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tasks.task_format import Task
 
+_LOG = get_logger(__name__)
 # Marking a tool takes as long as parsing so many bytes.
 _TOOL_BYTES = 500
+_RESET_S = 30.0
 
 
 class StdioEpisode:
-    """The processes of one episode, and a session with each."""
+    """The processes of one episode, and a session with each. `unanswered` counts the calls that
+    have, or may have, not ended."""
 
     def __init__(self, servers: Sequence[McpServer], processes: EpisodeProcesses) -> None:
         self.processes = processes
+        self.unanswered = 0
+        self._servers = servers
+        self._started_at = loop_time()
+        self._not_listed = {server.name for server in servers}
         self.sessions = [
             McpSession(partial(StdioTransport, child, server.answer_limits))
             for server, child in zip(servers, processes.children, strict=True)
         ]
+
+    def note_listed(self, server: str) -> bool:
+        """Note that a server has listed its tools; return True once, when all have."""
+        was_starting = bool(self._not_listed)
+        self._not_listed.discard(server)
+        return was_starting and not self._not_listed
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the processes run."""
+        return loop_time() - self._started_at
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that all others of the servers descend from."""
+        return [child.pid for child in self.processes.children]
+
+    async def open_sessions(self) -> None:
+        """Open the sessions ahead of their first use. Raises BackendError, also for a server
+        without its `reset_tool`."""
+        for server, session in zip(self._servers, self.sessions, strict=True):
+            with naming_server(server.name):
+                tools = await session.list_tools(server.start_timeout_s)
+            self.note_listed(server.name)
+            if server.reset_tool not in (None, *(tool.name for tool in tools)):
+                why = f"server {server.name}: it has no tool {server.reset_tool!r} (reset_tool)"
+                raise BackendError("no_tools", why, delivered=False, invalid=True)
+
+    @property
+    def is_lost(self) -> bool:
+        """True once a server is known to have ended."""
+        return any(session.lost for session in self.sessions)
+
+    async def reset_state(self) -> bool:
+        """Bring folder and servers back to their beginning; return False if that failed, or is not
+        possible."""
+        resets = [
+            (session, server.reset_tool)
+            for server, session in zip(self._servers, self.sessions, strict=True)
+            if server.reset_tool is not None
+        ]
+        if len(resets) < len(self.sessions) or self.unanswered or self.is_lost:
+            return False
+        try:
+            await self.processes.restore_folder()
+            results = [await each.call_tool(tool, {}, _RESET_S) for each, tool in resets]
+        except (OSError, BackendError) as error:
+            _LOG.warning("reset_failed", error=str(error))
+            return False
+        failed = [
+            tool for (_, tool), result in zip(resets, results, strict=True) if result.is_error
+        ]
+        if failed:
+            _LOG.warning("reset_failed", error=f"{', '.join(failed)} answered an error")
+        return not failed
 
     async def close(self) -> None:
         """End the processes together. Idempotent."""
@@ -53,6 +120,7 @@ class StdioInstance(Instance):
         self,
         backend: "McpStdioBackend",
         request: ProvisionRequest,
+        episode: StdioEpisode,
         server: McpServer,
         session: McpSession,
     ) -> None:
@@ -60,6 +128,7 @@ class StdioInstance(Instance):
         self.env_version = request.task.env_version
         self._episode_id = request.episode_id
         self._backend = backend
+        self._episode = episode
         self._server = server
         self._session = session
 
@@ -68,14 +137,21 @@ class StdioInstance(Instance):
         return self._session.lost or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        tools = await self._session.list_tools(timeout_s)
+        hidden = self._server.reset_tool
+        tools = [t for t in await self._session.list_tools(timeout_s) if t.name != hidden]
+        if self._episode.note_listed(self._server.name):
+            self._backend.note_start(self._episode)
         size = len(tools) * _TOOL_BYTES
         return await run_aside(size, lambda: [mark_read_only(t, self._server) for t in tools])
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
-        return await self._session.call_tool(name, arguments, timeout_s)
+        # One that is cancelled or unanswered may still be running.
+        self._episode.unanswered += 1
+        result = await self._session.call_tool(name, arguments, timeout_s)
+        self._episode.unanswered -= 1
+        return result
 
     async def is_alive(self, *, timeout_s: float) -> bool:
         return await self._session.is_alive(timeout_s)
@@ -90,12 +166,22 @@ class McpStdioBackend(Backend):
 
     isolates_instances = True
 
-    def __init__(self, *servers: McpServer) -> None:
+    def __init__(self, *servers: McpServer, warm: WarmStartsConfig | None = None) -> None:
         """Raises ConfigError."""
         self._servers = servers
         self._starter = EpisodeServers(servers)
         self._running: dict[str, tuple[StdioEpisode, dict[str, Instance]]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self.pool: WarmPool[StdioEpisode] | None = None
+        self._name = name = "+".join(server.name for server in servers)
+        self._start_told = False
+        if warm is None or not warm.size:
+            return
+        if bound := [server.name for server in servers if server.task_variables]:
+            why = f"task_variables is true for {', '.join(bound)}"
+            _LOG.warning("servers_not_started_ahead", servers=name, why=why)
+            return
+        self.pool = WarmPool(name, self._start_ahead, warm)
 
     async def provision_instance(self, request: ProvisionRequest, *, timeout_s: float) -> Instance:
         return join_instances(request, await self.provision_servers(request))
@@ -104,14 +190,14 @@ class McpStdioBackend(Backend):
         """Start the servers of an episode; return an instance for each, by name. Raises
         BackendError."""
         if request.episode_id not in self._running:
-            try:
-                variables = _episode_environment(request.task)
-                processes = await self._starter.start_processes(variables)
-            except OSError as error:
-                raise BackendError("not_started", str(error), delivered=False) from error
-            episode = StdioEpisode(self._servers, processes)
+            episode = self.pool.take() if self.pool is not None else None
+            if episode is None:
+                try:
+                    episode = await self._start(_episode_environment(request.task))
+                except OSError as error:
+                    raise BackendError("not_started", str(error), delivered=False) from error
             instances: dict[str, Instance] = {
-                server.name: StdioInstance(self, request, server, session)
+                server.name: StdioInstance(self, request, episode, server, session)
                 for server, session in zip(self._servers, episode.sessions, strict=True)
             }
             self._running[request.episode_id] = episode, instances
@@ -121,15 +207,51 @@ class McpStdioBackend(Backend):
         """End the processes of an episode. Goes on if the caller is cancelled. Idempotent."""
         known = self._running.pop(episode_id, None)
         if known is not None:
-            ending = self._ending[episode_id] = asyncio.create_task(known[0].close())
+            ending = self._ending[episode_id] = asyncio.create_task(self._end(known[0]))
             ending.add_done_callback(lambda _: self._ending.pop(episode_id, None))
         if episode_id in self._ending:
             await asyncio.shield(self._ending[episode_id])
 
     async def close(self) -> None:
         episodes = {*self._running, *self._ending}
+        if self.pool is not None:
+            await self.pool.close()
         await asyncio.gather(*(self.end_episode(episode_id) for episode_id in episodes))
         await self._starter.close()
+
+    def note_start(self, episode: StdioEpisode) -> None:
+        """Tell, for the first episode, what it costs to start its servers."""
+        if self._start_told:
+            return
+        self._start_told = True
+        seconds, usage = episode.age_s, measure_usage(episode.pids)
+        _LOG.info(
+            "servers_started",
+            servers=self._name,
+            seconds=round(seconds, 3),
+            cpu_s=round(usage.cpu_s, 2),
+            mib=usage.memory_bytes // 2**20,
+        )
+
+    async def _start(self, variables: Mapping[str, str]) -> StdioEpisode:
+        return StdioEpisode(self._servers, await self._starter.start_processes(variables))
+
+    async def _start_ahead(self) -> StdioEpisode:
+        """Start servers for an episode that is not known yet. Raises OSError and BackendError."""
+        episode = await self._start({})
+        try:
+            await episode.open_sessions()
+        except BaseException:
+            await episode.close()
+            raise
+        self.note_start(episode)
+        return episode
+
+    async def _end(self, episode: StdioEpisode) -> None:
+        """Close servers, unless they can be given to another episode."""
+        if self.pool is not None and await episode.reset_state() and self.pool.give_back(episode):
+            return
+        await episode.close()
 
 
 def _episode_environment(task: Task) -> dict[str, str]:

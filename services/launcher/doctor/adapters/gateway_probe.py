@@ -22,9 +22,10 @@ from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, ok
 from services.launcher.doctor.prompts import UncountedError, check_prompts
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.server_starts import report_starts
 from services.launcher.doctor.tcp_ports import list_started, used_backends
 from services.launcher.security.env_filter import inherited_variables
-from services.launcher.state import GATEWAY
+from services.launcher.state import GATEWAY, LEARNER
 
 _CALL_S = 30.0
 _CLOSED_S = 10.0
@@ -90,7 +91,10 @@ async def _play_canaries(
                 environ=context.environ,
                 inherits=inherited_variables(context.plan.spec, context.plan.config, GATEWAY),
             ) as (address, token):
-                return await _play_all(address, token, context.get_section(GATEWAY), due, opened)
+                section = context.get_section(GATEWAY)
+                played = await _play_all(address, token, section, due, opened)
+            starts = report_starts(section, context.get_section(LEARNER), lines)
+            return {**played, "": [*played.get("", ()), *starts]}
         except GatewayError as error:
             return {"": [_explain_failed_start(short_reason(str(error)))]}
 

@@ -16,6 +16,8 @@ from services.common.scratch_folders import scratch_folder
 _START_S = 60.0
 # Time to drain and to close open episodes.
 _END_S = 60.0
+# Only this process could end the episode during a drain; and it has few episodes.
+_OVERRIDES = ("--env_gateway.drain_s=1", "--env_gateway.warm_starts.size=0")
 
 
 class GatewayError(Exception):
@@ -39,8 +41,7 @@ async def serve_gateway(
     with scratch_folder() as (folder, keeper):
         options = ("--config", str(spec), "--run-dir", str(folder))
         process = await _start_process(
-            # Only this process could end the episode during a drain.
-            (*command, *options, "--env_gateway.drain_s=1", *overrides),
+            (*command, *options, *_OVERRIDES, *overrides),
             *(token, inherits, environ, keeper),
         )
         assert process.stderr is not None

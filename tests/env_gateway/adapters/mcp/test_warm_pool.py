@@ -1,0 +1,236 @@
+"""Servers over stdio that are started ahead: real processes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from services.common.config import parse_config
+from services.common.errors import ConfigError
+from services.env_gateway.adapters.mcp.servers import McpServersBackend
+from services.env_gateway.adapters.process_usage import measure_usage
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest, Text
+from services.env_gateway.tasks.task_format import parse_task
+from tests.support.fake_gateway import task_json, until
+
+# Tools: "look" answers how many calls this process has had, the task's data key and the files;
+# "write" makes a file; "fail" and "hang" do that; "reset" counts from 0 again.
+SERVER = """
+import json, os, sys, time
+calls = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {}
+    match asked["method"]:
+        case "initialize":
+            result = {"protocolVersion": asked["params"]["protocolVersion"],
+                "capabilities": {"tools": {}}, "serverInfo": {"name": "own", "version": "1"}}
+        case "tools/list":
+            tools = sys.argv[1:]
+            result = {"tools": [{"name": t, "inputSchema": {"type": "object"}} for t in tools]}
+        case "tools/call":
+            name = asked["params"]["name"]
+            calls = 0 if name == "reset" else calls + 1
+            if name == "write":
+                open("written", "w").close()
+            if name == "hang":
+                time.sleep(60)
+            files = " ".join(sorted(os.listdir()))
+            text = f"{calls} {os.environ.get('FLOTILLA_DATA_KEY')} {files}"
+            result = {"content": [{"type": "text", "text": text}], "isError": name == "fail"}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+TOOLS = ("look", "write", "hang", "reset", "fail")
+
+
+def section(*, tools: tuple[str, ...] = TOOLS, **settings: object) -> EnvGatewayConfig:
+    warm = {"size": 2, "starts_per_s": 100.0, **settings.pop("warm", {})}  # type: ignore[dict-item]
+    server = {
+        "transport": "stdio",
+        "command": [sys.executable, "-c", SERVER, *tools],
+        "task_variables": False,
+        **settings,
+    }
+    spec = {"backend": "mcp", "servers": [server], "warm_starts": warm}
+    return parse_config(EnvGatewayConfig, spec, where="spec")
+
+
+@asynccontextmanager
+async def backend_of(config: EnvGatewayConfig) -> AsyncGenerator[McpServersBackend]:
+    backend = McpServersBackend(config)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def opened(backend: McpServersBackend, episode: str = "e1") -> Instance:
+    request = ProvisionRequest(episode, parse_task(task_json(data_id="monday")), 60.0)
+    instance = await backend.provision_instance(request, timeout_s=20.0)
+    await instance.list_tools(timeout_s=20.0)
+    return instance
+
+
+async def called(instance: Instance, name: str = "look", timeout_s: float = 10.0) -> str:
+    result = await instance.call_tool(name, {}, timeout_s=timeout_s)
+    return "".join(part.text for part in result.parts if isinstance(part, Text))
+
+
+def servers_running() -> list[int]:
+    """The pids of this test's servers (not of what runs them)."""
+    found: list[int] = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if words[:2] == [sys.executable, "-c"] and words[2:3] == [SERVER]:
+            found.append(process.pid)
+    return found
+
+
+def folders_of(temporary: Path) -> list[Path]:
+    return list(temporary.glob("flotilla-episodes-*/*"))
+
+
+async def filled(backend: McpServersBackend, ready: int = 2) -> None:
+    await until(lambda: backend.warm_pools == [PoolState("server", ready, 2)])
+
+
+async def test_an_episode_gets_servers_that_are_ready_and_another_one_takes_their_place(
+    temporary: Path,
+) -> None:
+    async with backend_of(section()) as backend:
+        await filled(backend)
+        ready = set(servers_running())
+        instance = await opened(backend)
+        assert await called(instance) == "1 None ", "it gets nothing of the task"
+        await filled(backend)
+        assert ready < set(servers_running())
+        await instance.close(timeout_s=10.0)
+        assert len(servers_running()) == 2, "without a reset nothing is used twice"
+    assert servers_running() == [] and folders_of(temporary) == []
+
+
+async def test_beyond_the_pool_an_episode_starts_its_own_servers() -> None:
+    async with backend_of(section(warm={"starts_per_s": 0.001})) as backend:
+        await filled(backend, 1)
+        several = await asyncio.gather(*(opened(backend, f"e{n}") for n in range(3)))
+        assert [await called(each) for each in several] == ["1 None "] * 3
+
+
+async def test_a_server_that_died_while_it_waited_is_not_handed_out() -> None:
+    async with backend_of(section()) as backend:
+        await filled(backend)
+        dead = servers_running()
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+        await filled(backend, 0)
+        assert await called(await opened(backend)) == "1 None "
+        assert not set(dead) & set(servers_running())
+
+
+async def test_a_server_with_a_reset_serves_the_next_episode_as_new(tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    template.mkdir()
+    (template / "seed").touch()
+    config = section(reset_tool="reset", template=str(template), warm={"size": 1})
+    async with backend_of(config) as backend:
+        await until(lambda: backend.warm_pools[0].ready == 1)
+        first = await opened(backend, "e1")
+        assert [tool.name for tool in await first.list_tools(timeout_s=5.0)] == [
+            tool for tool in TOOLS if tool != "reset"
+        ]
+        await called(first, "write")
+        assert await called(first) == "2 None seed written"
+        # The pool fills its place at once: the next one to end finds none, until it is taken.
+        await until(lambda: backend.warm_pools[0].ready == 1)
+        second = await opened(backend, "e2")
+        pids = set(servers_running())
+        await first.close(timeout_s=10.0)
+        third = await opened(backend, "e3")
+        assert await called(third) == "1 None seed"
+        assert await called(second) == "1 None seed"
+        assert pids & set(servers_running())
+
+
+@pytest.mark.parametrize("why", ["failed", "unanswered", "dead"])
+async def test_servers_that_may_not_be_as_new_are_ended(why: str) -> None:
+    reset = "fail" if why == "failed" else "reset"
+    config = section(reset_tool=reset, warm={"size": 1, "starts_per_s": 0.001})
+    async with backend_of(config) as backend:
+        await until(lambda: backend.warm_pools[0].ready == 1)
+        instance = await opened(backend)
+        (pid,) = servers_running()
+        if why == "unanswered":
+            with pytest.raises(BackendError, match="no answer"):
+                await called(instance, "hang", timeout_s=0.2)
+        if why == "dead":
+            os.kill(pid, signal.SIGKILL)
+        await instance.close(timeout_s=20.0)
+        assert backend.warm_pools[0].ready == 0 and servers_running() == []
+
+
+async def test_the_memory_of_servers_that_wait_is_bounded() -> None:
+    with capture_logs() as logs:
+        async with backend_of(section(warm={"memory_mib": 1})) as backend:
+            await filled(backend, 1)
+            await asyncio.sleep(0.5)
+            await filled(backend, 1)
+            assert 2**20 < measure_usage(servers_running()).memory_bytes < 100 * 2**20
+    (said,) = [each for each in logs if each["event"] == "warm_servers_bound_by_memory"]
+    assert said["ready"] == 1 and said["memory_mib"] == 1
+
+
+async def test_the_first_start_tells_what_it_costs() -> None:
+    with capture_logs() as logs:
+        async with backend_of(section(warm={"size": 0})) as backend:
+            await opened(backend, "e1")
+            await opened(backend, "e2")
+    (said,) = [each for each in logs if each["event"] == "servers_started"]
+    assert said["servers"] == "server" and 0 < said["cpu_s"] < 10 and said["seconds"] > 0
+    assert 1 <= said["mib"] < 100
+
+
+async def test_starts_that_fail_are_told_and_tried_again() -> None:
+    with capture_logs() as logs:
+        async with backend_of(section(reset_tool="reste")):
+            await until(lambda: len(logs) > 1)
+    assert [each["event"] for each in logs[:2]] == ["warm_start_failed"] * 2
+    assert "server server: it has no tool 'reste' (reset_tool)" in logs[0]["error"]
+    assert servers_running() == []
+
+
+async def test_servers_that_get_variables_of_the_task_start_with_it() -> None:
+    with capture_logs() as logs:
+        async with backend_of(section(task_variables=True)) as backend:
+            assert backend.warm_pools == []
+            assert await called(await opened(backend)) == "1 monday "
+    (said,) = [each for each in logs if each["event"] == "servers_not_started_ahead"]
+    assert said["why"] == "task_variables is true for server"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task_variables": True, "reset_tool": "reset"}, "needs task_variables = false"),
+        (
+            {"transport": "http", "command": None, "url": "http://127.0.0.1:9", "reset_tool": None},
+            'task_variables and reset_tool need transport "stdio"',
+        ),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        section(**settings)
