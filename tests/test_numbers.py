@@ -36,6 +36,7 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
 }
 # Where 0 is an answer, and which.
 ZERO_IS_MEANT = {
+    "env_gateway.warm_starts.size": "none is started ahead",
     "seed": "one seed of many",
     "env_gateway.retry.budget_ratio": "no retries but those that cap allows",
     "launcher.env_gateway.gpus": "what is there",
