@@ -115,9 +115,9 @@ class McpServer(ToolServerConfig):
     episode's own, which `{episode_dir}` names in `command` and `env`. The folder begins as a copy
     of the folder `template`, or empty. With `shared_state` all processes run in the gateway's
     working directory instead. Without `task_variables` the process gets nothing of the task, and
-    can be started ahead of it. `reset_tool` brings the server back to its beginning: it is called
-    when an episode has ended, the folder restored, for the next episode to have the same process.
-    The policy is not offered it.
+    can be started ahead of it. With `state_in_folder` the process then serves one episode after
+    another: it keeps nothing but the folder, which is restored in between. `reset_tool` brings back
+    to its beginning what a server keeps itself; the policy is not offered that tool.
 
     `sessions`: the state of an episode belongs to its session with the server ("stateful"), so that
     a session that the server forgets is a lost episode; or it does not ("stateless"), and a new
@@ -134,6 +134,7 @@ class McpServer(ToolServerConfig):
     template: Path | None = None
     shared_state: bool = False
     task_variables: bool = True
+    state_in_folder: bool = False
     reset_tool: str | None = None
 
     @property
@@ -157,12 +158,18 @@ class McpServer(ToolServerConfig):
     def _folders_are_of_episodes(self) -> "McpServer":
         if self.transport != "stdio" and (self.template is not None or self.shared_state):
             raise ValueError('template and shared_state need transport "stdio"')
-        if self.transport != "stdio" and not (self.task_variables and self.reset_tool is None):
-            raise ValueError('task_variables and reset_tool need transport "stdio"')
-        if self.reset_tool is not None and self.task_variables:
+        reused = self.state_in_folder or self.reset_tool is not None
+        if self.transport != "stdio" and (reused or not self.task_variables):
             raise ValueError(
-                "reset_tool lets another task have the process: needs task_variables = false"
+                'task_variables, state_in_folder and reset_tool need transport "stdio"'
             )
+        if reused and self.task_variables:
+            raise ValueError(
+                "state_in_folder and reset_tool let another task have the process: they need"
+                " task_variables = false"
+            )
+        if self.state_in_folder and self.shared_state:
+            raise ValueError("with shared_state no episode has a folder: state_in_folder is false")
         if self.shared_state and self.template is not None:
             raise ValueError("with shared_state no episode has a folder, and template is its copy")
         texts = (*(self.command or ()), *self.env.values())

@@ -81,16 +81,21 @@ class StdioEpisode:
         """True once a server is known to have ended."""
         return any(session.lost for session in self.sessions)
 
+    @property
+    def is_reusable(self) -> bool:
+        """True if all servers can be brought back to their beginning."""
+        return all(each.state_in_folder or each.reset_tool for each in self._servers)
+
     async def reset_state(self) -> bool:
         """Bring folder and servers back to their beginning; return False if that failed, or is not
         possible."""
+        if self.unanswered or self.is_lost:
+            return False
         resets = [
             (session, server.reset_tool)
             for server, session in zip(self._servers, self.sessions, strict=True)
             if server.reset_tool is not None
         ]
-        if len(resets) < len(self.sessions) or self.unanswered or self.is_lost:
-            return False
         try:
             await self.processes.restore_folder()
             results = [await each.call_tool(tool, {}, _RESET_S) for each, tool in resets]
@@ -190,7 +195,7 @@ class McpStdioBackend(Backend):
         """Start the servers of an episode; return an instance for each, by name. Raises
         BackendError."""
         if request.episode_id not in self._running:
-            episode = self.pool.take() if self.pool is not None else None
+            episode = await self.pool.take() if self.pool is not None else None
             if episode is None:
                 try:
                     episode = await self._start(_episode_environment(request.task))
@@ -249,9 +254,10 @@ class McpStdioBackend(Backend):
 
     async def _end(self, episode: StdioEpisode) -> None:
         """Close servers, unless they can be given to another episode."""
-        if self.pool is not None and await episode.reset_state() and self.pool.give_back(episode):
-            return
-        await episode.close()
+        if self.pool is None:
+            await episode.close()
+        else:
+            await self.pool.give_back(episode)
 
 
 def _episode_environment(task: Task) -> dict[str, str]:

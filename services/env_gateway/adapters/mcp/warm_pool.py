@@ -35,6 +35,15 @@ class WarmEpisode(Protocol):
         """True once a server is known to have ended."""
         ...
 
+    @property
+    def is_reusable(self) -> bool:
+        """True if it can be brought back to its beginning."""
+        ...
+
+    async def reset_state(self) -> bool:
+        """Bring it back to its beginning; return False if that failed, or is not possible."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -43,10 +52,12 @@ T = TypeVar("T", bound=WarmEpisode)
 
 class WarmPool(Generic[T]):
     """Keeps up to `size` episodes' servers ready, as long as all of them fit in the memory; starts
-    no more of them concurrently than there are cores.
+    no more of them concurrently than there are cores. Reusable ones that an episode has are
+    expected back, and not replaced.
 
-    Example: `pool = WarmPool("git", start, config)`, then `pool.take()`, which is None when
-    none is ready, `pool.give_back(episode)` for one that is as new, and `await pool.close()`."""
+    Example: `pool = WarmPool("git", start, config)`, then `await pool.take()`, which is None when
+    none is ready, `await pool.give_back(episode)` at the episode's end, and `await
+    pool.close()`."""
 
     def __init__(
         self, name: str, start: Callable[[], Awaitable[T]], config: WarmStartsConfig
@@ -57,9 +68,12 @@ class WarmPool(Generic[T]):
         self._start = start
         self._config = config
         self._ready: deque[T] = deque()
+        self._lent: set[T] = set()
+        self._returning = 0
         # The largest memory of an episode's servers that was seen, in bytes.
         self._largest = 0
         self._changed = asyncio.Event()
+        self._returned = asyncio.Event()
         self._background = BackgroundTasks()
         self._starts: set[asyncio.Task[None]] = set()
         self._filling = asyncio.create_task(self._keep_filled())
@@ -73,23 +87,40 @@ class WarmPool(Generic[T]):
     def ready(self) -> int:
         return sum(not episode.is_lost for episode in self._ready)
 
-    def take(self) -> T | None:
-        """Take servers that are ready; None if there are none."""
-        while self._ready:
+    async def take(self) -> T | None:
+        """Take servers that are ready, or are about to be given back; None if there are none."""
+        while self._ready or self._returning:
+            if not self._ready:
+                self._returned.clear()
+                await self._returned.wait()
+                continue
             episode = self._ready.popleft()
             self._taken_at = loop_time()
             self._changed.set()
             if not episode.is_lost:
+                if episode.is_reusable:
+                    self._lent.add(episode)
                 return episode
             self._background.start_task(episode.close())
         return None
 
-    def give_back(self, episode: T) -> bool:
-        """Keep servers that are as new; return False if there is no room for them."""
-        if self._filling.done() or not self._has_room():
-            return False
-        self._ready.append(episode)
-        return True
+    async def give_back(self, episode: T) -> None:
+        """Reset servers for the next episode, or close them if that fails or there is no room for
+        them."""
+        kept = False
+        self._returning += 1
+        try:
+            kept = episode.is_reusable and await episode.reset_state()
+        finally:
+            self._returning -= 1
+            self._lent.discard(episode)
+            kept = kept and not self._filling.done() and self._has_room()
+            if kept:
+                self._ready.append(episode)
+            self._returned.set()
+            self._changed.set()
+        if not kept:
+            await episode.close()
 
     async def close(self) -> None:
         """End what is ready and what is being started."""
@@ -100,7 +131,7 @@ class WarmPool(Generic[T]):
             await asyncio.wait(self._background.running)
 
     def _has_room(self) -> bool:
-        count = len(self._ready) + len(self._starts)
+        count = len(self._ready) + len(self._starts) + len(self._lent)
         if count >= self.size:
             return False
         fits = (count + 1) * self._largest <= self._config.memory_mib * 2**20

@@ -154,15 +154,31 @@ async def test_a_server_with_a_reset_serves_the_next_episode_as_new(tmp_path: Pa
         ]
         await called(first, "write")
         assert await called(first) == "2 None seed written"
-        # The pool fills its place at once: the next one to end finds none, until it is taken.
-        await until(lambda: backend.warm_pools[0].ready == 1)
+        pids = servers_running()
+        # Closing is under way when the next one opens, which waits for it.
+        closing = asyncio.create_task(first.close(timeout_s=10.0))
+        await asyncio.sleep(0)
         second = await opened(backend, "e2")
-        pids = set(servers_running())
-        await first.close(timeout_s=10.0)
+        await closing
+        assert servers_running() == pids, "it is expected back, and not replaced"
+        assert await called(second) == "1 None seed"
+        # One that started with its episode, since the pool was empty, fills no second place.
         third = await opened(backend, "e3")
         assert await called(third) == "1 None seed"
-        assert await called(second) == "1 None seed"
-        assert pids & set(servers_running())
+        await second.close(timeout_s=10.0)
+        await third.close(timeout_s=10.0)
+        assert servers_running() == pids
+
+
+async def test_a_server_that_keeps_only_its_folder_needs_no_tool_to_serve_the_next_episode() -> (
+    None
+):
+    async with backend_of(section(state_in_folder=True, warm={"size": 1})) as backend:
+        await until(lambda: backend.warm_pools[0].ready == 1)
+        first = await opened(backend, "e1")
+        await called(first, "write")
+        await first.close(timeout_s=10.0)
+        assert await called(await opened(backend, "e2")) == "2 None "
 
 
 @pytest.mark.parametrize("why", ["failed", "unanswered", "dead"])
@@ -224,10 +240,11 @@ async def test_servers_that_get_variables_of_the_task_start_with_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"task_variables": True, "reset_tool": "reset"}, "needs task_variables = false"),
+        ({"task_variables": True, "reset_tool": "reset"}, "need task_variables = false"),
+        ({"shared_state": True, "state_in_folder": True}, "state_in_folder is false"),
         (
             {"transport": "http", "command": None, "url": "http://127.0.0.1:9", "reset_tool": None},
-            'task_variables and reset_tool need transport "stdio"',
+            'task_variables, state_in_folder and reset_tool need transport "stdio"',
         ),
     ],
 )
