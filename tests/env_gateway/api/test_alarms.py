@@ -17,6 +17,8 @@ def test_a_change_is_an_alarm_for_ten_minutes_from_the_newest_one() -> None:
 
 def test_what_changed_is_one_short_line() -> None:
     alarms = GatewayAlarms()
-    alarms.update_alarms({}, {("version_changed", "shop"): ("added a\nb" + "c" * 999, 0.0)}, 0.0)
+    alarms.update_alarms(
+        {}, {("version_changed", "shop"): ("added a\nb\ud800" + "c" * 999, 0.0)}, 0.0
+    )
     (alarm,) = alarms.raised
-    assert alarm.cause.startswith("added a b") and len(alarm.cause) <= 300
+    assert alarm.cause.startswith("added a b c") and len(alarm.cause.encode()) <= 300
