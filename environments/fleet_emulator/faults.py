@@ -68,7 +68,7 @@ class Faults(Strict):
     `in_flight_creates`: creates at once, 429 beyond. `runner_token`: the instance runner
     requires it. `verifiers`: outcomes of the next executions, null for a real one. `pictures`:
     whether the tool `computer` answers with an image, with JSON that holds one, or with JSON
-    without.
+    without. `removed_tools`: tools that instances have no more, under the same version.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -82,6 +82,7 @@ class Faults(Strict):
     runner_token: str | None = Field(default=None, min_length=1)
     verifiers: tuple[VerifierOutcome | None, ...] = ()
     pictures: Literal["image", "json", "null"] = "image"
+    removed_tools: tuple[str, ...] = ()
 
 
 class FaultPlan:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from environments.api import ToolSpec
+from environments.api import ToolError, ToolSpec
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer, WithComputer
 from environments.fleet_emulator.faults import FaultPlan
@@ -22,16 +22,20 @@ WARMING_UP = "<html><body><h1>503 Service Unavailable</h1></body></html>"
 
 
 class CountedTools:
-    """Tools whose executed calls are counted."""
+    """Tools whose executed calls are counted, without those that the faults remove."""
 
-    def __init__(self, tools: Tools, counters: Counters) -> None:
+    def __init__(self, tools: Tools, plan: FaultPlan, counters: Counters) -> None:
         self._tools = tools
+        self._plan = plan
         self._counters = counters
 
     def tools(self) -> list[ToolSpec]:
-        return self._tools.tools()
+        removed = self._plan.settings.removed_tools
+        return [tool for tool in self._tools.tools() if tool.name not in removed]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        if name in self._plan.settings.removed_tools:
+            raise ToolError(f"unknown tool {name!r}")
         self._counters.tools[name] += 1
         return self._tools.call(name, arguments)
 
@@ -50,7 +54,7 @@ class Desks:
         record = self._registry.find_record(instance_id)
         if record is None or record.instance is None:
             raise LookupError(instance_id)
-        return CountedTools(record.instance, self._counters)
+        return CountedTools(record.instance, self._plan, self._counters)
 
     def get_all_tools(self, instance_id: str) -> Tools:
         """Return the app's tools and `computer`."""

@@ -158,6 +158,10 @@ class Instance(ABC):
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         """Return the tools, which proves that the instance is ready."""
 
+    def watch_tools(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever the environment says that its tools are others than it listed."""
+        return None
+
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         """Return the first observation, such as a screenshot; often empty."""
         return ()

@@ -41,6 +41,8 @@ class FakeInstance(Instance):
     def __init__(self, backend: "ScriptedBackend", instance_id: str) -> None:
         self.instance_id = instance_id
         self.executed: Counter[str] = Counter()
+        # Called to announce other tools.
+        self.announce: Callable[[], None] = lambda: None
         self._backend = backend
         self._dbs = {name: sqlite3.connect(":memory:") for name in ("seed", "current")}
         for db in self._dbs.values():
@@ -50,6 +52,9 @@ class FakeInstance(Instance):
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         await self._backend.enter_step("list_tools")
         return self._backend.tools
+
+    def watch_tools(self, changed: Callable[[], None]) -> None:
+        self.announce = changed
 
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         await self._backend.enter_step("observe")

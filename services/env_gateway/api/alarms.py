@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from services.common.printable_text import one_line
 from services.common.run_membership import RaisedAlarm
 from services.env_gateway.ports import Backend
+from services.env_gateway.tools.tool_drift import TOOLS_CHANGED, VERSION_CHANGED
 
 LATE_HEARTBEATS, REFUSED_KEY = "late_heartbeats", "refused_key"
 # An alarm ends when its cause was not there for so long.
 _CALM_S = 30.0
+# A change happens in a moment, so its alarm lasts.
+_CHANGE_SHOWN_S = 600.0
 _CHARACTERS = 300
 _FIXES = {
     LATE_HEARTBEATS: (
@@ -19,27 +22,46 @@ _FIXES = {
     ),
     REFUSED_KEY: "Export a valid key and start the run again with --resume: until then its"
     " episodes are lost, not graded",
+    TOOLS_CHANGED: "New episodes get the new tools, and groups that saw both are dropped"
+    " (failures/group_tools_changed): see `tools_changed` in the log of env_gateway-0. If nobody"
+    " meant to change them, put the former server back, and pin its version",
+    VERSION_CHANGED: "The run goes on with the new version: see `version_changed` in the log of"
+    " env_gateway-0. Pin `version` in the tasks if all are to be played with one",
 }
 
 
 class GatewayAlarms:
-    """At most one alarm of each kind for each backend: instances that may end because their
-    heartbeats are late, and a key that the server refuses."""
+    """At most one alarm of each kind: for each backend, instances that may end because their
+    heartbeats are late, and a key that the server refuses; for each environment, tools or a version
+    that changed."""
 
     def __init__(self) -> None:
-        # By kind and backend, with the time when there was last a cause.
+        # By kind and scope, with the time when there was last a cause.
         self._raised: dict[tuple[str, str], tuple[RaisedAlarm, float]] = {}
 
     @property
     def raised(self) -> list[RaisedAlarm]:
         return [alarm for alarm, _ in self._raised.values()]
 
-    def update_alarms(self, backends: Mapping[str, Backend], now: float) -> bool:
-        """Raise and clear alarms; return True if any changed."""
+    def update_alarms(
+        self,
+        backends: Mapping[str, Backend],
+        changes: Mapping[tuple[str, str], tuple[str, float]],
+        now: float,
+    ) -> bool:
+        """Raise and clear alarms; return True if any changed. `changes`: see `ToolWatch`."""
         before = self.raised
         for name, backend in backends.items():
             self._update_alarm(LATE_HEARTBEATS, name, _late_heartbeats(backend), now)
             self._update_alarm(REFUSED_KEY, name, backend.refused_key, now)
+        for (rule, env), (cause, at) in changes.items():
+            self._raised.pop((rule, env), None)
+            if now - at < _CHANGE_SHOWN_S:
+                cause = one_line(cause, _CHARACTERS)
+                self._raised[rule, env] = (
+                    RaisedAlarm(rule, env, "error", 0, cause, _FIXES[rule]),
+                    at,
+                )
         return self.raised != before
 
     def _update_alarm(self, rule: str, backend: str, cause: str | None, now: float) -> None:

@@ -95,7 +95,8 @@ async def update_alarms_forever(
 ) -> None:
     """Raise and clear alarms forever; call `changed` after each change."""
     while True:
-        if alarms.update_alarms(gateway.backends, loop_time()):
+        changes = gateway.opener.tool_watch.changes
+        if alarms.update_alarms(gateway.backends, changes, loop_time()):
             changed()
         await asyncio.sleep(_PERIOD_S)
 

@@ -16,6 +16,7 @@ from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_book import EpisodeBook, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.tool_watch import ToolWatch
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.capacity_gates import NoPlaceError
 from services.env_gateway.limits.rate_gates import PacedGate, creation_gate
@@ -56,6 +57,7 @@ class EpisodeOpener:
     ) -> None:
         self._scale = scale
         self._gates = gates
+        self.tool_watch = ToolWatch(gates)
         self._config = config
         self._book = book
         self._journal = journal
@@ -141,6 +143,7 @@ class EpisodeOpener:
         )
         _check_tools_size(tools)
         self._offer_tools(session, tools)
+        self.tool_watch.note_opened(session, instance, tools)
         shown = await self._retry_until_open(
             session,
             lambda time: self._send_in_turn(

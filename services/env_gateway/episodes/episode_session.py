@@ -17,6 +17,7 @@ from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import Screen
+from services.env_gateway.tools.tool_drift import Listing
 
 _LOG = get_logger(__name__)
 INLINE_BYTES = 64 * 2**10
@@ -122,6 +123,12 @@ class Session:
         # True once a creation may have been executed, so that there may be an instance to delete.
         self.may_exist = False
         self.tools: Mapping[str, Tool] = {}
+        # Of all tools that the instance listed as it opened, and the names that it lists no more.
+        self.listing: Listing | None = None
+        self.vanished: frozenset[str] = frozenset()
+        # The instance says that its tools changed; they are listed again.
+        self.announced = False
+        self.listing_again: asyncio.Task[None] | None = None
         # Names of read-only tools, offered or not.
         self.readable: frozenset[str] = frozenset()
         self.first_observation: tuple[Part, ...] = ()
@@ -196,8 +203,7 @@ class Session:
 
     def cancel_work(self) -> None:
         """Cancel calls and grading; their waiters get EpisodeLostError."""
-        for task in self.answers.values():
-            task.cancel()
-        if self.grading is not None:
-            self.grading.cancel()
+        for task in (*self.answers.values(), self.grading, self.listing_again):
+            if task is not None:
+                task.cancel()
         self.changed.notify_all()

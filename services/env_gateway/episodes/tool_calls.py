@@ -76,6 +76,9 @@ class ToolCaller:
         tool = session.tools.get(name)
         if tool is None:
             return _text_answer(ToolOutcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
+        if name in session.vanished:
+            message = f"the environment has removed its tool {name[:100]!r}"
+            return _text_answer(ToolOutcome.TOOL_ERROR, message)
         try:
             arguments = await run_aside(
                 len(arguments_json), lambda: _parse_arguments(session, tool, arguments_json)

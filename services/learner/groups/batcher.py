@@ -34,6 +34,10 @@ class AttemptRecord:
     dropped: str = ""
 
     @property
+    def is_graded(self) -> bool:
+        return self.trajectory.reward is not None and not self.dropped
+
+    @property
     def spoils_group(self) -> bool:
         """True if no other attempt of its group may be used: the ones that ended before the
         unrenderable input are a biased selection."""
@@ -192,7 +196,7 @@ def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
 
 def make_ended_group(spec: GroupSpec, records: Sequence[AttemptRecord], now: float) -> ReadyGroup:
     """Make a group from the records that an earlier start left."""
-    graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
+    graded = tuple(r for r in records if r.is_graded)
     failed = tuple(record for record in records if record not in graded)
     return ReadyGroup(spec, graded, failed, leased_at=now, ended_at=now)
 

@@ -10,7 +10,7 @@ from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.open_groups import TEMPLATE_ERROR
+from services.learner.groups.open_groups import TEMPLATE_ERROR, TOOLS_CHANGED
 from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.ungraded_tasks import UngradedTasks
@@ -33,6 +33,16 @@ class OpenAttempts:
     def add_record(self, record: AttemptRecord) -> None:
         key = record.trajectory.key
         self._records.setdefault(key.group_id, {})[key] = record
+
+    def saw_other_tools(self, record: AttemptRecord) -> bool:
+        """Return True if a graded attempt was offered other tools than one of its group before."""
+        digest = record.trajectory.facts.tool_schema_digest
+        others = (
+            each.trajectory.facts.tool_schema_digest
+            for each in self._records[record.trajectory.key.group_id].values()
+            if each.is_graded
+        )
+        return any(other and digest and other != digest for other in others)
 
     def make_ready_group(self, ended: EndedGroup, now: float) -> ReadyGroup:
         """Combine an ended group with the records received for it."""
@@ -72,12 +82,14 @@ class GroupEndings:
         self.records.add_record(record)
         self.tally.count_received(record, spec)
         self.giving_up.note_attempt(spec, record, loop_time())
-        graded = record.trajectory.reward is not None and not record.dropped
+        drop = TEMPLATE_ERROR if record.spoils_group else ""
+        if record.is_graded and self.records.saw_other_tools(record):
+            drop = TOOLS_CHANGED
         return self.book.record_attempt(
             record.trajectory.key,
-            graded=graded,
+            graded=record.is_graded,
             oldest_version=record.oldest_version,
-            drop=TEMPLATE_ERROR if record.spoils_group else "",
+            drop=drop,
         )
 
     async def settle_groups(self, ended: Sequence[EndedGroup]) -> None:

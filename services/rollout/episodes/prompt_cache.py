@@ -64,7 +64,8 @@ class PromptCache:
 
 
 def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
-    """Return digests of facts and tools. Tools are digested as the environment gave them."""
+    """Return digests of facts and tools. Tools are digested as the environment gave them, but in
+    no order: servers shuffle their lists, and attempts with the same tools share one prompt."""
     given = [facts.prompt, facts.current_date, dict(facts.variables), facts.shown]
     listed = [
         {
@@ -73,7 +74,7 @@ def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
             "parameters": tool.parameters,
             "read_only": tool.read_only,
         }
-        for tool in tools
+        for tool in sorted(tools, key=lambda tool: tool.name)
     ]
     return _digest(given), _digest(listed)
 

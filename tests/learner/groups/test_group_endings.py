@@ -11,6 +11,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common.domain.policy import PolicyId
+from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.journal.store import open_journal
 from tests.learner.run.test_train_loop import following, lease_for, query, rows_of, run_to_the_end
@@ -110,6 +111,38 @@ async def test_groups_that_got_too_stale_are_dropped_and_counted(tmp_path: Path)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["async/dropped_stale"] for line in lines) == 1
     assert max(json.loads(line)["async/staleness_max"] for line in lines) <= 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_group_whose_attempts_saw_different_tools_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """If `restarted`, the learner is gone between the last try's row in the journal and the end of
+    its group."""
+    changes = {"lease_ttl_s": 300, "group_size": 4, "groups_per_step": 4, "max_staleness": 0}
+
+    def offered(lease: pb.Lease, attempt: int, worker: FakeWorker, tools: bytes) -> Any:
+        one = graded(lease, lease.attempts[attempt], worker.policy)
+        one.header.tool_schema_digest = tools * 32
+        return one
+
+    with monkeypatch.context() as patch:
+        if restarted:
+            patch.setattr(f"{GroupEndings.__module__}.GroupEndings.take_record", lambda *_: None)
+        async with following(tmp_path, steps=9, **changes) as worker:
+            lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+            lost = failed(lease, lease.attempts[0], LOST)
+            lost.header.tool_schema_digest = b"3" * 32
+            await worker.submit(lost)
+            for attempt, tools in ((1, b"1"), (2, b"1"), (3, b"2")):
+                ended = (await worker.submit(offered(lease, attempt, worker, tools))).group_complete
+                assert ended == (tools == b"2" and not restarted)
+    if restarted:
+        async with following(tmp_path, steps=9, **changes) as worker:
+            other = await lease_for(worker, pb.PURPOSE_TRAIN)
+            assert other.group_id != lease.group_id
+    rows = query(tmp_path, "SELECT state, reason FROM groups WHERE state = 'dropped'")
+    assert rows == [("dropped", "tools_changed")]
 
 
 async def test_constant_groups_are_dropped_when_the_spec_has_it(tmp_path: Path) -> None:

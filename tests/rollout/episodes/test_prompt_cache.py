@@ -110,6 +110,17 @@ async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> No
     assert len({each.facts.prompt_digest for each in played}) == 1
 
 
+async def test_tools_that_a_server_lists_in_another_order_have_the_same_prompt() -> None:
+    dialect = CountingDialect()
+    prompts = PromptCache(dialect)
+    tools = (TOOL, replace(TOOL, name="another"))
+    one = await prompts.get_prompt(replace(INFO, tools=tools))
+    assert await prompts.get_prompt(replace(INFO, tools=tools[::-1])) is one
+    fewer = await prompts.get_prompt(replace(INFO, tools=tools[:1]))
+    assert fewer.tool_schema_digest != one.tool_schema_digest
+    assert len(dialect.made) == 2
+
+
 async def test_a_large_prompt_is_not_made_on_the_event_loop() -> None:
     """benchmarks/rollout_loop measures how long the loop is held: tests have no quiet machine."""
     dialect = CountingDialect()

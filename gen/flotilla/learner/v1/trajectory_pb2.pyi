@@ -238,7 +238,9 @@ class TrajectoryHeader(google.protobuf.message.Message):
     env_version: builtins.str
     data_version: builtins.str
     tool_schema_digest: builtins.bytes
-    """SHA-256 of the tool list shown to the policy."""
+    """SHA-256 of the tools shown to the policy, whatever their order. A group whose
+    graded attempts have different ones is dropped.
+    """
     prompt_digest: builtins.bytes
     """SHA-256 of the prompt's token ids."""
     instance_id: builtins.str

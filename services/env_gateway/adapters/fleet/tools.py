@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.deadlines import loop_time
+from services.env_gateway.adapters.fleet.screen import SCREEN_MODALITIES
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.ports import BackendError, CallResult, Tool
@@ -23,10 +24,10 @@ _ABSENT = (404, 405)
 
 @dataclass(frozen=True, slots=True)
 class ToolRoutes:
-    """Tools and their endpoints. `final` unless an endpoint failed during discovery."""
+    """Endpoints that serve tools for a task, by their position. `final` unless an endpoint failed
+    during discovery."""
 
-    tools: tuple[Tool, ...]
-    owners: Mapping[str, int]
+    used: Sequence[int]
     final: bool
 
 
@@ -48,54 +49,51 @@ class FleetTools:
         self._sessions = list(sessions.values())
         self._key = key
         self._memory = memory
+        self._has_screen = key[2] in (*SCREEN_MODALITIES, "joint")
         self._mark_tool = mark_tool
-        self._routes = ToolRoutes((), {}, final=False)
+        # Endpoints of the tools, as they were first listed.
+        self._owners: Mapping[str, int] = {}
         self._served_at: float | None = None
 
     async def list_tools(self, timeout_s: float) -> Sequence[Tool]:
-        """List the tools of all endpoints. Raises BackendError while they are not ready."""
+        """List the tools of all endpoints, or of those that are known to serve any. Raises
+        BackendError while they are not ready."""
         known = self._memory.get(self._key)
-        if known is None or not known.final:
-            self._memory[self._key] = self._routes = await self._find_routes(known, timeout_s)
-            return self._routes.tools
-        try:
-            # Except the screen's, which sometimes has its own endpoint, opened when needed.
-            used = {i for name, i in known.owners.items() if name != COMPUTER} or {0}
-            opened = (
-                self._sessions[i].open_session(min(_PROBE_S, timeout_s)) for i in sorted(used)
-            )
-            await asyncio.gather(*opened)
-        except HttpError as error:
-            if error.status in _ABSENT:
-                self._memory.pop(self._key, None)
-            raise
-        self._routes = known
-        return known.tools
+        is_final = known is not None and known.final
+        asked = known.used if known is not None and is_final else range(len(self._sessions))
+        probe_s = min(_PROBE_S, timeout_s)
+        answers = await asyncio.gather(
+            *(_probe_endpoint(self._sessions[index], probe_s) for index in asked)
+        )
+        found = dict(zip(asked, answers, strict=True))
+        errors = [answer for answer in answers if isinstance(answer, BackendError)]
+        failed = [error for error in errors if not _is_absent(error)]
+        tools, owners = self._merge_tools(found)
+        is_served = bool(owners.keys() - {COMPUTER} if len(self._sessions) > 1 else owners)
+        if not failed and (errors or not is_served):
+            # The tools may be served elsewhere by now.
+            self._memory.pop(self._key, None)
+        if not is_served:
+            raise _no_tools_error({self._urls[i]: found[i] for i in asked}, failed)
+        if errors and is_final:
+            raise errors[0]
+        if failed and not self._tolerates_failure(known):
+            raise failed[0]
+        if not is_final:
+            self._memory[self._key] = ToolRoutes(sorted({*owners.values()}), final=not failed)
+        self._owners = self._owners or owners
+        return tools
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> CallResult:
-        session = self._sessions[self._routes.owners.get(name, 0)]
+        session = self._sessions[self._owners.get(name, 0)]
         return await session.call_tool(name, arguments, timeout_s)
 
     async def close(self) -> None:
         """Forget the sessions, which end with the instance."""
         for session in self._sessions:
             await session.close()
-
-    async def _find_routes(self, known: ToolRoutes | None, timeout_s: float) -> ToolRoutes:
-        probe_s = min(_PROBE_S, timeout_s)
-        found = await asyncio.gather(
-            *(_probe_endpoint(session, probe_s) for session in self._sessions)
-        )
-        routes = self._merge_tools(found)
-        failed = [e for e in found if isinstance(e, BackendError) and not _is_absent(e)]
-        only_screen = len(self._sessions) > 1 and not routes.owners.keys() - {COMPUTER}
-        if not routes.tools or only_screen:
-            raise _no_tools_error(self._urls, found, failed)
-        if failed and not self._tolerates_failure(known):
-            raise failed[0]
-        return routes
 
     def _tolerates_failure(self, known: ToolRoutes | None) -> bool:
         """Return True if one endpoint, here or in an earlier instance, has served for so long that
@@ -104,16 +102,19 @@ class FleetTools:
         self._served_at = self._served_at or now
         return known is not None or now - self._served_at >= _GRACE_S
 
-    def _merge_tools(self, found: Sequence["Sequence[Tool] | BackendError"]) -> ToolRoutes:
+    def _merge_tools(
+        self, found: Mapping[int, "Sequence[Tool] | BackendError"]
+    ) -> tuple[Sequence[Tool], Mapping[str, int]]:
+        """Return the tools of all endpoints, and the endpoint of each."""
         tools: dict[str, Tool] = {}
         owners: dict[str, int] = {}
-        for index, listed in enumerate(found):
+        for index, listed in found.items():
             for tool in () if isinstance(listed, BackendError) else listed:
-                if tool.name not in tools:
+                # A task for tools needs no endpoint that serves it nothing but the screen.
+                if tool.name not in tools and (self._has_screen or tool.name != COMPUTER):
                     tools[tool.name] = self._mark_tool(tool)
                     owners[tool.name] = index
-        final = all(not isinstance(e, BackendError) or _is_absent(e) for e in found)
-        return ToolRoutes(tuple(tools.values()), owners, final)
+        return list(tools.values()), owners
 
 
 async def _probe_endpoint(session: McpSession, timeout_s: float) -> "Sequence[Tool] | BackendError":
@@ -129,14 +130,12 @@ def _is_absent(error: BackendError) -> bool:
 
 
 def _no_tools_error(
-    urls: Sequence[str],
-    found: Sequence["Sequence[Tool] | BackendError"],
-    failed: Sequence[BackendError],
+    found: Mapping[str, "Sequence[Tool] | BackendError"], failed: Sequence[BackendError]
 ) -> BackendError:
     if failed:
         return failed[0]
     reasons = "; ".join(
         f"{url}: {answer if isinstance(answer, BackendError) else len(answer)}"
-        for url, answer in zip(urls, found, strict=True)
+        for url, answer in found.items()
     )
     return BackendError("no_tools", f"no tools are served yet ({reasons})", delivered=False)

@@ -1,6 +1,6 @@
 """MCP servers as environments, with Fleet's instance wire or as one shared server."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,22 +57,26 @@ class McpInstance(Instance):
         self,
         backend: "McpBackend",
         instance_id: str,
-        env: tuple[str, str],
+        env_version: str,
         session: McpSession,
         generation: int,
     ) -> None:
         self.instance_id = instance_id
-        self.env_version = env[1]
+        self.env_version = env_version
         self._backend = backend
-        self._env = env
         self._session = session
         self._generation = generation
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         self._backend.require_current(self._generation)
         with self._backend.noting_refusals():
-            await self._session.open_session(timeout_s)
-            return await self._backend.list_tools(self._env, self._session, timeout_s)
+            tools = await self._session.list_tools(timeout_s)
+        if not tools:
+            raise BackendError("no_tools", "the server lists no tools yet", delivered=False)
+        return self._backend.mark_tools(tools)
+
+    def watch_tools(self, changed: Callable[[], None]) -> None:
+        self._session.on_tools_changed = changed
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -103,7 +107,7 @@ class FleetWireInstance(McpInstance):
         root = body["urls"]["root"]
         self._state = fleet_wire.parse_initial_state(body, task)
         session = backend.make_session(f"{root}mcp", stateless=True)
-        super().__init__(backend, body["instance_id"], self._state.env, session, generation)
+        super().__init__(backend, body["instance_id"], self._state.env[1], session, generation)
         self.data_version = self._state.data_version
         self._runner = f"{root}api/v1/env"
 
@@ -159,7 +163,6 @@ class McpBackend(Backend):
         self._listening = open_http_session(max_connections=0, headers=http.headers)
         # URLs whose server offers no such stream.
         self._silent: set[str] = set()
-        self._tools: dict[tuple[str, str], Sequence[Tool]] = {}
         self._refused: tuple[int, float] | None = None
         self.snapshots = fleet_wire.SnapshotCache()
 
@@ -170,9 +173,9 @@ class McpBackend(Backend):
         if not self._config.instances:
             url = await self._address.wait_for_url(timeout_s)
             generation = self._address.generation
-            env = (task.env_key, task.env_version)
             session = self.make_session(url, stateless=self._config.sessions == "stateless")
-            return McpInstance(self, f"shared-{request.episode_id}", env, session, generation)
+            instance_id = f"shared-{request.episode_id}"
+            return McpInstance(self, instance_id, task.env_version, session, generation)
         url = await self._address.wait_for_root(timeout_s)
         generation = self._address.generation
         body = await self._create_instance(url, request, timeout_s)
@@ -273,19 +276,8 @@ class McpBackend(Backend):
         )
         return answer
 
-    async def list_tools(
-        self, env: tuple[str, str], session: McpSession, timeout_s: float
-    ) -> Sequence[Tool]:
-        """List the tools. A version of an environment has one set of tools, listed once. A shared
-        server may be replaced at any time, so it is queried every time."""
-        known = self._tools.get(env) if self._config.instances and env[1] else None
-        if known is None:
-            tools = await session.list_tools(timeout_s)
-            if not tools:
-                raise BackendError("no_tools", "the server lists no tools yet", delivered=False)
-            known = [mark_read_only(tool, self._config) for tool in tools]
-            self._tools[env] = known
-        return known
+    def mark_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        return [mark_read_only(tool, self._config) for tool in tools]
 
     def is_current(self, generation: int) -> bool:
         return generation == self._address.generation

@@ -63,11 +63,17 @@ class HttpTransport(Transport):
         self._listening = listening
         self._refusing = set[str]() if refusing is None else refusing
         self._initialized = asyncio.Event()
+        self._sent_aside: JSONRPCMessage | None = None
         # Exchanges whose answer may also arrive on the server's own stream, which then ends them.
         self._exchanges: dict[int | str, asyncio.Timeout] = {}
 
     async def run(self) -> None:
         await self._initialized.wait()
+        if self._sent_aside is not None:
+            request_until.set(loop_time() + _CONNECT_S)
+            # Whatever it is refused for, the first request will be too.
+            with suppress(BackendError):
+                await self._exchange(self._sent_aside)
         place = Event(retry_s=_RECONNECT_S)
         while (http := self._stream_pool()) is not None:
             try:
@@ -82,6 +88,11 @@ class HttpTransport(Transport):
             await asyncio.sleep(max(place.retry_s or 0.0, _RECONNECT_S))
 
     async def send_message(self, message: JSONRPCMessage) -> None:
+        if getattr(message, "method", "") == INITIALIZED and _SESSION_ID not in self.headers:
+            # Where nothing is kept of it, no request need wait until it has arrived.
+            self._sent_aside = message
+            self._initialized.set()
+            return
         if not isinstance(message, JSONRPCRequest) or self._stream_pool() is None:
             await self._exchange(message)
             return

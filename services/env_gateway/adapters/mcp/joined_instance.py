@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ class JoinedInstance(Instance):
         self._parts = parts
         self._databases = [part for part in parts.values() if isinstance(part, FleetWireInstance)]
         self.data_version = self._databases[0].data_version if len(self._databases) == 1 else ""
-        # Offered tools: the name of their server, and their own.
+        # Offered tools: the name of their server, and their own. A tool keeps its first name.
         self._tools: dict[str, tuple[str, str]] = {}
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
@@ -46,9 +46,18 @@ class JoinedInstance(Instance):
                 return await part.list_tools(timeout_s=timeout_s)
 
         lists = await asyncio.gather(*(list_one(*each) for each in self._parts.items()))
-        named = list(_name_tools(dict(zip(self._parts, lists, strict=True))))
-        self._tools = {offered: (server, tool.name) for offered, server, tool in named}
-        return [replace(tool, name=offered) for offered, _, tool in named]
+        kept = {place: offered for offered, place in self._tools.items()}
+        tools: list[Tool] = []
+        for offered, server, tool in _name_tools(dict(zip(self._parts, lists, strict=True))):
+            place = server, tool.name
+            name = kept.get(place, offered)
+            self._tools.setdefault(name, place)
+            tools.append(replace(tool, name=name))
+        return tools
+
+    def watch_tools(self, changed: Callable[[], None]) -> None:
+        for part in self._parts.values():
+            part.watch_tools(changed)
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float

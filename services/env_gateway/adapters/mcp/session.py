@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mcp import ClientSession, MCPError
-from mcp.client.session import ClientRequestContext
+from mcp.client.session import ClientRequestContext, IncomingMessage, MessageHandlerFnT
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -23,6 +23,7 @@ from mcp_types import (
     Implementation,
     InputRequest,
     InputResponse,
+    ToolListChangedNotification,
 )
 from pydantic import ValidationError
 
@@ -84,6 +85,8 @@ class McpSession:
     `await session.close(1.0)`."""
 
     def __init__(self, connect: Callable[[], Transport], *, stateless: bool = False) -> None:
+        # Called whenever the server says that its tools have changed.
+        self.on_tools_changed: Callable[[], None] = lambda: None
         self._connect = connect
         self._stateless = stateless
         self._live: _Live | None = None
@@ -241,7 +244,7 @@ class McpSession:
     async def _open_once(self, until: float) -> _Live:
         transport = self._connect()
         started: asyncio.Future[_Live] = asyncio.get_running_loop().create_future()
-        owner = asyncio.create_task(_own_session(transport, started))
+        owner = asyncio.create_task(_own_session(transport, started, self._receive_notification))
         try:
             live = await started
             request_until.set(until)
@@ -253,6 +256,10 @@ class McpSession:
             raise self._opening_error(transport, error) from error
         return live
 
+    async def _receive_notification(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self.on_tools_changed()
+
     def _opening_error(self, transport: Transport, error: Exception) -> BackendError:
         if isinstance(error, MCPError):
             if error.code == CONNECTION_CLOSED and transport.ended:
@@ -262,13 +269,17 @@ class McpSession:
         return BackendError("protocol", message[:500], delivered=False, invalid=True)
 
 
-async def _own_session(transport: Transport, started: asyncio.Future[_Live]) -> None:
+async def _own_session(
+    transport: Transport,
+    started: asyncio.Future[_Live],
+    receive: MessageHandlerFnT,
+) -> None:
     """Run a session until it is to close: its task groups must be left by the task that entered
     them."""
     closing, owner = asyncio.Event(), asyncio.current_task()
     assert owner is not None
     dispatcher = JSONRPCDispatcher(transport.received, transport)
-    client = _Client(dispatcher=dispatcher, client_info=_CLIENT)
+    client = _Client(dispatcher=dispatcher, client_info=_CLIENT, message_handler=receive)
     async with running_tasks(transport.run()), client:
         started.set_result(_Live(transport, client, dispatcher, closing, owner))
         await closing.wait()

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -148,6 +148,9 @@ class StdioInstance(Instance):
             self._backend.note_start(self._episode)
         size = len(tools) * _TOOL_BYTES
         return await run_aside(size, lambda: [mark_read_only(t, self._server) for t in tools])
+
+    def watch_tools(self, changed: Callable[[], None]) -> None:
+        self._session.on_tools_changed = changed
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float

@@ -341,7 +341,7 @@ def looked(alarms: GatewayAlarms, late: int, now: float) -> list[str]:
     """Return the causes of the raised alarms."""
     backend = Beating()
     backend.late, backend.why = late, "timeout: no answer\nin 20 s"
-    alarms.update_alarms({"fleet": backend}, now)
+    alarms.update_alarms({"fleet": backend}, {}, now)
     return [alarm.cause for alarm in alarms.raised]
 
 

@@ -86,6 +86,33 @@ async def test_a_refusal_names_the_url_without_its_key() -> None:
             await McpSession(lambda: HttpTransport(http, url)).open_session(5.0)
 
 
+async def test_where_there_are_no_sessions_no_request_waits_for_initialized() -> None:
+    listed, initialized = asyncio.Event(), asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        message = await request.json()
+        if message["method"] == "initialize":
+            return answer(message, INITIALIZE_RESULT)
+        if message["method"] == "tools/list":
+            listed.set()
+            return answer(message, {"tools": []})
+        await listed.wait()
+        initialized.set()
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.router.add_post("/mcp", handle)
+    async with (
+        serving_app(app) as url,
+        open_http_session(max_connections=4, headers={}) as http,
+    ):
+        session = McpSession(lambda: HttpTransport(http, f"{url}/mcp"), stateless=True)
+        assert await session.list_tools(10.0) == []
+        async with asyncio.timeout(10.0):
+            await initialized.wait()
+        await session.close()
+
+
 @pytest.mark.parametrize("of_initialized", ["accepted", "empty stream", "json"])
 async def test_events_without_data_and_every_answer_to_a_notification_are_accepted(
     of_initialized: str,

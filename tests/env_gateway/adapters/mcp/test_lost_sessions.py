@@ -170,13 +170,13 @@ async def test_a_key_that_expires_costs_the_episode_and_raises_an_alarm(
     config = {"headers": {"x-api-key": "$CART_KEY"}}
     async with shopping(**config) as (server, backend, gateway):
         session = await opened(gateway)
-        assert not alarms.update_alarms({"mcp": backend}, 0.0)
+        assert not alarms.update_alarms({"mcp": backend}, {}, 0.0)
         server.status = status
         answer = await call(gateway, session)
         assert answer.outcome is ToolOutcome.SESSION_LOST
         assert "the variable CART_KEY" in str(answer.parts)
         await check_lost(gateway, session)
-        assert alarms.update_alarms({"mcp": backend}, 1.0)
+        assert alarms.update_alarms({"mcp": backend}, {}, 1.0)
     (alarm,) = alarms.raised
     assert (alarm.rule, alarm.scope) == ("refused_key", "mcp")
     assert alarm.cause == f"HTTP {status} from its server; its key is that of the variable CART_KEY"
