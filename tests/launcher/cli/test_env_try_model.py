@@ -119,11 +119,14 @@ def test_a_model_plays_all_tasks_and_reads_the_errors_of_its_calls(game: Game) -
         *("user", "assistant", "tool", "tool", "tool", "tool", "assistant")
     ]
     *errors, notes = [m["content"] for m in first["messages"] if m["role"] == "tool"]
-    for error, reason in zip(errors, ("unknown tool 'fly'", "not json", "object"), strict=True):
-        assert reason in json.loads(error)["error"] or "arguments" in json.loads(error)["error"]
+    assert [json.loads(error)["error"] for error in errors] == [
+        "unknown tool 'fly'",
+        "arguments is not JSON: Expecting value: line 1 column 1 (char 0)",
+        "arguments is a JSON list, not an object",
+    ]
     assert LONG[:9] in notes
     assert [m["tool_call_id"] for m in first["messages"][2:6]] == [f"call-{n}" for n in range(4)]
-    assert (first["task"], first["attempt"], first["reward"], first["calls"]) == ("ask-0", 0, 1, 4)
+    assert (first["task"], first["attempt"], first["reward"], first["calls"]) == ("ask-0", 1, 1, 4)
 
 
 def test_what_is_not_the_models_fault_has_no_grade_and_is_never_a_failure(
@@ -193,3 +196,5 @@ def test_options_that_do_not_go_together_are_refused(game: Game) -> None:
     done = game.play("--model", "http://127.0.0.1:9/v1")
     assert (done.returncode, "error: --out: " in done.stdout) == (1, True)
     assert game.out.read_text() == "precious"
+    done = game.play("--model", "a/b", "--vllm-args", "--dtype 'half")
+    assert (done.returncode, "--vllm-args: No closing quotation" in done.stdout) == (1, True)

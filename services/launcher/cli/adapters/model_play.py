@@ -56,11 +56,14 @@ async def play_tasks(
     scores = [TaskScore(key_of(task) or f"task {n}") for n, task in enumerate(tasks)]
     waiting = iter([(n, number) for n in range(len(tasks)) for number in range(play.attempts)])
     try:
+        options = shlex.split(play.vllm_args)
         kept = play.out.open("x") if play.out else nullcontext()
+    except ValueError as error:
+        raise CommandError(f"--vllm-args: {error}") from error
     except OSError as error:
         raise CommandError(f"--out: {error}") from error
     with kept as file:
-        async with _open_model(play, console) as endpoint:
+        async with _open_model(play, options, console) as endpoint:
 
             async def play_waiting() -> None:
                 for n, number in waiting:
@@ -68,8 +71,9 @@ async def play_tasks(
                     scores[n].add_attempt(ended.reward)
                     console.print(_describe_attempt(scores[n].key, number, ended))
                     if file is not None:
-                        line = {"task": scores[n].key, "attempt": number, **asdict(ended)}
-                        print(json.dumps(line), file=file, flush=True)
+                        line = {"task": scores[n].key, "attempt": number + 1, **asdict(ended)}
+                        file.write(json.dumps(line) + "\n")
+                        file.flush()
 
             console.print(f"{endpoint.model} plays {len(tasks)} tasks {play.attempts} times")
             try:
@@ -84,7 +88,9 @@ async def play_tasks(
 
 
 @asynccontextmanager
-async def _open_model(play: ModelPlay, console: Terminal) -> AsyncGenerator[ChatEndpoint]:
+async def _open_model(
+    play: ModelPlay, options: Sequence[str], console: Terminal
+) -> AsyncGenerator[ChatEndpoint]:
     """Connect to the model, served here if it is no URL. Raises CommandError."""
 
     def show_progress(text: str) -> None:
@@ -95,7 +101,7 @@ async def _open_model(play: ModelPlay, console: Terminal) -> AsyncGenerator[Chat
         if not url.startswith(_URL):
             # The key is for others than this server.
             url, key = _LOCAL_URL, ""
-            serving = serve_model(play.model, shlex.split(play.vllm_args), show_progress)
+            serving = serve_model(play.model, options, show_progress)
             socket = await stack.enter_async_context(serving)
         opening = open_endpoint(
             url, model=play.name, key=key, temperature=play.temperature, socket=socket

@@ -77,7 +77,7 @@ async def test_without_vllm_a_name_says_what_to_install(monkeypatch: pytest.Monk
 @pytest.mark.timeout(580)
 def test_a_model_that_vllm_serves_plays_a_task(engine_folder: Path, tmp_path: Path) -> None:
     options = (
-        "--enforce-eager --max-model-len 2048 --kv-cache-memory-bytes 268435456 --block-size 32"
+        "--enforce-eager --max-model-len 1024 --kv-cache-memory-bytes 268435456 --block-size 32"
         " --dtype float32"
     )
     out = tmp_path / "attempts.jsonl"
