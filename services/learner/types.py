@@ -13,9 +13,6 @@ from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Experts
 from services.common.fingerprint import TensorEntry
 
-# A reward of at least this is a pass.
-PASS_REWARD = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:

@@ -1,4 +1,4 @@
-"""A server in a thread that answers GET and HEAD from a function."""
+"""A server in a thread that answers GET, HEAD and POST from a function."""
 
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -18,13 +18,16 @@ def serve_answers(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Generat
         def do_HEAD(self) -> None:
             self.do_GET()
 
+        def do_POST(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             status, headers, body = answer(self)
             self.send_response(status)
             for name, value in {"content-length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:

@@ -7,12 +7,14 @@ import typer
 
 from services.launcher.cli.options import OVERRIDES, RUNS, Runs
 
+_PLAYER = "With a model"
+
 
 def add_env_commands(app: typer.Typer) -> None:
     env = typer.Typer(
         name="env",
         no_args_is_help=True,
-        help="Shows the environments of a run, and plays an episode by hand.",
+        help="Shows the environments of a run, and plays episodes by hand or by a model.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     env.command(name="status")(env_status)
@@ -48,13 +50,83 @@ def env_try(
     tasks: Annotated[Path, typer.Argument(help="Task file.")],
     key: Annotated[str | None, typer.Option(help="Key of the task (default: the first).")] = None,
     answer: Annotated[str | None, typer.Option(help="The final answer to grade.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|NAME",
+            rich_help_panel=_PLAYER,
+            help="Let a model play: an OpenAI-compatible endpoint, such as"
+            " http://127.0.0.1:8000/v1, or a folder or name of the hub, which vLLM serves here.",
+        ),
+    ] = None,
+    model_name: Annotated[
+        str,
+        typer.Option(rich_help_panel=_PLAYER, help="Model of the endpoint (default: its first)."),
+    ] = "",
+    model_key_env: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_PLAYER,
+            help="Variable with the endpoint's key, sent if it is set.",
+        ),
+    ] = "OPENAI_API_KEY",
+    attempts: Annotated[
+        int,
+        typer.Option(min=1, rich_help_panel=_PLAYER, help="Attempts at each task, k of pass@k."),
+    ] = 4,
+    concurrency: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_PLAYER, help="Concurrent attempts.")
+    ] = 8,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, rich_help_panel=_PLAYER, help="Play only the first tasks of the file."),
+    ] = None,
+    max_turns: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_PLAYER, help="Turns of an attempt.")
+    ] = 50,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, rich_help_panel=_PLAYER, help="Default: the endpoint's own."),
+    ] = None,
+    vllm_args: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_PLAYER,
+            help="Arguments of vLLM for NAME, such as"
+            " '--tool-call-parser qwen3_coder --max-model-len 16384'.",
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=_PLAYER,
+            help="JSON lines file to create: each attempt's messages and reward.",
+        ),
+    ] = None,
 ) -> None:
-    """Play one episode by hand: show a policy's observations and the reward.
+    """Play episodes by hand or by a model: show a policy's observations and the reward.
 
-    Reads tool calls from standard input, one a line: a name and a JSON object. At the end of input
-    the episode is graded. Options such as `--env_gateway.backend=...` override the spec. Exit code:
-    0 graded, 1 not graded.
+    By hand, it plays one episode: tool calls come from standard input, one a line, a name and a
+    JSON object; at the end of input the episode is graded. With `--model`, a model plays all tasks
+    of the file, or the one of `--key`, several times, and pass@1 and pass@k are printed.
+
+    Options such as `--env_gateway.backend=...` override the spec. Exit code: 0 all graded, 1
+    otherwise.
     """
     from services.launcher.cli import env_try as command
 
-    raise typer.Exit(command.env_try(spec, tasks, key, answer, context.args))
+    play = None
+    if model is not None:
+        play = command.ModelPlay(
+            model=model,
+            name=model_name,
+            key_env=model_key_env,
+            attempts=attempts,
+            concurrency=concurrency,
+            limit=limit,
+            most_turns=max_turns,
+            temperature=temperature,
+            vllm_args=vllm_args,
+            out=out,
+        )
+    raise typer.Exit(command.env_try(spec, tasks, key, answer, context.args, play))

@@ -1,4 +1,5 @@
-"""`flotilla env try`: plays one episode of a task by hand, through a gateway of its own."""
+"""`flotilla env try`: plays one episode of a task by hand, or several tasks by a model, through a
+gateway of its own."""
 
 import asyncio
 import json
@@ -6,7 +7,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from services.common.concurrency import running_tasks
 from services.common.config import load_spec
 from services.common.errors import ConfigError
 from services.common.printable_text import make_visible, print_visible
+from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
@@ -30,12 +31,18 @@ from services.launcher.doctor.adapters.trial_episode import (
     backend_key,
     grade_episode,
     is_slow,
+    keep_renewed,
     make_open_request,
     no_grade_name,
     open_episode,
+    outcome_name,
+    part_to_text,
+    passes_wrongly,
+    read_part,
     rpc_error_text,
     state_name,
     suggest_backend_fix,
+    tool_schema,
 )
 from services.launcher.doctor.dataset import env_key_of
 from services.launcher.security.env_filter import inherited_variables
@@ -44,18 +51,13 @@ from services.launcher.state import GATEWAY
 _OPEN_S = 180.0
 _CALL_S = 120.0
 _GRADE_S = 300.0
-# Longest content of a transcript message, which must fit into one gRPC message.
-_MESSAGE_CHARS = 100_000
-_PASSED = 1.0
 _PASSED_UNTOUCHED = (
     "suspect  the task passes though nothing was done: is its verifier right, and does its server"
     " keep what earlier episodes wrote?"
 )
 _OVERRIDDEN = "warning  --answer replaces the answer of submit_final_answer in the grade"
-_WHO = "env-try"
 # What a gateway's spec must hold, and no gateway uses.
 _UNUSED = {"name": '"by-hand"', "policy": '{model = "none", max_model_len = 1}'}
-_RENEW_S = 5.0
 _DAY_S = 86_400
 _DESCRIPTION_CHARS = 200
 _SUBMIT = "submit_final_answer"
@@ -63,9 +65,17 @@ _CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.
 
 
 def env_try(
-    spec: Path, tasks: Path, key: str | None, answer: str | None, overrides: Sequence[str]
+    spec: Path,
+    tasks: Path,
+    key: str | None,
+    answer: str | None,
+    overrides: Sequence[str],
+    play: ModelPlay | None = None,
 ) -> int:
-    """Open an episode, make the calls from standard input, grade and close it."""
+    """Open an episode, make the calls from standard input, grade and close it; or have a model
+    play the tasks."""
+    if play and answer is not None:
+        return report_error("--answer is for a play by hand: a model gives an answer of its own")
     console = Terminal(soft_wrap=True)
     # A shell ignores SIGINT for background jobs; the handlers below rely on it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,16 +83,15 @@ def env_try(
         # Same as Ctrl-C: this process must end the gateway, a process of its own.
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        task = load_task(tasks, key)
-        return asyncio.run(_play_episode(spec, task, answer, overrides, console))
+        return asyncio.run(_run(spec, _load_tasks(tasks, key), answer, overrides, play, console))
     except (CommandError, GatewayError, ConfigError) as error:
         return report_error(str(error))
     except grpc.aio.AioRpcError as error:
         return report_error(rpc_error_text(error))
 
 
-def load_task(path: Path, key: str | None) -> dict[str, Any]:
-    """Return the task called `key` of a task file, else its first. Raises CommandError."""
+def _load_tasks(path: Path, key: str | None) -> list[dict[str, Any]]:
+    """Return the tasks of a file, or those called `key`. Raises CommandError if there is none."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -93,14 +102,15 @@ def load_task(path: Path, key: str | None) -> dict[str, Any]:
     found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
     if not found:
         raise CommandError(f"{path}: no task {key!r} among {len(tasks)}")
-    return cast("dict[str, Any]", found[0])
+    return cast("list[dict[str, Any]]", found)
 
 
-async def _play_episode(
+async def _run(
     spec: Path,
-    task: dict[str, Any],
+    tasks: Sequence[dict[str, Any]],
     answer: str | None,
     overrides: Sequence[str],
+    play: ModelPlay | None,
     console: Terminal,
 ) -> int:
     given = load_spec(spec, overrides)
@@ -113,36 +123,41 @@ async def _play_episode(
         rpc.channel(address, token=token) as channel,
     ):
         stub: Any = EpisodeServiceStub(channel)
-        episode = await _open_with_progress(stub, section, task, console)
-        try:
-            show_ready(episode.ready, console)
-            messages = [_make_message("user", episode.ready.facts.prompt)]
-            async with running_tasks(keep_renewed(stub, episode, console)):
-                calls = await _make_calls(stub, episode.episode_id, answer, console)
-                header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
-                grade = await grade_episode(stub, header, [*messages, *calls], _GRADE_S)
-            if not (calls or answer or task.get("passes_untouched")) and grade.reward >= _PASSED:
-                console.print(_PASSED_UNTOUCHED)
-            return _show_grade(grade, console)
-        finally:
-            request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
-            await stub.CloseEpisode(request, timeout=_CALL_S)
+        if play is not None:
+            return await play_tasks(stub, section, tasks, play, console)
+        return await _play_by_hand(stub, section, tasks[0], answer, console)
 
 
-async def keep_renewed(stub: Any, episode: pb.OpenEpisodeResponse, console: Terminal) -> None:
-    """Renew the episode's lease until it is lost: a person thinks for minutes. Never raises."""
-    ttl_s = episode.ready.lease_ttl.ToTimedelta().total_seconds()
-    request = pb.RenewEpisodesRequest(
-        worker_id=f"flotilla-{_WHO}", episode_ids=[episode.episode_id]
-    )
-    while True:
-        await asyncio.sleep(ttl_s / 3)
-        # The next round retries, and the next call shows an episode that expires meanwhile.
-        with suppress(grpc.aio.AioRpcError):
-            answer = await stub.RenewEpisodes(request, timeout=_RENEW_S)
-            if answer.lost_episode_ids:
-                console.print("the environment has ended, or the episode's time is over")
-                return
+async def _play_by_hand(
+    stub: Any,
+    section: Mapping[str, Any],
+    task: dict[str, Any],
+    answer: str | None,
+    console: Terminal,
+) -> int:
+    request = make_open_request(task, "env-try")
+    episode = await _open_with_progress(stub, section, task, request, console)
+    try:
+        _show_ready(episode.ready, console)
+        messages = [{"role": "user", "content": episode.ready.facts.prompt}]
+        async with running_tasks(_keep_renewed(stub, request.worker_id, episode, console)):
+            calls = await _make_calls(stub, episode.episode_id, answer, console)
+            header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
+            messages += calls
+            grade = await grade_episode(stub, header, messages, _GRADE_S, episode.ready)
+        if not (calls or answer) and passes_wrongly(task, grade):
+            console.print(_PASSED_UNTOUCHED)
+        return _show_grade(grade, console)
+    finally:
+        closing = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
+        await stub.CloseEpisode(closing, timeout=_CALL_S)
+
+
+async def _keep_renewed(
+    stub: Any, worker_id: str, episode: pb.OpenEpisodeResponse, console: Terminal
+) -> None:
+    await keep_renewed(stub, worker_id, episode)
+    console.print("the environment has ended, or the episode's time is over")
 
 
 def _show_warning(line: str) -> None:
@@ -152,13 +167,17 @@ def _show_warning(line: str) -> None:
 
 
 async def _open_with_progress(
-    stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Terminal
+    stub: Any,
+    section: Mapping[str, Any],
+    task: dict[str, Any],
+    request: pb.OpenEpisodeRequest,
+    console: Terminal,
 ) -> pb.OpenEpisodeResponse:
     """Open the episode and print its progress. Raises CommandError."""
     env_key = env_key_of(task)
     own = section.get("environments", {}).get(env_key, {})
     where = backend_key(section, own.get("backend") or section.get("backend", "embedded"))
-    slow, request = is_slow(section, env_key), make_open_request(task, _WHO)
+    slow = is_slow(section, env_key)
     # A person takes long; the gateway takes the most that it allows.
     request.budget.FromSeconds(_DAY_S)
     try:
@@ -179,11 +198,11 @@ def _make_state_printer(console: Terminal) -> Callable[[pb.OpenEpisodeResponse],
     return print_state
 
 
-def show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
+def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
     console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
     console.print(f"prompt   {ready.facts.prompt}")
     for part in ready.initial_observation:
-        console.print(f"shows    {_part_to_text(part)}")
+        console.print(f"shows    {part_to_text(part)}")
     for tool in ready.tools:
         names = ", ".join(make_visible(name, lines=False) for name in _argument_names(tool))
         description = "".join(tool.description.splitlines()[:1])[:_DESCRIPTION_CHARS]
@@ -191,12 +210,8 @@ def show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
 
 
 def _argument_names(tool: pb.Tool) -> Sequence[str]:
-    """Return the names of a tool's arguments; none if its schema is not of an object."""
-    try:
-        schema = json.loads(tool.input_schema_json or "{}")
-    except (ValueError, RecursionError):
-        return ()
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+    """Return the names of a tool's arguments; none if its schema does not list them."""
+    properties = tool_schema(tool).get("properties")
     return tuple(properties) if isinstance(properties, dict) else ()
 
 
@@ -224,10 +239,12 @@ async def _make_calls(
         )
         number += 1
         answer = await stub.CallTool(request, timeout=_CALL_S)
-        outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
-        texts = [_part_to_text(part) for part in answer.parts]
-        console.print(f"{match['name']}: {outcome}", *texts)
-        messages += [_make_message("assistant", line), _make_message("tool", "\n".join(texts))]
+        texts = [await read_part(stub, episode_id, part) for part in answer.parts]
+        console.print(f"{match['name']}: {outcome_name(answer)}", *texts)
+        messages += [
+            {"role": "assistant", "content": line},
+            {"role": "tool", "content": "\n".join(texts)},
+        ]
         if answer.done:
             if final_answer is not None and match["name"] == _SUBMIT:
                 console.print(_OVERRIDDEN)
@@ -247,14 +264,3 @@ def _show_grade(grade: pb.GradeResponse, console: Terminal) -> int:
         return OK
     console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}")
     return FAILED
-
-
-def _make_message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content[:_MESSAGE_CHARS]}
-
-
-def _part_to_text(part: pb.ContentPart) -> str:
-    if part.HasField("text"):
-        return part.text
-    media = part.media
-    return f"[{media.mime}, {media.size_bytes} bytes, {media.width}x{media.height}]"

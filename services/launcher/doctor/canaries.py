@@ -51,11 +51,6 @@ class Canary:
     task: Mapping[str, Any]
     verifier: str
 
-    @property
-    def passes_untouched(self) -> bool:
-        """Whether the task says that doing nothing is right."""
-        return self.task.get("passes_untouched") is True
-
 
 async def choose_canaries(
     context: RunContext,

@@ -84,11 +84,12 @@ def key_of_episodes(context: RunContext, canaries: Sequence[Canary]) -> str | No
 
 def _task_inputs(canary: Canary) -> object:
     """Return the inputs of a task that determine its grade."""
-    version, names = version_of(canary.task), ("task_modality", "offered_tools", "env_variables")
+    version = version_of(canary.task)
+    names = ("task_modality", "offered_tools", "env_variables", "passes_untouched")
     return (
         (version.env_key, version.env_version, version.data_version),
         task_field(canary.task, "data_id", "data_key"),
-        (canary.verifier, canary.passes_untouched),
+        canary.verifier,
         [canary.task.get(name) for name in names],
     )
 

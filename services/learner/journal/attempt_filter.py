@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from services.learner.types import PASS_REWARD
+from services.common.domain.pass_rates import PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.common.domain.attempts import Purpose
+from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.domain.policy import PolicyId
 from services.learner.config.learner import EvalMoment, EvalSetConfig
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import ReadyGroup
 from services.learner.sampling.tasks import Task
-from services.learner.types import PASS_REWARD
 
 # The 97.5 % quantile of the normal distribution.
 _Z = 1.959963984540054
@@ -109,11 +109,9 @@ def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
     """Compute `pass_at_k` for each k for which all tasks have enough attempts, `ci95`,
     `avg_score` and `tasks`.
 
-    pass@k of a task with n attempts and c passes is 1 - C(n - c, k) / C(n, k): unbiased, see
-    arXiv 2107.03374 equation 1. `ci95` belongs to pass@1: the Wilson score interval with the
-    number of tasks as n, exact in kind for one attempt a task and conservative for more; the
-    same holds for the intervals of other k among the metrics. Figures are fractions; without
-    tasks there is only the count."""
+    `ci95` belongs to pass@1: the Wilson score interval with the number of tasks as n, exact in kind
+    for one attempt a task and conservative for more; the same holds for the intervals of other k
+    among the metrics. Figures are fractions; without tasks there is only the count."""
     if not results:
         return {"tasks": 0}
     report: dict[str, Any] = {"tasks": len(results)}
@@ -122,13 +120,6 @@ def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
     report["ci95"] = list(wilson_interval(report["pass_at_1"], len(results)))
     report["avg_score"] = _mean([r.mean_reward for r in results])
     return report
-
-
-def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Return the probability that k of the attempts, drawn without replacement, hold a pass."""
-    if k > attempts:
-        raise ValueError(f"pass@{k} needs {k} attempts, got {attempts}")
-    return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
 
 
 def wilson_interval(fraction: float, count: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Difficulty of tasks: detection of those from which the policy can learn nothing now."""
 
+from services.common.domain.pass_rates import PASS_REWARD
 from services.learner.config.sampling import DifficultyConfig
 from services.learner.sampling.curriculum_changes import TaskStanding, TaskState
 from services.learner.sampling.group_signal import GroupOutcome, has_signal
-from services.learner.types import PASS_REWARD
 
 
 def update_difficulty(

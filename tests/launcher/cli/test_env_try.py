@@ -18,7 +18,7 @@ from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.scratch_folders import scratch_folder
-from services.launcher.cli.env_try import show_ready
+from services.launcher.cli.env_try import _show_ready  # pyright: ignore[reportPrivateUsage]
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from tests.support.launcher import forged_command
@@ -94,7 +94,7 @@ def test_tools_with_odd_schemas_and_line_ends_in_their_names_take_one_line_each(
     ready = pb.EpisodeReady()
     for name, schema in (("a\nreward   1", "true"), ("b\x1b[2J", '{"properties": ["x"]}')):
         ready.tools.add(name=name, input_schema_json=schema, description="x\ny")
-    show_ready(ready, Terminal(soft_wrap=True))
+    _show_ready(ready, Terminal(soft_wrap=True))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == ["tool     a␊reward   1()  x", "tool     b␛[2J()  x"]
 
@@ -247,3 +247,27 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         process.stdout.close()
         os.close(typing)
         os.close(terminal)
+
+
+def test_a_long_answer_is_shown_whole(tmp_path: Path) -> None:
+    lines = [
+        "import json, sys",
+        "info = {'protocolVersion': '2025-06-18', 'capabilities': {'tools': {}},",
+        "        'serverInfo': {'name': 's', 'version': '1'}}",
+        "tools = {'tools': [{'name': 'read', 'inputSchema': {'type': 'object'}}]}",
+        "text = {'content': [{'type': 'text', 'text': 'x' * 300_000 + 'end'}]}",
+        "results = {'initialize': info, 'tools/list': tools, 'tools/call': text}",
+        "for line in sys.stdin:",
+        "    asked = json.loads(line)",
+        "    if 'id' in asked:",
+        "        result = results.get(asked['method'], {})",
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'result': result}),",
+        "              flush=True)",
+    ]
+    (tmp_path / "server.py").write_text("\n".join(lines))
+    server = {"transport": "stdio", "command": [sys.executable, str(tmp_path / "server.py")]}
+    spec = {"env_gateway": {"backend": "mcp", "servers": [server]}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    (tmp_path / "tasks.json").write_text('[{"key": "t", "prompt": "p", "env_id": "s"}]')
+    done = run(tmp_path / "spec.json", tmp_path / "tasks.json", stdin="read\n")
+    assert "read: ok " + "x" * 300_000 + "end\n" in done.stdout, done.stdout[-500:] + done.stderr

@@ -227,11 +227,11 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     lines.feed_eof()
     monkeypatch.setattr(env_try, "open_standard_input", lambda: lines)
     stub, console = SimpleNamespace(CallTool=answered, Grade=graded), terminal()
-    env_try.show_ready(ready, console)
+    env_try._show_ready(ready, console)  # pyright: ignore[reportPrivateUsage]
     calling = env_try._make_calls(stub, "e", None, console)  # pyright: ignore[reportPrivateUsage]
     messages = await calling
     header = gateway_pb.GradeHeader(episode_id="e")
-    found = await trial_episode.grade_episode(stub, header, messages, 1.0)
+    found = await trial_episode.grade_episode(stub, header, messages, 1.0, ready)
     env_try._show_grade(found, console)  # pyright: ignore[reportPrivateUsage]
     assert_harmless(written(console))
     assert written(console).count("0;owned") >= 8

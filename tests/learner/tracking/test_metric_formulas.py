@@ -14,7 +14,6 @@ from services.learner.groups.counters import StepCounters, Tally
 from services.learner.run.eval_report import (
     TaskResult,
     eval_metrics,
-    pass_at_k,
     summarize_results,
     wilson_interval,
 )
@@ -120,20 +119,6 @@ def test_failures_are_counted_by_kind_and_groups_by_reason() -> None:
     assert metrics["failures/env_lost"] == 3
     assert metrics["failures/group_stale"] == metrics["async/dropped_stale"] == 2
     assert metrics["failures/quarantined_tasks"] == 1
-
-
-@pytest.mark.parametrize(
-    ("attempts", "passed", "k", "expected"),
-    # 1 - C(n - c, k) / C(n, k): 1 - 3/10, 1 - 1/10 (not the biased 1 - 0.6^3), all, none.
-    [(5, 2, 1, 0.4), (5, 2, 2, 0.7), (5, 2, 3, 0.9), (4, 4, 2, 1.0), (4, 0, 4, 0.0)],
-)
-def test_pass_at_k_is_unbiased(attempts: int, passed: int, k: int, expected: float) -> None:
-    assert pass_at_k(attempts, passed, k) == pytest.approx(expected)
-
-
-def test_pass_at_k_needs_k_attempts() -> None:
-    with pytest.raises(ValueError, match="needs 3 attempts"):
-        pass_at_k(2, 1, 3)
 
 
 def test_wilson_intervals_are_the_published_ones() -> None:

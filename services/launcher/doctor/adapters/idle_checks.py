@@ -12,7 +12,7 @@ from services.launcher.doctor.adapters.idle_episode import (
     play_idle_episode,
     short_reason,
 )
-from services.launcher.doctor.adapters.trial_episode import no_grade_name
+from services.launcher.doctor.adapters.trial_episode import no_grade_name, passes_wrongly
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import key_of
 from services.launcher.doctor.findings import Finding, FindingError, Status, fail, ok, warn
@@ -26,7 +26,6 @@ from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Further tasks of an environment are played only within this time.
 _MORE_TASKS_S = 20.0
-_PASSED = 1.0
 # Reasons that apply to every attempt; others may depend on what the attempt did.
 _PERMANENT_REASONS = (
     pb.NO_GRADE_REASON_NO_VERIFIER,
@@ -95,11 +94,7 @@ async def _play_graded(
 def _report_passed(
     section: Mapping[str, Any], graded: Sequence[tuple[Canary, IdleEpisode]]
 ) -> list[Finding]:
-    passed = [
-        canary
-        for canary, episode in graded
-        if episode.grade.reward >= _PASSED and not canary.passes_untouched
-    ]
+    passed = [canary for canary, played in graded if passes_wrongly(canary.task, played.grade)]
     if not passed:
         return []
     env_key, backend = passed[0].env_key, passed[0].backend

@@ -1,6 +1,5 @@
 """An episode in which the policy does nothing but look, at a temporary gateway."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,10 @@ from services.launcher.doctor.adapters.trial_episode import (
     is_slow,
     make_open_request,
     open_episode,
+    outcome_name,
     rpc_error_text,
     suggest_backend_fix,
+    tool_schema,
 )
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.findings import FindingError, fail, last_line, warn
@@ -95,7 +96,8 @@ async def _read_everything(
     """Call some tools that only read and need no argument, each twice. Return the results that are
     the same both times: others depend on more than the state, as on a clock. Raises FindingError
     if there is no result."""
-    chosen = [tool.name for tool in last.ready.tools if tool.read_only and _needs_nothing(tool)]
+    readers = [tool for tool in last.ready.tools if tool.read_only]
+    chosen = [tool.name for tool in readers if not tool_schema(tool).get("required")]
     results: dict[str, str] = {}
     for number, name in enumerate(chosen[:_MOST_READS]):
         twice: list[str] = []
@@ -110,7 +112,7 @@ async def _read_everything(
             answer: pb.CallToolResponse = await stub.CallTool(request, timeout=_CALL_S)
             text = _text_of(answer.parts)
             if answer.outcome not in (pb.TOOL_OUTCOME_OK, pb.TOOL_OUTCOME_TOOL_ERROR):
-                reason = short_reason(text) or pb.ToolOutcome.Name(answer.outcome).lower()
+                reason = short_reason(text) or outcome_name(answer)
                 what = f"{canary.env_key}: {name} gives no result: {reason}"
                 raise FindingError(warn, what, "`flotilla env try` repeats it by hand")
             twice.append(text)
@@ -121,11 +123,6 @@ async def _read_everything(
     return results
 
 
-def _needs_nothing(tool: pb.Tool) -> bool:
-    schema = json.loads(tool.input_schema_json or "{}")
-    return isinstance(schema, dict) and not schema.get("required")
-
-
 async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.GradeResponse:
     header = pb.GradeHeader(
         episode_id=last.episode_id, final_answer="", deadline=rpc.to_duration(limit_s)
@@ -134,7 +131,7 @@ async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.
         {"role": "user", "content": last.ready.facts.prompt},
         {"role": "assistant", "content": ""},
     ]
-    return await grade_episode(stub, header, messages, limit_s + _GRADE_MARGIN_S)
+    return await grade_episode(stub, header, messages, limit_s + _GRADE_MARGIN_S, last.ready)
 
 
 def _text_of(parts: Any) -> str:

@@ -3,18 +3,26 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.common.domain.pass_rates import PASS_REWARD
+from services.common.parsing import as_object
+from services.common.transcripts import encode_transcript
 from services.launcher.config.backend_tables import backend_tables
 from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Time in which an error may still pass, as that of a server that is starting.
 PATIENCE_S = 6.0
+_RENEW_S = 5.0
+_FETCH_S = 30.0
+# Longest piece of a transcript in one message.
+_CHUNK_BYTES = 2**19
 
 
 class NotOpenedError(Exception):
@@ -82,14 +90,66 @@ async def open_episode(
     return last
 
 
+async def keep_renewed(stub: Any, worker_id: str, episode: pb.OpenEpisodeResponse) -> None:
+    """Renew an episode's lease until the episode is lost: a turn may take minutes. Never raises."""
+    ttl_s = episode.ready.lease_ttl.ToTimedelta().total_seconds()
+    request = pb.RenewEpisodesRequest(worker_id=worker_id, episode_ids=[episode.episode_id])
+    while True:
+        await asyncio.sleep(ttl_s / 3)
+        # The next round retries, and the next call shows an episode that expires meanwhile.
+        with suppress(grpc.aio.AioRpcError):
+            answer = await stub.RenewEpisodes(request, timeout=_RENEW_S)
+            if answer.lost_episode_ids:
+                return
+
+
+async def read_part(stub: Any, episode_id: str, part: pb.ContentPart) -> str:
+    """Return the text of a part of an answer; a long one is fetched. Raises AioRpcError."""
+    media = part.media
+    if not media.mime.startswith("text/"):
+        return part_to_text(part)
+    request = pb.FetchMediaRequest(episode_id=episode_id, sha256=media.sha256)
+    data = media.data or b"".join(
+        [message.chunk async for message in stub.FetchMedia(request, timeout=_FETCH_S)]
+    )
+    return data.decode("utf-8", "replace")
+
+
+def part_to_text(part: pb.ContentPart) -> str:
+    if part.HasField("text"):
+        return part.text
+    media = part.media
+    return f"[{media.mime}, {media.size_bytes} bytes, {media.width}x{media.height}]"
+
+
+def tool_schema(tool: pb.Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments; empty if it is not an object."""
+    try:
+        return as_object(json.loads(tool.input_schema_json or "{}"))
+    except (ValueError, RecursionError):
+        return {}
+
+
 async def grade_episode(
-    stub: Any, header: pb.GradeHeader, messages: Iterable[Mapping[str, str]], limit_s: float
+    stub: Any,
+    header: pb.GradeHeader,
+    messages: Sequence[Mapping[str, str]],
+    limit_s: float,
+    ready: pb.EpisodeReady,
 ) -> pb.GradeResponse:
-    """Grade an episode by its conversation. Raises AioRpcError."""
-    lines = [json.dumps(message).encode() + b"\n" for message in messages]
+    """Grade an episode by its conversation, as far as the verifier reads it. Raises AioRpcError."""
+    transcript = encode_transcript(messages, ready.transcript_bytes)
+    starts = range(0, len(transcript), _CHUNK_BYTES)
+    chunks = [transcript[start : start + _CHUNK_BYTES] for start in starts]
     requests = [pb.GradeRequest(header=header)]
-    requests += [pb.GradeRequest(transcript_chunk=line) for line in lines]
+    requests += [pb.GradeRequest(transcript_chunk=chunk) for chunk in chunks]
     return await stub.Grade(iter(requests), timeout=limit_s)
+
+
+def passes_wrongly(task: Mapping[str, Any], grade: pb.GradeResponse) -> bool:
+    """Return whether the grade of an attempt that did nothing is a pass, though the task does not
+    say that doing nothing is right."""
+    return grade.reward >= PASS_REWARD and task.get("passes_untouched") is not True
 
 
 def _describe_error(
@@ -109,6 +169,10 @@ def rpc_error_text(error: grpc.aio.AioRpcError) -> str:
 
 def state_name(response: pb.OpenEpisodeResponse) -> str:
     return pb.EpisodeState.Name(response.state).removeprefix("EPISODE_STATE_").lower()
+
+
+def outcome_name(answer: pb.CallToolResponse) -> str:
+    return pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
 
 
 def no_grade_name(grade: pb.GradeResponse) -> str:

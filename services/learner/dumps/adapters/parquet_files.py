@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.common.domain.attempts import Purpose
-from services.learner.types import PASS_REWARD
+from services.common.domain.pass_rates import PASS_REWARD
 
 Row = Mapping[str, Any]
 # Rows in memory at once, and the size of a row group in a file.

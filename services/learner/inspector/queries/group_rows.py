@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
-from services.learner.types import PASS_REWARD
+from services.common.domain.pass_rates import PASS_REWARD
 
 # Names in one SQL statement.
 _CHUNK = 500

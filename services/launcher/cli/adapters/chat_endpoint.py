@@ -1,0 +1,194 @@
+"""A model behind an OpenAI-compatible endpoint, which answers conversations with tools."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from services.common.deadlines import loop_time
+from services.common.parsing import TextLimits
+from services.common.printable_text import one_line
+from services.common.redaction import add_secret, redact
+from services.launcher.adapters.bounded_http import ask, object_of, retry_after
+from services.launcher.cli.terminal import CommandError
+
+_ANSWERS = TextLimits(bytes=2**24, values=2**16)
+_CONNECT_S = 10.0
+# A model may think for minutes.
+_ANSWER_S = 600.0
+# Bounds of the retries of one request.
+_TRIES = 5
+_PATIENCE_S = 60.0
+_FIRST_PAUSE_S = 0.5
+_PASSING = (408, 409, 425, 429)
+_REASON_CHARACTERS = 300
+
+
+class EndpointError(CommandError):
+    """Raised when the endpoint gives no answer of its model; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """A tool call as the model wrote it: its arguments need not be JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTurn:
+    """One answer of the model: its `message` for the conversation, with text and calls. `cut` is
+    True if it ran into a limit of tokens."""
+
+    message: dict[str, Any]
+    text: str
+    calls: tuple[WrittenCall, ...]
+    cut: bool
+
+
+class ChatEndpoint:
+    """One model of an endpoint."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, model: str, **sampling: float) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+        self._sampling = sampling
+        self.model = model
+
+    async def choose_model(self) -> None:
+        """Choose the first model that the endpoint lists. Raises EndpointError."""
+        listed = (await self._request("GET", "/models")).get("data")
+        first = listed[0] if isinstance(listed, list) and listed else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise EndpointError(f"{self._url}/models lists no model")
+        self.model = first["id"]
+
+    async def answer_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelTurn:
+        """Return the model's next turn. Raises EndpointError."""
+        body = {"model": self.model, "messages": messages, **self._sampling}
+        # An empty list is an error to some servers.
+        offered = {"tools": tools} if tools else {}
+        return _read_turn(await self._request("POST", "/chat/completions", json=body | offered))
+
+    async def _request(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+        """Return the endpoint's JSON object. What may pass is retried: limits of the rate, failures
+        of the server and of the connection. Raises EndpointError."""
+        until, url, reason = loop_time() + _PATIENCE_S, self._url + path, ""
+        for number in range(_TRIES):
+            wait_s = _FIRST_PAUSE_S * 2**number
+            try:
+                answer = await ask(
+                    self._http, method, url, limits=_ANSWERS, whole_s=_ANSWER_S, **content
+                )
+                if answer.is_success:
+                    return await object_of(answer, _ANSWERS)
+                reason = f"{url} answered {answer.status_code}: {answer.text[:2000]}"
+                if not (answer.is_server_error or answer.status_code in _PASSING):
+                    break
+                if "retry-after" in answer.headers:
+                    wait_s = retry_after(answer)
+            except httpx.HTTPError as error:
+                reason = f"{url}: {error or type(error).__name__}"
+            except ValueError as error:
+                reason = f"{url} answered what is no JSON object: {error}"
+                break
+            if number == _TRIES - 1 or loop_time() + wait_s > until:
+                reason = f"try {number + 1}: {reason}"
+                break
+            # Concurrent attempts were refused together, and should not come back together.
+            await asyncio.sleep(wait_s * random.uniform(1.0, 1.2))
+        raise EndpointError(one_line(redact(reason), _REASON_CHARACTERS))
+
+
+@asynccontextmanager
+async def open_endpoint(
+    url: str,
+    *,
+    model: str = "",
+    key: str = "",
+    temperature: float | None = None,
+    socket: Path | None = None,
+) -> AsyncGenerator[ChatEndpoint]:
+    """Connect to `model` of an endpoint, by default to the first that it lists. `url` ends before
+    `/chat/completions`; `socket` is that of a server on this machine. Raises EndpointError."""
+    add_secret(key)
+    if not (key.isascii() and key.isprintable()):
+        raise EndpointError("the key has characters that no header can have")
+    transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    sampling = {} if temperature is None else {"temperature": temperature}
+    timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
+    try:
+        httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise EndpointError(f"{url}: {error}") from error
+    # Bounds are those of the attempts, not of the pool.
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        headers=headers, timeout=timeout, transport=transport, limits=limits
+    ) as http:
+        endpoint = ChatEndpoint(http, url, model, **sampling)
+        if not model:
+            await endpoint.choose_model()
+        yield endpoint
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(BaseModel):
+    id: str = ""
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+def _read_turn(answer: dict[str, Any]) -> ModelTurn:
+    """Read the first choice of a completion. Raises EndpointError."""
+    # Halves of characters, which JSON may hold, could not be sent on.
+    answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
+    try:
+        choice = _Completion.model_validate(answer).choices[0]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise EndpointError(f"its answer is no chat completion: {place}: {first['msg']}") from None
+    # Null and empty fields, which servers send, are errors to some of them when they come back.
+    message = answer["choices"][0]["message"]
+    kept = {name: value for name, value in message.items() if value not in (None, [])}
+    calls = tuple(map(_read_call, choice.message.tool_calls or ()))
+    text = choice.message.content or ""
+    return ModelTurn(
+        {**kept, "role": "assistant"}, text, calls, cut=choice.finish_reason == "length"
+    )
+
+
+def _read_call(call: _Call) -> WrittenCall:
+    written = call.function.arguments or "{}"
+    arguments = written if isinstance(written, str) else json.dumps(written)
+    return WrittenCall(call.id, call.function.name, arguments)

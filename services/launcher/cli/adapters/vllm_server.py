@@ -1,0 +1,117 @@
+"""vLLM's own OpenAI-compatible server of one model, as a child process on a private socket."""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+
+from services.common.child_environment import child_environment
+from services.common.concurrency import running_tasks
+from services.common.deadlines import loop_time
+from services.common.python_command import python_command, tied_command
+from services.common.scratch_folders import scratch_folder
+from services.launcher.cli.terminal import CommandError
+
+# The program of `vllm serve`, which needs metadata that builds for CPUs lack.
+_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+_OPTIONS = (
+    # As flotilla's own engines read calls by default: JSON between <tool_call> tags.
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    # Never a pickle, which could run code when loaded.
+    *("--load-format", "safetensors"),
+)
+_POLL_S = 0.5
+_SHOW_S = 10.0
+_END_S = 20.0
+_SHOWN_LINES = 20
+_LINE_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def serve_model(
+    model: str, options: Sequence[str], show: Callable[[str], None]
+) -> AsyncGenerator[Path]:
+    """Serve a model, a folder or a name of the hub; yield the server's socket once it is loaded.
+    `show` receives its progress. `options` are vLLM's and override ours. Raises
+    CommandError."""
+    if find_spec("vllm") is None:
+        raise CommandError(
+            f"{model} is no URL, and vLLM, which would serve it, is not installed here: pip install"
+            " 'flotilla[rollout]' (without a GPU, rollout-cpu)"
+        )
+    with scratch_folder() as (folder, keeper):
+        socket = folder / "vllm.sock"
+        words = ("--model", model, "--uds", str(socket), *_OPTIONS, *options)
+        process = await asyncio.create_subprocess_exec(
+            *tied_command(signal.SIGTERM, *python_command("-m", _MODULE, *words)),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            limit=_LINE_BYTES,
+            pass_fds=(keeper,),
+            # Ctrl-C is for this process, which ends the server after the attempts.
+            start_new_session=True,
+            env={"VLLM_NO_USAGE_STATS": "1", **child_environment("HF_TOKEN", ours=True)},
+        )
+        lines: deque[str] = deque(maxlen=_SHOWN_LINES)
+        async with running_tasks(_keep_lines(process, lines)) as (reading,):
+            try:
+                await _wait_until_ready(model, process, socket, reading, lines, show)
+                yield socket
+            finally:
+                await _end_server(process)
+
+
+async def _wait_until_ready(
+    model: str,
+    process: Process,
+    socket: Path,
+    reading: asyncio.Task[None],
+    lines: Sequence[str],
+    show: Callable[[str], None],
+) -> None:
+    began = shown = loop_time()
+    transport = httpx.AsyncHTTPTransport(uds=str(socket))
+    async with httpx.AsyncClient(transport=transport, timeout=_SHOW_S) as http:
+        while process.returncode is None:
+            with suppress(httpx.HTTPError):
+                if (await http.get("http://localhost/health")).is_success:
+                    show(f"{model} is served after {loop_time() - began:.0f} s")
+                    return
+            if loop_time() - shown > _SHOW_S:
+                shown = loop_time()
+                last = lines[-1][:200] if lines else "started"
+                show(f"vLLM is loading {model}, {shown - began:.0f} s: {last}")
+            await asyncio.sleep(_POLL_S)
+    await reading
+    words = "\n".join(lines) or "it printed nothing"
+    raise CommandError(f"vLLM ended with code {process.returncode}:\n{words}")
+
+
+async def _keep_lines(process: Process, lines: deque[str]) -> None:
+    """Keep the last lines of the server's output: unread, it would block the server."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        # A bar of progress ends with a return, and begins its line again.
+        if text := line.decode("utf-8", "replace").strip().rpartition("\r")[2]:
+            lines.append(text)
+
+
+async def _end_server(process: Process) -> None:
+    """End the server and its engines."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    # Engines are processes of its session, which a server that is killed leaves.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,146 @@
+"""An endpoint may refuse, fail, or answer anything: the caller gets a turn of the model or a
+reason."""
+
+import time
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from services.launcher.cli.adapters import chat_endpoint
+from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, open_endpoint
+from tests.support.free_ports import free_port
+from tests.support.http_answers import Answer, serve_answers
+from tests.support.scripted_model import MODEL, Say, as_answer, call, completion, serve_model
+
+KEY = "sk-0123456789abcdef"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_endpoint, "_FIRST_PAUSE_S", 0.01)
+
+
+async def answered(url: str, tools: Sequence[Mapping[str, Any]] = (), **options: Any) -> ModelTurn:
+    async with open_endpoint(url, model=MODEL, **options) as endpoint:
+        return await endpoint.answer_messages(HELLO, tools)
+
+
+def always(answer: Answer) -> Say:
+    return lambda _messages: answer
+
+
+async def test_the_first_model_is_chosen_and_a_key_is_sent_only_if_there_is_one() -> None:
+    with serve_model(lambda _: {"content": "hi"}) as (url, asked):
+        async with open_endpoint(f"{url}/", temperature=0.5) as endpoint:
+            turn = await endpoint.answer_messages(HELLO, ())
+        await answered(url, key=KEY)
+    assert (endpoint.model, turn.text, turn.message) == (
+        MODEL,
+        "hi",
+        {"role": "assistant", "content": "hi"},
+    )
+    first, second = asked.bodies
+    assert first == {"model": MODEL, "messages": HELLO, "temperature": 0.5}
+    assert second == {"model": MODEL, "messages": HELLO}
+    sent = [headers.get("authorization") for headers in asked.headers]
+    assert sent == [None, None, f"Bearer {KEY}"]
+
+
+async def test_what_passes_is_asked_again_and_what_does_not_is_not() -> None:
+    failures = [as_answer({}, 429, retry_after="0"), as_answer({}, 503), as_answer({}, 500)]
+    with serve_model(lambda _: failures.pop(0) if failures else {"content": "hi"}) as (url, _):
+        assert (await answered(url)).text == "hi"
+    for status, tries in ((503, 5), (429, 5), (401, 1), (404, 1), (302, 1)):
+        with serve_model(always(as_answer({"error": "no"}, status))) as (url, asked):
+            with pytest.raises(EndpointError, match=f"/chat/completions answered {status}: "):
+                await answered(url)
+            assert len(asked.bodies) == tries
+
+
+async def test_a_wait_that_is_too_long_is_not_begun() -> None:
+    began = time.monotonic()
+    serving = serve_model(always(as_answer({}, 429, retry_after="3600")))
+    with serving as (url, asked), pytest.raises(EndpointError, match=r"try 1: .*answered 429"):
+        await answered(url)
+    assert (len(asked.bodies), time.monotonic() - began < 20) == (1, True)
+
+
+async def test_a_connection_that_is_refused_is_a_reason() -> None:
+    with pytest.raises(EndpointError, match=r"try 5: http://127\.0\.0\.1:.*connection"):
+        await answered(f"http://127.0.0.1:{free_port()}/v1")
+
+
+async def test_an_echoed_key_is_hidden_and_one_that_no_header_can_have_is_refused() -> None:
+    serving = serve_model(always(as_answer({"error": f"wrong key {KEY}"}, 401)))
+    with serving as (url, _), pytest.raises(EndpointError) as refused:
+        await answered(url, key=KEY)
+    assert (KEY in str(refused.value), "***" in str(refused.value)) == (False, True)
+    with pytest.raises(EndpointError) as refused:
+        await answered(url, key=f"{KEY}é")
+    assert KEY not in str(refused.value)
+
+
+async def test_calls_are_read_as_they_were_written_and_tools_are_offered() -> None:
+    arguments = {"a": 1}
+    calls = [call("look", "not json"), {**call("fly", ""), "extra": None}]
+    calls.append({"id": "x", "function": {"name": "give", "arguments": arguments}})
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with serve_model(lambda _: {"tool_calls": calls}) as (url, asked):
+        turn = await answered(url, tools)
+    assert asked.bodies[0]["tools"] == tools
+    read = [(each.name, each.arguments) for each in turn.calls]
+    assert read == [("look", "not json"), ("fly", "{}"), ("give", '{"a": 1}')]
+    assert turn.message == {"role": "assistant", "tool_calls": calls}
+
+
+async def test_half_a_character_is_replaced_because_it_cannot_be_sent_on() -> None:
+    calls = [call("a\ud800", '{"x": "\ud800"}')]
+    with serve_model(lambda _: {"content": "b\udfff", "tool_calls": calls}) as (url, _):
+        turn = await answered(url)
+        async with open_endpoint(url, model=MODEL) as endpoint:
+            await endpoint.answer_messages([*HELLO, turn.message], ())
+    assert (turn.text, turn.calls[0].name, turn.calls[0].arguments) == ("b?", "a?", '{"x": "?"}')
+
+
+async def test_a_turn_that_was_cut_says_so() -> None:
+    with serve_model(always(as_answer(completion({"content": "x"}, "length")))) as (url, _):
+        assert (await answered(url)).cut
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            b"",
+            b"[1]",
+            b"{}",
+            b'{"choices": []}',
+            b'{"choices": [{"message": null}]}',
+            b"[" * 2**19,
+        ),
+        b'{"choices": [{"message": {"content": 5}}]}',
+        b'{"choices": [{"message": {"tool_calls": [{"function": {}}]}}]}',
+    ],
+    ids=lambda body: repr(body)[:40],
+)
+async def test_an_answer_that_is_no_completion_is_a_reason(body: bytes) -> None:
+    def answer(_request: BaseHTTPRequestHandler) -> Answer:
+        return 200, {}, body
+
+    with (
+        serve_answers(answer) as address,
+        pytest.raises(EndpointError, match=r"is no (JSON object|chat completion): "),
+    ):
+        await answered(f"{address}/v1")
+
+
+async def test_an_endpoint_that_lists_no_model_is_named() -> None:
+    def answer(_request: BaseHTTPRequestHandler) -> Answer:
+        return as_answer({"data": []})
+
+    with serve_answers(answer) as address, pytest.raises(EndpointError, match="lists no model"):
+        async with open_endpoint(f"{address}/v1"):
+            pass
