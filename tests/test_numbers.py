@@ -38,6 +38,7 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
 ZERO_IS_MEANT = {
     "env_gateway.warm_starts.size": "none is started ahead",
     "seed": "one seed of many",
+    "env_gateway.limits.reserved_share": "one environment may hold all calls",
     "env_gateway.retry.budget_ratio": "no retries but those that cap allows",
     "launcher.env_gateway.gpus": "what is there",
     "launcher.rollout.gpus": "what is there",

@@ -1,6 +1,9 @@
 """Faults that can be injected, and the effect of those in force on one request. Pure."""
 
 import random
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,14 +35,16 @@ class Fault(Strict):
     """A fault: the requests that it hits, and its effect on them.
 
     The first matching requests get `replies` in turn, where null lets one through; the requests
-    after them get `reply` with the probability `rate`. Every matching request first waits for
-    `delay` seconds. `on` has "mcp" for all requests to MCP addresses and "any" for all requests;
-    `endpoint` leaves out those to the other MCP address."""
+    after them get `reply` with the probability `rate`, and so do those beyond `per_second` within a
+    second. Every matching request first waits for `delay` seconds. `on` has "mcp" for all requests
+    to MCP addresses and "any" for all requests; `endpoint` leaves out those to the other MCP
+    address."""
 
     on: tuple[Operation | Literal["mcp", "any"], ...] = Field(min_length=1)
     endpoint: Literal["mcp", "api/v1/mcp"] | None = None
     replies: tuple[Reply | None, ...] = ()
     rate: float = Field(default=0.0, ge=0, le=1)
+    per_second: int | None = Field(default=None, ge=1, le=1_000_000)
     reply: Reply = Reply()
     delay: float = Field(default=0.0, ge=0, le=3_600)
 
@@ -66,9 +71,10 @@ class Faults(Strict):
     `create_delay`: how long a new instance is pending. `mcp_warmup`: how long the MCP addresses of
     a new one answer 503. `mcp_limit`: MCP requests served at once, 429 beyond.
     `in_flight_creates`: creates at once, 429 beyond. `runner_token`: the instance runner
-    requires it. `verifiers`: outcomes of the next executions, null for a real one. `pictures`:
-    whether the tool `computer` answers with an image, with JSON that holds one, or with JSON
-    without. `removed_tools`: tools that instances have no more, under the same version.
+    requires it. `verifier_delay`: how long an executed verifier takes in addition. `verifiers`:
+    outcomes of the next executions, null for a real one. `pictures`: whether the tool `computer`
+    answers with an image, with JSON that holds one, or with JSON without.
+    `removed_tools`: tools that instances have no more, under the same version.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -80,6 +86,7 @@ class Faults(Strict):
     mcp_limit: int | None = Field(default=None, ge=0)
     mcp_retry_after: float | None = Field(default=None, ge=0)
     runner_token: str | None = Field(default=None, min_length=1)
+    verifier_delay: float = Field(default=0.0, ge=0, le=3_600)
     verifiers: tuple[VerifierOutcome | None, ...] = ()
     pictures: Literal["image", "json", "null"] = "image"
     removed_tools: tuple[str, ...] = ()
@@ -88,8 +95,11 @@ class Faults(Strict):
 class FaultPlan:
     """The faults in force, and the positions of their sequences."""
 
-    def __init__(self, runner_token: str | None = None) -> None:
+    def __init__(
+        self, runner_token: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`runner_token` is required even if no fault sets one."""
+        self._clock = clock
         self._runner_token = runner_token
         self.set_faults(Faults())
 
@@ -98,6 +108,8 @@ class FaultPlan:
         self.settings = faults
         self._random = random.Random(faults.seed)
         self._served = [0] * len(faults.faults)
+        # By fault, when its requests were let through in the last second.
+        self._admitted: list[deque[float]] = [deque() for _ in faults.faults]
         self._verified = 0
 
     @property
@@ -135,4 +147,14 @@ class FaultPlan:
         if served < len(fault.replies):
             self._served[index] += 1
             return fault.replies[served]
-        return fault.reply if self._random.random() < fault.rate else None
+        if self._random.random() < fault.rate:
+            return fault.reply
+        if fault.per_second is None:
+            return None
+        now, admitted = self._clock(), self._admitted[index]
+        while admitted and admitted[0] <= now - 1:
+            admitted.popleft()
+        if len(admitted) >= fault.per_second:
+            return fault.reply
+        admitted.append(now)
+        return None

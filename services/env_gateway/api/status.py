@@ -13,7 +13,6 @@ from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import BreakerState
-from services.env_gateway.limits.rate_gates import PacedGate
 from services.env_gateway.ports import HeartbeatLateness
 
 _PERIOD_S = 1.0
@@ -39,9 +38,9 @@ def list_limiters(gateway: Gateway) -> list[pb.LimiterStatus]:
         ),
         *_gate_limiters("calls", gates.by_env),
         *_gate_limiters("warmups", gates.warming_by_env),
-        *_paced_limiters("creations", gateway.opener.creations),
-        *_paced_limiters("deletions", gateway.closer.deletions),
-        *_paced_limiters("grades", gateway.grader.gates),
+        *_gate_limiters("creations", gateway.opener.creations),
+        *_gate_limiters("deletions", gateway.closer.deletions),
+        *_gate_limiters("grades", gateway.grader.gates),
         *(
             _make_limiter("warm_servers", pool.name, pool.size, pool.ready, 0)
             for backend in gateway.backends.values()
@@ -52,10 +51,6 @@ def list_limiters(gateway: Gateway) -> list[pb.LimiterStatus]:
 
 def _make_limiter(name: str, of: str, limit: int, in_flight: int, waiting: int) -> pb.LimiterStatus:
     return pb.LimiterStatus(name=name, of=of, limit=limit, in_flight=in_flight, waiting=waiting)
-
-
-def _paced_limiters(name: str, paced: Mapping[str, PacedGate]) -> Iterator[pb.LimiterStatus]:
-    return _gate_limiters(name, {backend: one.gate for backend, one in paced.items()})
 
 
 def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[pb.LimiterStatus]:

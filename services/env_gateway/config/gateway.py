@@ -49,6 +49,12 @@ class LimitsConfig(ConfigModel):
     and grades likewise. Instances that are not ready yet are probed for their tools within
     half of `max_calls`.
 
+    The calls of one run in one environment may hold all of `max_calls` but `reserved_share`, which
+    stays free for others; several that keep all they get leave a smaller share, but never none.
+
+    Refused grades (429) lower the rate of grades to what is admitted, rather than their number in
+    flight.
+
     `max_waiting` bounds the episodes in the queue. `batch_wait_s` is how long a batch waits
     there for missing members before it proceeds without them. Runs that
     compete for the same places share them by weight: 1, or that of the first pattern of
@@ -57,6 +63,7 @@ class LimitsConfig(ConfigModel):
     max_episodes: Count = 512
     start_calls: Count = 16
     max_calls: Count = 256
+    reserved_share: Annotated[float, Field(ge=0, le=0.9)] = 0.2
     start_creating: Count = 8
     max_creating: Count = 64
     creates_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0

@@ -1,18 +1,19 @@
 """Gates for requests to instances: tool calls, and probes before an episode is READY."""
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, ConcurrencyLimit
+from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.capacity_gates import Gate
+from services.env_gateway.limits.capacity_gates import Gate, Passage
 from services.env_gateway.limits.circuit_breaker import CircuitBreaker
+from services.env_gateway.limits.shared_places import SharedPlaces
 
 
 class CallGates:
-    """Gates for calls in flight: one for each environment, and one for all of them.
+    """Gates for calls in flight, one for each environment. They share the places of all calls, so
+    that no environment and no run can hold them all.
 
     Probes of instances that are not ready yet pass separate gates, because their missing
     answers are no evidence about the others. These gates have half of the places, so that
@@ -21,7 +22,11 @@ class CallGates:
     def __init__(self, config: EnvGatewayConfig) -> None:
         self._config = config
         self.warming_by_env: dict[str, Gate] = {}
-        self.all = Gate(ConcurrencyLimit(config.limits.max_calls), weight_of=config.weight_of)
+        self._shared = SharedPlaces(
+            config.limits.max_calls,
+            reserved_share=config.limits.reserved_share,
+            weight_of=config.weight_of,
+        )
         self.by_env: dict[str, Gate] = {}
 
     def call_gate(self, env_key: str, *, apart: bool = False) -> Gate:
@@ -39,6 +44,8 @@ class CallGates:
                 CircuitBreaker(
                     window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
                 ),
+                shared=self._shared,
+                name=env_key,
                 observer=RequestObserver(usual, apart=apart),
                 weight_of=config.weight_of,
             )
@@ -52,6 +59,8 @@ class CallGates:
             ceiling = max(1, config.max_calls_of(env_key) // 2)
             gate = self.warming_by_env[env_key] = Gate(
                 AdaptiveLimit(start=config.limits.start_calls, ceiling=ceiling),
+                shared=self._shared,
+                name=env_key,
                 observer=RequestObserver(usual, apart=apart),
                 weight_of=config.weight_of,
             )
@@ -59,28 +68,22 @@ class CallGates:
 
     def hold_call_place(
         self, session: Session, kind: str, until: float
-    ) -> AbstractAsyncContextManager[None]:
+    ) -> AbstractAsyncContextManager[Passage]:
         """Hold a place for a call; TimeoutError at `until`. Raises BackendError."""
         gate = self.call_gate(session.env_key, apart=session.backend.isolates_instances)
-        return self._hold_both_places(gate, session, kind, until)
+        return _hold_place(gate, session, kind, until)
 
     def hold_warming_place(
         self, session: Session, kind: str, until: float
-    ) -> AbstractAsyncContextManager[None]:
+    ) -> AbstractAsyncContextManager[Passage]:
         """Hold a place for a request to an instance that may not be ready yet; otherwise like
         `hold_call_place`."""
         gate = self.warming_gate(session.env_key, apart=session.backend.isolates_instances)
-        return self._hold_both_places(gate, session, kind, until)
+        return _hold_place(gate, session, kind, until)
 
-    @asynccontextmanager
-    async def _hold_both_places(
-        self, gate: Gate, session: Session, kind: str, until: float
-    ) -> AsyncGenerator[None]:
-        run_id = session.run_id
-        instance_id = session.instance.instance_id if session.instance else ""
-        async with (
-            gate.hold_place(run_id, until, kind=kind, instance_id=instance_id) as passage,
-            self.all.hold_place(run_id, until),
-        ):
-            passage.mark_sent()
-            yield
+
+def _hold_place(
+    gate: Gate, session: Session, kind: str, until: float
+) -> AbstractAsyncContextManager[Passage]:
+    instance_id = session.instance.instance_id if session.instance else ""
+    return gate.hold_place(session.run_id, until, kind=kind, instance_id=instance_id)

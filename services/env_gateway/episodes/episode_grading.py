@@ -14,11 +14,13 @@ from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
 from services.env_gateway.grading.verdict import no_grade
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
+from services.env_gateway.limits.capacity_gates import Gate
+from services.env_gateway.limits.rate_gates import grade_gate
 from services.env_gateway.ports import BackendError, Instance, Submission
 
 _LOG = get_logger(__name__)
-# An environment may take so long to prove that it runs, with so long for each answer.
+# An environment may take so long to prove that it runs, with so long for each answer; anew after
+# each refusal.
 _PROOF_S, _ANSWER_S = 30.0, 10.0
 _PROOF_BASE_S, _PROOF_CAP_S = 0.1, 2.0
 _GONE = "the environment instance is gone"
@@ -39,7 +41,7 @@ class EpisodeGrader:
         self._counts = counts
         self._watchdog = watchdog
         # By backend.
-        self.gates: dict[str, PacedGate] = {}
+        self.gates: dict[str, Gate] = {}
 
     async def grade_episode(
         self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
@@ -74,8 +76,8 @@ class EpisodeGrader:
                 turn = session.line.hold_turn(session.line.enter_line(TurnPlace()))
                 async with asyncio.timeout_at(until), turn:
                     return await self._grade_known_state(session, job)
-        except TimeoutError:
-            detail = f"no grade within {timeout_s:.1f} s"
+        except TimeoutError as error:
+            detail = str(error) or f"no grade within {timeout_s:.1f} s"
             return no_grade(
                 NoGradeReason.TIMEOUT, f"{detail}; {job.refusal}" if job.refusal else detail
             )
@@ -89,7 +91,7 @@ class EpisodeGrader:
             return _lost_grade()
         if session.episode.tainted:
             return _tainted_grade()
-        if why := await _find_end(job.instance, min(job.until, loop_time() + _PROOF_S)):
+        if why := await _find_end(job):
             session.mark_lost(why)
             return _lost_grade(why)
         return await self._verifiers.grade_final_state(job)
@@ -106,7 +108,7 @@ class EpisodeGrader:
             until,
         )
 
-    def _backend_gate(self, session: Session) -> PacedGate:
+    def _backend_gate(self, session: Session) -> Gate:
         gate = self.gates.get(session.backend_name)
         if gate is None:
             gate = grade_gate(self._config, apart=session.backend.isolates_instances)
@@ -130,19 +132,23 @@ def _make_submission(
     )
 
 
-async def _find_end(instance: Instance, until: float) -> str:
+async def _find_end(job: GradingJob) -> str:
     """Return "" once the instance proves that it runs, else why it counts as lost: a verifier may
     take the silence of one that has ended for a failed task."""
+    instance, until = job.instance, min(job.until, loop_time() + _PROOF_S)
     backoff = Backoff(base_s=_PROOF_BASE_S, cap_s=_PROOF_CAP_S)
     while not (why := instance.end_reason):
         try:
             alive = await instance.is_alive(timeout_s=min(_ANSWER_S, seconds_left(until)))
         except BackendError as error:
             wait_s = backoff.next_wait_s(error.retry_after_s)
-            if loop_time() + wait_s >= until:
+            if error.kind == "throttled":
+                job.refusal, until = str(error), loop_time() + wait_s + _PROOF_S
+            elif loop_time() + wait_s >= until:
                 return f"the environment does not answer: {error}"
             await asyncio.sleep(wait_s)
         else:
+            job.refusal = ""
             return "" if alive else instance.end_reason or _GONE
     return why
 

@@ -17,7 +17,8 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.rate_gates import PacedGate, deletion_gate
+from services.env_gateway.limits.capacity_gates import Gate, Passage
+from services.env_gateway.limits.rate_gates import deletion_gate
 from services.env_gateway.ports import Backend, BackendError, Orphan
 
 _LOG = get_logger(__name__)
@@ -46,7 +47,7 @@ class InstanceDeleter:
         self._deletions = BackgroundTasks()
         self._ending = asyncio.Event()
         # By backend.
-        self.deletions: defaultdict[str, PacedGate] = defaultdict(partial(deletion_gate, config))
+        self.deletions: defaultdict[str, Gate] = defaultdict(partial(deletion_gate, config))
         # Read before anything is opened: an instance opened later is not an orphan.
         self._orphans = journal.list_orphans()
         self.closed = 0
@@ -105,7 +106,7 @@ class InstanceDeleter:
                 orphan = Orphan(session.episode.episode_id)
                 await session.backend.reclaim_orphan(orphan, timeout_s=timeout_s)
 
-    def _hold_place(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
+    def _hold_place(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[Passage]:
         """Wait without a deadline for a place at the backend's deletion gate: other deletions
         never make one give up."""
         return self.deletions[backend_name].hold_place(run_id, math.inf)

@@ -23,7 +23,7 @@ from services.env_gateway.grading.verdict import (
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
 from services.env_gateway.grading.world_search import search_of_world
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.rate_gates import PacedGate
+from services.env_gateway.limits.capacity_gates import Gate, Passage
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -55,18 +55,19 @@ class GradingJob:
     instance: Instance
     submission: Submission
     passed_text: PassedText
-    gate: PacedGate
+    gate: Gate
     until: float
     refusal: str = ""
     world_searched: bool = False
 
-    def hold_place(self) -> AbstractAsyncContextManager[None]:
-        """Hold a place among the runs in flight; TimeoutError if none is free in time."""
+    def hold_place(self) -> AbstractAsyncContextManager[Passage]:
+        """Hold a place among the runs in flight; NoPlaceError if none is free in time."""
         return self.gate.hold_place(
             self.submission.run_id,
             self.until,
             kind=self.submission.task.key,
             instance_id=self.instance.instance_id,
+            returning=bool(self.refusal),
         )
 
 
@@ -158,7 +159,12 @@ class VerifierRunner:
                 execution = _failed_execution(failure)
             refused = error is not None and error.is_refusal
             attempts += not refused
-            wait_s = backoff.next_wait_s(error.retry_after_s if error else None)
+            retry_after_s = error.retry_after_s if error else None
+            if error is not None and error.kind == "throttled":
+                # The gate keeps the pace of all.
+                wait_s = retry_after_s or 0.0
+            else:
+                wait_s = backoff.next_wait_s(retry_after_s)
             grade = await self._judge_run(execution, attempts, job)
             repeatable = execution.retryable or grade.reason is NoGradeReason.JUDGE_ERROR
             if not repeatable or attempts >= self._config.attempts:

@@ -1,5 +1,4 @@
-"""Limits on the load of an environment: adaptive concurrency, a circuit breaker, a rate. No
-I/O; the clock is an argument, in seconds."""
+"""Limits on the requests in flight, fixed and adaptive. No I/O, no clock."""
 
 _FACTOR = 0.7
 
@@ -45,10 +44,9 @@ class AdaptiveLimit(ConcurrencyLimit):
     requests that were in flight together: those that began before the limit fell fail for
     the same reason."""
 
-    def __init__(self, *, start: int, ceiling: int, least: int = 1) -> None:
+    def __init__(self, *, start: int, ceiling: int) -> None:
         super().__init__(min(start, ceiling))
         self._ceiling = ceiling
-        self._least = float(min(least, start, ceiling))
         self._falls = 0
 
     def begin_request(self) -> int:
@@ -66,4 +64,4 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.in_flight -= 1
         if begun == self._falls:
             self._falls += 1
-            self._limit = max(self._least, self._limit * _FACTOR)
+            self._limit = max(1.0, self._limit * _FACTOR)

@@ -5,7 +5,8 @@ Runs get fair shares by weight, as everywhere in the gateway; within a run and a
 environment the order is first come, first served. A batch holds nothing until all of its
 members have arrived. A batch that does not fit then takes freed places one by one on its
 run's turn, while others proceed in the remaining places. So a large batch neither delays
-small ones nor is starved by them."""
+small ones nor is starved by them. Of a batch of more than half of the limit each member is
+admitted by itself: otherwise most places would be idle until the last of them is free."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -111,6 +112,8 @@ class Admission:
                 f"raise env_gateway.limits.max_episodes or "
                 f"env_gateway.environments.{env_key}.max_episodes"
             )
+        if 2 * opening > limit:
+            opening = 1
         key = (run_id, batch, env_key, str(opening))
         filling = self._filling.get(key)
         if filling is None:

@@ -1,6 +1,7 @@
 """Fair order: shares between runs, by weight. No I/O, no clock."""
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -40,7 +41,7 @@ class FairShares:
     a run that held many places could later claim all the turns that it let pass at once."""
 
     def __init__(self, weight_of: WeightOf = equal_weight) -> None:
-        self._weight_of = weight_of
+        self.weight_of = weight_of
         self._shares: dict[str, _Share] = {}
         self._turn = 0.0
         self._joins = 0
@@ -56,7 +57,7 @@ class FairShares:
         """Mark a run as waiting."""
         share = self._shares.get(run_id)
         if share is None:
-            share = self._shares[run_id] = _Share(self._weight_of(run_id), self._turn)
+            share = self._shares[run_id] = _Share(self.weight_of(run_id), self._turn)
         self._joins += 1
         share.joined, share.waits = self._joins, True
 
@@ -99,7 +100,7 @@ class FairQueue(Generic[T]):
     def __init__(self, weight_of: WeightOf = equal_weight) -> None:
         self.shares = FairShares(weight_of)
         # Ordered dictionaries, because a waiter may leave from any position.
-        self._waiting: dict[str, dict[T, None]] = {}
+        self._waiting: dict[str, OrderedDict[T, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -107,25 +108,31 @@ class FairQueue(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def take_place(self, run_id: str) -> None:
-        """Give a run a place until `give_back`, when nothing waits."""
-        self.shares.start_waiting(run_id)
-        self.shares.take_places(run_id)
-        self.shares.stop_waiting(run_id)
-
-    def push(self, run_id: str, item: T) -> None:
+    def push(self, run_id: str, item: T, *, first: bool = False) -> None:
+        """Add an item behind the others of its run, or before them."""
         if run_id not in self._waiting:
             self.shares.start_waiting(run_id)
-            self._waiting[run_id] = {}
+            self._waiting[run_id] = OrderedDict()
         self._waiting[run_id][item] = None
+        if first:
+            self._waiting[run_id].move_to_end(item, last=False)
 
-    def pop(self) -> tuple[str, T]:
-        """Remove and return the next item; its run holds one more place until `give_back`."""
-        run_id = self.shares.ordered_runs()[0]
+    def waiting_of(self, run_id: str) -> Iterator[T]:
+        return iter(self._waiting.get(run_id, ()))
+
+    def count_others(self, run_id: str, own: int) -> int:
+        """Count the items of other runs that come before a run's next one, after `own` of its."""
+        weight_of = self.shares.weight_of
+        turns = (own + 1) / weight_of(run_id)
+        others = ((one, items) for one, items in self._waiting.items() if one != run_id)
+        return int(sum(min(len(items), turns * weight_of(one)) for one, items in others))
+
+    def pop(self, run_id: str) -> T:
+        """Remove and return a run's next item; the run holds one more place until `give_back`."""
         item = next(iter(self._waiting[run_id]))
         self.shares.take_places(run_id)
         self.discard(run_id, item)
-        return run_id, item
+        return item
 
     def discard(self, run_id: str, item: T) -> None:
         """Remove an item if it is waiting."""

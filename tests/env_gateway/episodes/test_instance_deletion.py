@@ -137,7 +137,7 @@ async def test_a_control_plane_that_bears_few_deletions_gets_fewer() -> None:
         await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(40)))
         await gateway.drain(0.0)
         assert not backend.running
-        assert gateway.closer.deletions["embedded"].gate.limit < 16
+        assert gateway.closer.deletions["embedded"].limit < 16
     assert backend.refused < 40
 
 

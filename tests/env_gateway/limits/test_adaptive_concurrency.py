@@ -1,4 +1,4 @@
-"""Adaptive concurrency, circuit breaker and rate, with a clock that tests advance."""
+"""Adaptive concurrency, a circuit breaker and a fixed rate, with a clock that tests advance."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
-from services.env_gateway.limits.rate_gates import TokenBucket
+from services.env_gateway.limits.token_bucket import TokenBucket
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:
@@ -166,7 +166,15 @@ def test_stragglers_from_before_it_opened_decide_nothing() -> None:
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
     bucket = TokenBucket(rate=10.0, burst=3)
-    assert [bucket.take_token(0.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
-    assert bucket.take_token(0.2) == pytest.approx(0.1)
-    assert bucket.take_token(100.0) == 0.0
-    assert [bucket.take_token(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])
+    for _ in range(3):
+        assert bucket.blocked_s(0.0) == 0.0
+        bucket.take_token()
+    assert bucket.blocked_s(0.0) == pytest.approx(0.1)
+    assert bucket.blocked_s(0.04) == pytest.approx(0.06)
+    assert bucket.blocked_s(0.1) == 0.0
+    bucket.take_token()
+    assert bucket.blocked_s(0.1) == pytest.approx(0.1)
+    assert bucket.blocked_s(100.0) == 0.0
+    for _ in range(3):
+        bucket.take_token()
+    assert bucket.blocked_s(100.0) > 0.0

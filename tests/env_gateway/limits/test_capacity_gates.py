@@ -252,11 +252,11 @@ async def test_creations_in_flight_grow_with_success_and_fall_when_refused() -> 
     creating = {"start_creating": 2, "max_creating": 16}
     async with running(backend, limits=creating) as gateway:
         await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(64)))
-        grown = gateway.opener.creations["embedded"].gate.limit
+        grown = gateway.opener.creations["embedded"].limit
         assert 8 <= grown <= 16
         backend.fail_at("provision", failure("throttled"))
         await opened(gateway, open_spec(64))
-        assert gateway.opener.creations["embedded"].gate.limit < grown
+        assert gateway.opener.creations["embedded"].limit < grown
 
 
 async def test_creations_keep_to_their_rate() -> None:

@@ -15,6 +15,11 @@ RUNS = "abcd"
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.25}
 
 
+def pop_next(queue: FairQueue[int]) -> tuple[str, int]:
+    run_id = queue.shares.ordered_runs()[0]
+    return run_id, queue.pop(run_id)
+
+
 class QueueMachine(RuleBasedStateMachine):
     """Runs request, give up and end in any order; a free place never waits while a run does."""
 
@@ -28,7 +33,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def let_in(self) -> None:
         while self.queue and len(self.held) < self.places:
-            run_id, item = self.queue.pop()
+            run_id, item = pop_next(self.queue)
             own = [entry for entry in self.waiting if entry[0] == run_id]
             assert (run_id, item) == own[0], "within a run it goes by order of arrival"
             least = min(self.held.count(run) / WEIGHTS[run] for run, _ in self.waiting)
@@ -102,7 +107,7 @@ def test_no_run_waits_for_more_than_its_weight_allows(
             queue.push(run, item)
     for step in range(400):
         while len(held) < places:
-            run, _ = queue.pop()
+            run, _ = pop_next(queue)
             queue.push(run, step + 3)
             held.append(run)
             passed[run].clear()
@@ -127,7 +132,7 @@ def test_places_are_shared_by_weight_as_far_as_whole_places_can_be(places: int) 
     had: Counter[str] = Counter()
     for step in range(4000):
         while len(held) < places:
-            run, _ = queue.pop()
+            run, _ = pop_next(queue)
             queue.push(run, step + 50)
             held.append(run)
         had.update(held)
@@ -150,7 +155,7 @@ def test_a_run_with_slow_work_does_not_gather_all_places() -> None:
             held.remove(entry)
             queue.give_back(entry[1])
         while len(held) < 8:
-            run, _ = queue.pop()
+            run, _ = pop_next(queue)
             queue.push(run, 1000 + now)
             held.append((now + (50 if run == "slow" else 1), run))
         if now > 100:
@@ -162,13 +167,13 @@ def test_a_run_that_was_alone_or_away_has_no_advantage_afterwards() -> None:
     queue: FairQueue[int] = FairQueue()
     for item in range(100):
         queue.push("early", item)
-        queue.give_back(queue.pop()[0])
+        queue.give_back(pop_next(queue)[0])
     order: list[str] = []
     for item in range(4):
         queue.push("early", item)
         queue.push("late", item)
     for _ in range(8):
-        run, _ = queue.pop()
+        run, _ = pop_next(queue)
         order.append(run)
         queue.give_back(run)
     assert Counter(order[:4]) == Counter(early=2, late=2)
@@ -180,6 +185,26 @@ def test_runs_that_have_gone_are_forgotten() -> None:
         queue.push("steady", run)
         queue.push(f"run-{run}", run)
         for _ in range(2):
-            name, _ = queue.pop()
+            name, _ = pop_next(queue)
             queue.give_back(name)
     assert len(queue.shares) <= 4
+
+
+def test_an_item_that_returns_is_the_first_of_its_run() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for item in range(3):
+        queue.push("run", item)
+    queue.push("run", 9, first=True)
+    assert list(queue.waiting_of("run")) == [9, 0, 1, 2]
+    assert queue.pop("run") == 9
+
+
+def test_those_of_other_runs_that_come_first_are_counted_by_their_weight() -> None:
+    queue: FairQueue[int] = FairQueue(WEIGHTS.__getitem__)
+    for item in range(10):
+        queue.push("c", item)
+        queue.push("d", item)
+    # The third of `a` comes after up to nine of `c`, and after none but perhaps one of `d`.
+    assert queue.count_others("a", 2) == 9
+    assert queue.count_others("c", 0) == 0
+    assert queue.count_others("a", 100) == 20

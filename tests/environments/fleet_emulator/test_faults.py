@@ -71,6 +71,18 @@ def test_replies_come_in_turn_and_then_at_their_rate() -> None:
     assert plans[0].count_remaining() == {"replies": [0], "verifiers": 0}
 
 
+def test_requests_beyond_a_rate_are_refused() -> None:
+    now = 0.0
+    each = FaultPlan(clock=lambda: now)
+    fault = {"on": ["create"], "per_second": 2, "reply": {"status": 429}}
+    each.set_faults(Faults.model_validate({"faults": [fault]}))
+    assert struck(each, "create", 4) == [None, None, 429, 429]
+    now = 0.9
+    assert struck(each, "create", 1) == [429]
+    now = 1.0
+    assert struck(each, "create", 3) == [None, None, 429]
+
+
 def test_a_fault_hits_what_it_names() -> None:
     each = FaultPlan()
     faults = [{"on": ["mcp"], "endpoint": "mcp", "rate": 1}, {"on": ["any"], "delay": 0.5}]

@@ -140,8 +140,8 @@ class OpenEpisodeRequest(google.protobuf.message.Message):
     group_id: builtins.str
     attempt_index: builtins.int
     opening: builtins.int
-    """The attempts of one call batch, admitted together or not at all; a retry
-    opens 1.
+    """The attempts of one call batch, admitted together or not at all; of more
+    than half of the limit each by itself. A retry opens 1.
     """
     task_json: builtins.str
     """The whole task, in either of Fleet's vocabularies."""

@@ -77,20 +77,35 @@ async def test_no_more_grades_are_under_way_than_the_limit(emulator: Emulator) -
         assert counted["most_in_flight"]["verifiers"] <= 4
 
 
+REFUSED = {"status": 429, "body": {"detail": "Rate limit exceeded"}, "retry_after": 1}
+MOST_ANSWERS = throttled("execute_verifier", "check_verifier", "get_instance", rate=0.6)
+BEYOND_A_RATE = {"on": ["execute_verifier"], "per_second": 3, "reply": REFUSED}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_none_of_200_grades_is_lost_where_most_answers_are_429(emulator: Emulator) -> None:
+@pytest.mark.parametrize("verifier_s", [0.0, 5.0])
+@pytest.mark.parametrize(
+    "fault",
+    [{**MOST_ANSWERS, "reply": REFUSED}, BEYOND_A_RATE],
+    ids=["most answers are 429", "3 a second are admitted"],
+)
+async def test_none_of_200_grades_is_lost_where_fleet_throttles(
+    emulator: Emulator, fault: dict[str, Any], verifier_s: float
+) -> None:
+    """3 a second need 67 s, and the 16 places 63 s at 5 s each."""
     limits = {"max_grading": 16}
     async with fleet_bench(emulator, section={"limits": limits}) as bench:
-        opening = (bench.open(attempt) for attempt in range(200))
+        opening = (bench.open(attempt, budget_s=600.0) for attempt in range(200))
         sessions = await asyncio.gather(*opening)
-        everything = throttled("execute_verifier", "check_verifier", "get_instance", rate=0.6)
-        await emulator.faults(
-            faults=[{**everything, "reply": {**everything["reply"], "retry_after": 1}}]
-        )
+        await emulator.faults(faults=[fault], verifier_delay=verifier_s)
+        started = time.monotonic()
         grades = await asyncio.gather(*(graded(bench.gateway, one) for one in sessions))
+        print(f"{time.monotonic() - started:.1f} s, {(await emulator.count())['injected']}")
         assert [grade.reward for grade in grades] == [0.0] * 200
-        assert (await emulator.count())["most_in_flight"]["verifiers"] <= 16
+        counted = await emulator.count()
+        assert counted["most_in_flight"]["verifiers"] <= 16
+        assert counted["injected"]["execute_verifier 429"] > 38
 
 
 async def test_warm_ups_keep_to_the_limit_of_calls(emulator: Emulator) -> None:
