@@ -101,6 +101,7 @@ class FakeInstance(Instance):
         return self._dbs[db].serialize() if self._backend.snapshots else None
 
     async def is_alive(self, *, timeout_s: float) -> bool:
+        await self._backend.enter_step("alive")
         return self.instance_id in self._backend.running
 
     async def close(self, *, timeout_s: float) -> None:
@@ -109,9 +110,9 @@ class FakeInstance(Instance):
 
 
 class ScriptedBackend(Backend):
-    """A backend whose steps can be made to fail or to wait. The steps provision, list_tools, call
-    and close sleep `delays[step]`, then raise `failures[step]` in turn; `hook` may answer a call
-    instead of the tool."""
+    """A backend whose steps can be made to fail or to wait. The steps provision, list_tools, call,
+    alive and close sleep `delays[step]`, then raise `failures[step]` in turn; `hook` may answer a
+    call instead of the tool."""
 
     def __init__(self) -> None:
         self.running: dict[str, FakeInstance] = {}

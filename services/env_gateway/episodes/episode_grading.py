@@ -77,10 +77,9 @@ class EpisodeGrader:
                 async with asyncio.timeout_at(until), turn:
                     return await self._grade_known_state(session, job)
         except TimeoutError as error:
-            detail = str(error) or f"no grade within {timeout_s:.1f} s"
-            return no_grade(
-                NoGradeReason.TIMEOUT, f"{detail}; {job.refusal}" if job.refusal else detail
-            )
+            why = job.refusal or job.gate.describe_pace()
+            late = f"no grade within {timeout_s:.1f} s" + (f"; {why}" if why else "")
+            return no_grade(NoGradeReason.TIMEOUT, str(error) or late)
         except Exception as error:  # noqa: BLE001
             # An answer that no adapter foresaw. The waiters get the reason, and may retry.
             _LOG.exception("grade_failed", episode_id=job.episode_id)

@@ -121,6 +121,11 @@ class Gate:
     def breaker_state(self) -> BreakerState:
         return self._breaker.state_at(loop_time()) if self._breaker else BreakerState.CLOSED
 
+    def describe_pace(self) -> str:
+        """Describe the rate to which refusals keep requests, or return "" while it is unknown."""
+        per_s = self._pace.admitted_per_s if self._pace is not None else None
+        return "" if per_s is None else f"about {per_s:.2g} a second are admitted"
+
     def list_waiting_runs(self) -> list[str]:
         """Return the runs with waiting requests, the next one first."""
         return self._queue.shares.ordered_runs()
@@ -201,8 +206,8 @@ class Gate:
         if now + ahead * turn_s + took_s <= until:
             return ""
         return (
-            f"refused as it entered the queue: about {per_s:.2g} a second are admitted, {ahead} "
-            f"are before it, each takes {took_s:.1f} s, and {until - now:.1f} s are left"
+            f"refused as it entered the queue: {self.describe_pace()}, {ahead} are before it, each "
+            f"takes {took_s:.1f} s, and {until - now:.1f} s are left"
         )
 
     async def _wait_for_place(self, run_id: str, waiter: _Waiter) -> _Place:
@@ -236,8 +241,10 @@ class Gate:
         if self._breaker is not None:
             self._breaker.end_request(place.generation, failed=_FAILED.get(evidence), now=now)
         if self._shared is not None:
+            # Every gate may now let in more, this one too.
             self._shared.give_back((self.name, place.run_id))
-        self.let_in()
+        else:
+            self.let_in()
 
     def _blocked_s(self, now: float) -> float:
         bounds = (self._breaker, self._rate, self._pace)

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from services.common.deadlines import loop_time
+from services.env_gateway.episodes.episode_session import Session
+from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.shared_places import SharedPlaces
@@ -155,44 +156,58 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * len(values))]
 
 
-def test_a_stuck_environment_leaves_the_calls_of_another_as_fast_as_before() -> None:
-    async def call(gateway: Any, session: Any, timeout_s: float = 30.0) -> float:
+def times_of_calls(reserved_share: float) -> tuple[list[float], list[float]]:
+    """The times of calls in a healthy environment, before and after another holds all it gets."""
+
+    async def call(gateway: Gateway, session: Session, timeout_s: float = 60.0) -> float:
         started = loop_time()
-        seq = session.episode.next_seq
-        await gateway.call_tool(session, seq, "look", "{}", timeout_s)
+        await gateway.call_tool(session, session.episode.next_seq, "look", "{}", timeout_s)
         return loop_time() - started
+
+    async def call_all(gateway: Gateway, sessions: list[Session]) -> list[float]:
+        return list(await asyncio.gather(*(call(gateway, one) for one in sessions)))
 
     async def work() -> tuple[list[float], list[float]]:
         backend = ScriptedBackend()
-        stuck: set[str] = set()
-
-        async def hook(name: str, arguments: Any) -> None:
-            # Calls of the stuck environment have come first.
-            await asyncio.sleep(1000.0 if stuck else 0.1)
-
-        limits = {"start_calls": PLACES, "max_episodes": 1000}
+        limits = {"start_calls": PLACES, "max_calls": PLACES, "reserved_share": reserved_share}
         async with running(backend, limits=limits, lease_ttl_s=7000.0) as gateway:
-            healthy = [await opened(gateway, open_spec(i)) for i in range(32)]
-            other = task_json(env_id="fake2")
-            bad = [
-                await opened(gateway, open_spec(i, task=other, group_id="bad", request_id=f"b{i}"))
-                for i in range(400)
+            specs = [
+                open_spec(
+                    i,
+                    task=task_json(env_id=env),
+                    group_id=env,
+                    request_id=f"{env}-{i}",
+                    budget_s=600.0,
+                )
+                for env, count in (("fake", 32), ("fake2", PLACES + 32))
+                for i in range(count)
             ]
-            backend.hook = hook
-            quiet = [await one for one in _in_turns(gateway, healthy, call)]
-            stuck.add("now")
-            calls = [asyncio.create_task(call(gateway, session, 200.0)) for session in bad]
+            sessions = [await opened(gateway, spec) for spec in specs]
+            healthy, stuck = sessions[:32], sessions[32:]
+            backend.delays["call"] = 0.1
+            quiet = await call_all(gateway, healthy)
+            backend.delays["call"] = 1000.0
+            calls = [asyncio.create_task(call(gateway, one)) for one in stuck]
             await asyncio.sleep(1.0)
-            stuck.clear()
-            beside = [await one for one in _in_turns(gateway, healthy, call)]
+            backend.delays["call"] = 0.1
+            beside = await call_all(gateway, healthy)
             for task in calls:
                 task.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             return quiet, beside
 
-    quiet, beside = in_virtual_time(work())
-    assert percentile(beside, 0.95) <= 2 * percentile(quiet, 0.95)
+    return in_virtual_time(work())
 
 
-def _in_turns(gateway: Any, sessions: list[Any], call: Any) -> list[asyncio.Task[float]]:
-    return [asyncio.create_task(call(gateway, session)) for session in sessions]
+def p95(values: list[float]) -> float:
+    return sorted(values)[int(0.95 * len(values))]
+
+
+def test_a_stuck_environment_leaves_the_calls_of_another_as_fast_as_before() -> None:
+    quiet, beside = times_of_calls(reserved_share=0.2)
+    assert p95(beside) <= 2 * p95(quiet)
+
+
+def test_with_no_share_reserved_they_wait_for_the_stuck_ones() -> None:
+    quiet, beside = times_of_calls(reserved_share=0.0)
+    assert p95(beside) > 100 * p95(quiet)

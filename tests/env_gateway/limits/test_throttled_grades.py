@@ -181,7 +181,10 @@ def test_a_grade_whose_turn_comes_too_late_is_refused_as_it_enters_the_queue() -
     assert 20 < sum(grade.reward == 1.0 for _, grade in late) < 40
     assert len(refused) > 40
     assert {(grade.reason, grade.attempts) for grade in refused} == {(NoGradeReason.TIMEOUT, 0)}
-    assert "about 3 a second are admitted" in refused[0].detail
+    assert "about 3 a second are admitted, " in refused[0].detail
+    # Those that were let in and not reached say so too.
+    missed = [grade for seconds, grade in late if grade.reward is None and seconds > 1.0]
+    assert all("429" in one.detail or "a second are admitted" in one.detail for one in missed)
 
 
 def test_an_unknown_rate_refuses_no_grade() -> None:
@@ -190,3 +193,15 @@ def test_an_unknown_rate_refuses_no_grade() -> None:
     limits = {"start_grading": 4, "max_grading": 64}
     grades, late = graded(backend, 60.0, late=100, at_s=8.0, count=100, limits=limits)
     assert [grade.reward for grade in [*grades, *(one for _, one in late)]] == [1.0] * 200
+
+
+def test_an_instance_whose_proof_that_it_runs_is_refused_for_a_minute_is_not_lost() -> None:
+    backend = ThrottlingBackend(lambda now: True, 0.02)
+    refusal = BackendError("throttled", "HTTP 429", delivered=False, retry_after_s=3.0)
+    backend.fail_at("alive", *[refusal] * 20)
+    (grade,), _ = graded(backend, 120.0, count=1)
+    assert grade.reward == 1.0
+    backend.fail_at("alive", *[refusal] * 20)
+    (grade,), _ = graded(backend, 40.0, count=1)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.TIMEOUT)
+    assert "HTTP 429" in grade.detail
