@@ -1,13 +1,15 @@
 """Commands for environments: `flotilla env status` and `flotilla env try`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from services.launcher.cli.options import OVERRIDES, RUNS, Runs
 
-_PLAYER = "With a model"
+
+def _play_option(help: str, **settings: Any) -> Any:
+    return typer.Option(rich_help_panel="With a model", help=help, **settings)
 
 
 def add_env_commands(app: typer.Typer) -> None:
@@ -52,56 +54,35 @@ def env_try(
     answer: Annotated[str | None, typer.Option(help="The final answer to grade.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        _play_option(
+            "Let a model play: an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1, or"
+            " a folder or name of the hub, which vLLM serves here.",
             metavar="URL|NAME",
-            rich_help_panel=_PLAYER,
-            help="Let a model play: an OpenAI-compatible endpoint, such as"
-            " http://127.0.0.1:8000/v1, or a folder or name of the hub, which vLLM serves here.",
         ),
     ] = None,
-    model_name: Annotated[
-        str,
-        typer.Option(rich_help_panel=_PLAYER, help="Model of the endpoint (default: its first)."),
-    ] = "",
+    model_name: Annotated[str, _play_option("Model of the endpoint (default: its first).")] = "",
     model_key_env: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_PLAYER,
-            help="Variable with the endpoint's key, sent if it is set.",
-        ),
+        str, _play_option("Variable with the endpoint's key, sent if it is set.")
     ] = "OPENAI_API_KEY",
-    attempts: Annotated[
-        int,
-        typer.Option(min=1, rich_help_panel=_PLAYER, help="Attempts at each task, k of pass@k."),
-    ] = 4,
-    concurrency: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_PLAYER, help="Concurrent attempts.")
-    ] = 8,
+    attempts: Annotated[int, _play_option("Attempts at each task, k of pass@k.", min=1)] = 4,
+    concurrency: Annotated[int, _play_option("Concurrent attempts.", min=1)] = 8,
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, rich_help_panel=_PLAYER, help="Play only the first tasks of the file."),
+        int | None, _play_option("Play only the first tasks of the file.", min=1)
     ] = None,
-    max_turns: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_PLAYER, help="Turns of an attempt.")
-    ] = 50,
+    max_turns: Annotated[int, _play_option("Turns of an attempt.", min=1)] = 50,
     temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, rich_help_panel=_PLAYER, help="Default: the endpoint's own."),
+        float | None, _play_option("Default: the endpoint's own.", min=0.0)
     ] = None,
     vllm_args: Annotated[
         str,
-        typer.Option(
-            rich_help_panel=_PLAYER,
-            help="Arguments of vLLM for NAME, such as"
-            " '--tool-call-parser qwen3_coder --max-model-len 16384'.",
+        _play_option(
+            "Arguments of vLLM for NAME, such as"
+            " '--tool-call-parser qwen3_coder --max-model-len 16384'."
         ),
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=_PLAYER,
-            help="JSON lines file to create: each attempt's messages and reward.",
-        ),
+        _play_option("JSON lines file to create: each attempt's messages and reward."),
     ] = None,
 ) -> None:
     """Play episodes by hand or by a model: show a policy's observations and the reward.
@@ -117,16 +98,7 @@ def env_try(
 
     play = None
     if model is not None:
-        play = command.ModelPlay(
-            model=model,
-            name=model_name,
-            key_env=model_key_env,
-            attempts=attempts,
-            concurrency=concurrency,
-            limit=limit,
-            most_turns=max_turns,
-            temperature=temperature,
-            vllm_args=vllm_args,
-            out=out,
-        )
+        named = (model, model_name, model_key_env)
+        amounts = (attempts, concurrency, limit, max_turns, temperature)
+        play = command.ModelPlay(*named, *amounts, vllm_args, out)
     raise typer.Exit(command.env_try(spec, tasks, key, answer, context.args, play))

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from services.common.deadlines import loop_time
 from services.common.parsing import TextLimits
@@ -144,9 +144,14 @@ async def open_endpoint(
         yield endpoint
 
 
+def _write_object(arguments: object) -> object:
+    """Write arguments that a server has already parsed."""
+    return json.dumps(arguments) if isinstance(arguments, dict) else arguments
+
+
 class _Function(BaseModel):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[str | None, BeforeValidator(_write_object)] = None
 
 
 class _Call(BaseModel):
@@ -181,14 +186,11 @@ def _read_turn(answer: dict[str, Any]) -> ModelTurn:
     # Null and empty fields, which servers send, are errors to some of them when they come back.
     message = answer["choices"][0]["message"]
     kept = {name: value for name, value in message.items() if value not in (None, [])}
-    calls = tuple(map(_read_call, choice.message.tool_calls or ()))
+    calls = tuple(
+        WrittenCall(call.id, call.function.name, call.function.arguments or "{}")
+        for call in choice.message.tool_calls or ()
+    )
     text = choice.message.content or ""
     return ModelTurn(
         {**kept, "role": "assistant"}, text, calls, cut=choice.finish_reason == "length"
     )
-
-
-def _read_call(call: _Call) -> WrittenCall:
-    written = call.function.arguments or "{}"
-    arguments = written if isinstance(written, str) else json.dumps(written)
-    return WrittenCall(call.id, call.function.name, arguments)

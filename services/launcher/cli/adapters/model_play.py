@@ -32,15 +32,15 @@ class ModelPlay:
     serves here. `key_env` names the variable with the endpoint's key."""
 
     model: str
-    name: str = ""
-    key_env: str = "OPENAI_API_KEY"
-    attempts: int = 4
-    concurrency: int = 8
-    limit: int | None = None
-    most_turns: int = 50
-    temperature: float | None = None
-    vllm_args: str = ""
-    out: Path | None = None
+    name: str
+    key_env: str
+    attempts: int
+    concurrency: int
+    limit: int | None
+    most_turns: int
+    temperature: float | None
+    vllm_args: str
+    out: Path | None
 
 
 async def play_tasks(
