@@ -58,7 +58,8 @@ def mcp(result: Any) -> Any:
 def stdio(result: Any) -> Any:
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     server = McpServer(transport="stdio", command=("cat",))
-    return StdioInstance(SimpleNamespace(), request, server, mcp(result))  # pyright: ignore[reportArgumentType]
+    episode: Any = SimpleNamespace(unanswered=0, note_listed=lambda _: False)
+    return StdioInstance(SimpleNamespace(), request, episode, server, mcp(result))  # pyright: ignore[reportArgumentType]
 
 
 def openenv(data: Any) -> Any:

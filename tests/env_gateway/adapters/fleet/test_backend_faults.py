@@ -108,7 +108,7 @@ async def test_episodes_too_short_to_be_created_leave_creations_as_they_were(
 ) -> None:
     async with fleet_bench(emulator) as bench:
         await bench.open()
-        creations = bench.gateway.opener.creations["fleet"].gate
+        creations = bench.gateway.opener.creations["fleet"]
         before = creations.limit
         await emulator.faults(create_delay=2.0)
         task = task_json(**bench.harness.task(0))
