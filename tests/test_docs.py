@@ -1,7 +1,9 @@
-"""The example under docs/examples does what docs/running.md describes."""
+"""Pages are whole, and the example under docs/examples does what docs/running.md describes."""
 
 import hashlib
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +49,20 @@ def test_the_verifier_of_each_task_may_run_and_distinguishes_a_pass_from_a_fail(
 def test_the_verifier_of_the_notebook_may_run_without_a_sandbox() -> None:
     digest = hashlib.sha256((EXAMPLES / "notes_verifier.py").read_bytes()).hexdigest()
     assert digest in load_digests(EXAMPLES / "notes_verifiers.sha256")
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_paragraph_ends_in_mid_sentence_or_in_mid_code(page: Path) -> None:
+    text = re.sub(
+        r"^```.*?^```\s*$|<!--.*?-->", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    blocks = [block.strip() for block in re.split(r"\n\s*\n", text)]
+    assert [block for block in blocks if block.count("`") % 2] == []
+    prose = [block for block in blocks if not block.startswith(("#", "|", "<", "!", "["))]
+    items = [item for block in prose for item in re.split(r"\n(?=\s*(?:[-*]|\d+\.) )", block)]
+    # A list may be one sentence, and an item may be code; a link may follow the last sentence.
+    ends = re.compile(r"[.:!?][)*\"'”]*$|^- .*[;`]$|[.:!?]\s+\[[^]]*\]\([^)]*\)$", re.DOTALL)
+    assert [item for item in items if item and not ends.search(item)] == []
