@@ -16,10 +16,12 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AbstractContextManager, aclosing
+from functools import cache
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import Descriptor
 
 from services.common import trace
 from services.common.auth import Authenticator
@@ -29,6 +31,8 @@ from services.common.metrics import rpc_observer
 from services.common.rpc_answers import Answer, Context
 
 _Code = grpc.StatusCode
+# Ids are kept, logged and quoted.
+_MOST_ID_CHARACTERS = 200
 # A service has more watchers than replicas of any one peer.
 MOST_STREAMS = 512
 
@@ -170,11 +174,26 @@ class _Call:
 
     def _parse(self, raw: bytes) -> Any:
         try:
-            return self._inner.request_deserializer(raw)
+            request = self._inner.request_deserializer(raw)
         except Exception as error:
             # Protobuf's implementations raise different errors.
             message = f"cannot parse {len(raw)} bytes as a request of {self._method}"
             raise make_refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message) from error
+        for name in _list_ids(request.DESCRIPTOR):
+            if (size := len(getattr(request, name))) > _MOST_ID_CHARACTERS:
+                message = f"{name} has {size} characters, and at most {_MOST_ID_CHARACTERS} may be"
+                raise make_refusal(_Code.INVALID_ARGUMENT, "ID_TOO_LONG", message)
+        return request
+
+
+@cache
+def _list_ids(message: Descriptor) -> list[str]:
+    """Return the names of a message's fields that are ids."""
+    return [
+        field.name
+        for field in message.fields
+        if field.type == field.TYPE_STRING and not field.is_repeated and field.name.endswith("_id")
+    ]
 
 
 async def _awaited(result: Any) -> Any:

@@ -35,6 +35,10 @@ CHANNEL_OPTIONS = [
 SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),
+    # Calls that Python has not taken up yet. By default gRPC cancels some at random beyond 1,000,
+    # and all of them beyond 3,000: the openings of a large batch arrive together.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
     # Unread stream data beyond this stays with the caller; by default gRPC probes the bandwidth and
     # buffers megabytes per stream.
     ("grpc.http2.bdp_probe", 0),

@@ -242,6 +242,16 @@ async def test_a_server_answering_unavailable_is_tried_again(serve: Serve) -> No
     assert attempts == 3
 
 
+async def test_no_call_of_a_burst_is_cancelled_before_the_service_sees_it(serve: Serve) -> None:
+    async def take_long(request: StringValue, context: Any) -> StringValue:
+        await asyncio.sleep(1.0)
+        return request
+
+    channel = await serve(Echo=take_long)
+    calls = (echo_service.call(channel, str(n), timeout=60.0) for n in range(4000))
+    assert await asyncio.gather(*calls) == [str(n) for n in range(4000)]
+
+
 async def test_bytes_of_another_protocol_do_not_disturb_the_service(serve: Serve) -> None:
     server = rpc.server(token=echo_service.TOKEN)
     echo_service.add(server)

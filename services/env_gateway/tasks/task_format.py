@@ -88,7 +88,7 @@ def parse_task(text: str) -> Task:
 def _read_env_key(fields: Mapping[str, Any]) -> str:
     env_key = _read_text(fields, "env_id", required=True)
     if not _ENV_KEY.fullmatch(env_key):
-        raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
+        raise TaskError(f"env_id {env_key[:100]!r} must be letters, digits, '.', '_' or '-'")
     return env_key
 
 
@@ -125,7 +125,7 @@ def _read_text(fields: Mapping[str, Any], name: str, *, required: bool = False) 
 def _read_modality(fields: Mapping[str, Any]) -> str:
     modality = _read_text(fields, "task_modality") or MODALITIES[0]
     if modality not in MODALITIES:
-        raise TaskError(f"task_modality {modality!r} is none of {', '.join(MODALITIES)}")
+        raise TaskError(f"task_modality {modality[:100]!r} is none of {', '.join(MODALITIES)}")
     return modality
 
 

@@ -40,8 +40,8 @@ def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     for name in task.offered_tools:
         if name not in chosen:
             raise NothingToOfferError(
-                f"offered_tools: {task.env_key} has no {name!r} for {task.modality} tasks; it has:"
-                f" {_list_names(chosen)}"
+                f"offered_tools: {task.env_key} has no {name[:100]!r} for {task.modality} tasks; it"
+                f" has: {_list_names(chosen)}"
             )
     kept = {*task.offered_tools}
     if SUBMIT_FINAL_ANSWER.name in task.prompt:

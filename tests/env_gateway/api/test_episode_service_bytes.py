@@ -105,6 +105,18 @@ def test_a_message_may_be_as_large_as_the_limit(wire: Wire, extra: int, code: st
     assert refused(wire, "OpenEpisode", message).code.name == code
 
 
+@pytest.mark.parametrize("field", ["request_id", "run_id", "group_id", "worker_id"])
+def test_an_id_that_would_fill_memory_and_logs_is_refused_by_its_name(
+    wire: Wire, field: str
+) -> None:
+    request = pb.OpenEpisodeRequest()
+    setattr(request, field, "x" * 900_000)
+    refusal = refused(wire, "OpenEpisode", request.SerializeToString())
+    assert (refusal.code.name, refusal.reason) == ("INVALID_ARGUMENT", "ID_TOO_LONG")
+    assert f"{field} has 900000 characters" in str(refusal)
+    assert len(str(refusal)) < 300
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_metadata_beyond_the_limit_ends_one_call_only(wire: Wire, name: str) -> None:
     metadata = (*AUTHORIZED, ("big", "x" * (2**14 + 1)))

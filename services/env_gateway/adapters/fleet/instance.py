@@ -69,13 +69,12 @@ class FleetInstance(Instance):
         self._state = fleet_wire.parse_initial_state(body, request.task)
         self.env_version = self._state.env[1]
         self.data_version = self._state.data_version
-        self._id: str = body["instance_id"]
+        self._id, root = fleet_wire.read_address(body)
         self.instance_id = join_id(self._id, lease)
         self._connection = connection
         self._generation = generation
         self._modality = request.task.modality
         self._region: str | None = body.get("heartbeat_region")
-        root: str = body["urls"]["root"]
         self._runner = f"{root}api/v1/env"
         self._page = page_url(body)
         self._page_shown = lease is None

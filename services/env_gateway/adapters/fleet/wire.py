@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import reprlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,18 @@ def creation_body(request: ProvisionRequest) -> dict[str, Any]:
         "created_from": "sdk",
     }
     return {name: value for name, value in wanted.items() if value}
+
+
+def read_address(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Read from an instance's description its id, and the URL below which it serves. Raises
+    BackendError if they are not there: the instance may be."""
+    urls = body.get("urls")
+    root = cast("Mapping[str, Any]", urls).get("root") if isinstance(urls, Mapping) else None
+    for name, value in (("instance_id", body.get("instance_id")), ("urls.root", root)):
+        if not isinstance(value, str) or not value:
+            message = f"an instance is described without {name}: {reprlib.repr(dict(body))}"
+            raise BackendError("protocol", message[:500], delivered=None, invalid=True)
+    return body["instance_id"], body["urls"]["root"]
 
 
 def find_duplicate_id(body: str) -> str | None:

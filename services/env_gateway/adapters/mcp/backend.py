@@ -104,10 +104,10 @@ class FleetWireInstance(McpInstance):
     """A separate instance with its own databases."""
 
     def __init__(self, backend: "McpBackend", body: Mapping[str, Any], task: Task, generation: int):
-        root = body["urls"]["root"]
+        instance_id, root = fleet_wire.read_address(body)
         self._state = fleet_wire.parse_initial_state(body, task)
         session = backend.make_session(f"{root}mcp", stateless=True)
-        super().__init__(backend, body["instance_id"], self._state.env[1], session, generation)
+        super().__init__(backend, instance_id, self._state.env[1], session, generation)
         self.data_version = self._state.data_version
         self._runner = f"{root}api/v1/env"
 
@@ -117,7 +117,7 @@ class FleetWireInstance(McpInstance):
         self._backend.require_current(self._generation)
         if db not in _DATABASES:
             # The server would answer 404, as for an instance that is gone.
-            raise QueryError(f"no database {db!r}: use {' or '.join(map(repr, _DATABASES))}")
+            raise QueryError(f"no database {db[:100]!r}: use {' or '.join(map(repr, _DATABASES))}")
         url = fleet_wire.query_url(self._runner, db)
         body = fleet_wire.query_body(sql, list(args))
         try:

@@ -102,12 +102,12 @@ class McpServersBackend(Backend):
         for name in named:
             if name not in self._servers:
                 raise _refusal(
-                    f"task {task.key!r} needs the server {name!r}; those in"
+                    f"task {task.key[:100]!r} needs the server {name[:100]!r}; those in"
                     f" [[env_gateway.servers]]: {known}"
                 )
         if not named and len(self._servers) > 1:
             raise _refusal(
-                f"which of the servers {known} does task {task.key!r} need? Name them in"
+                f"which of the servers {known} does task {task.key[:100]!r} need? Name them in"
                 f" env_gateway.environments.{task.env_key}.servers, or in the task's `servers`"
             )
         return [name for name in self._servers if name in named or not named]

@@ -24,6 +24,7 @@ from services.env_gateway.tasks.task_format import parse_task
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, until
 from tests.support.grading_gateway import grading_gateway
+from tests.support.http_answers import serve_answers
 
 COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
 CONFIG = McpServer(command=COMMAND, instances=True)
@@ -50,6 +51,26 @@ async def closing(backend: McpBackend) -> AsyncGenerator[McpBackend]:
 def backend_at(url: str) -> AbstractAsyncContextManager[McpBackend]:
     http = open_http_session(max_connections=64, headers={})
     return closing(McpBackend(CONFIG, FixedAddress(url), http))
+
+
+@pytest.mark.parametrize(
+    ("description", "missing"),
+    [
+        ({"instance_id": "i-1"}, "urls.root"),
+        ({"instance_id": "i-1", "urls": ["http://x/"]}, "urls.root"),
+        ({"urls": {"root": "http://x/"}}, "instance_id"),
+    ],
+)
+async def test_an_instance_that_is_described_without_its_address_is_told_by_a_sentence(
+    description: dict[str, object], missing: str
+) -> None:
+    answer = 200, {"content-type": "application/json"}, json.dumps(description).encode()
+    request = ProvisionRequest("e1", parse_task(json.dumps(make_task("booking", "train", 0))), 60.0)
+    with serve_answers(lambda _: answer) as url:
+        async with backend_at(url) as backend:
+            with pytest.raises(BackendError, match=f"described without {missing}") as caught:
+                await backend.provision_instance(request, timeout_s=10.0)
+    assert caught.value.delivered is None, "it may exist"
 
 
 @asynccontextmanager
