@@ -10,6 +10,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.env_gateway.api import alarms
+from services.env_gateway.tools import tool_drift
 from services.learner.alarms import event_rules, learning_rules, task_rules
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
@@ -157,4 +158,6 @@ def test_every_alarm_is_documented() -> None:
         # Of the gateway.
         alarms.LATE_HEARTBEATS,
         alarms.REFUSED_KEY,
+        tool_drift.TOOLS_CHANGED,
+        tool_drift.VERSION_CHANGED,
     }
