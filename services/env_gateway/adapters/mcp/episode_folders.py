@@ -66,8 +66,16 @@ class EpisodeFolders:
     async def restore_folder(self, folder: EpisodeFolder) -> None:
         """Give a folder the contents that a new one has; its processes may go on. Raises
         OSError."""
-        files = folder.root / "files"
-        await _run_tool("find", str(files), str(folder.root / "tmp"), "-mindepth", "1", "-delete")
+        files, temporary = folder.root / "files", folder.root / "tmp"
+        # Where this is their /tmp, the folder itself is mounted in it: removing that place would
+        # take the folder away from them.
+        place = self._parent.relative_to("/tmp") if self._parent.is_relative_to("/tmp") else Path()
+        kept = [
+            word for part in (place, *place.parents) for word in ("!", "-path", temporary / part)
+        ]
+        await _run_tool(
+            "find", str(files), str(temporary), "-mindepth", "1", *map(str, kept), "-delete"
+        )
         await self._copy_templates(files)
 
     async def remove_folder(self, folder: EpisodeFolder) -> None:

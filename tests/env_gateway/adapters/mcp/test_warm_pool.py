@@ -46,7 +46,7 @@ for line in sys.stdin:
                 open("written", "w").close()
             if name == "hang":
                 time.sleep(60)
-            files = " ".join(sorted(os.listdir()))
+            files = " ".join(sorted(os.listdir(os.environ["EPISODE"])))
             text = f"{calls} {os.environ.get('FLOTILLA_DATA_KEY')} {files}"
             result = {"content": [{"type": "text", "text": text}], "isError": name == "fail"}
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
@@ -60,6 +60,7 @@ def section(*, tools: tuple[str, ...] = TOOLS, **settings: object) -> EnvGateway
         "transport": "stdio",
         "command": [sys.executable, "-c", SERVER, *tools],
         "task_variables": False,
+        "env": {"EPISODE": "{episode_dir}"},
         **settings,
     }
     spec = {"backend": "mcp", "servers": [server], "warm_starts": warm}
@@ -243,7 +244,7 @@ async def test_servers_that_get_variables_of_the_task_start_with_it() -> None:
         ({"task_variables": True, "reset_tool": "reset"}, "need task_variables = false"),
         ({"shared_state": True, "state_in_folder": True}, "state_in_folder is false"),
         (
-            {"transport": "http", "command": None, "url": "http://127.0.0.1:9", "reset_tool": None},
+            {"transport": "http", "command": None, "url": "http://127.0.0.1:9", "env": {}},
             'task_variables, state_in_folder and reset_tool need transport "stdio"',
         ),
     ],
