@@ -11,7 +11,7 @@ from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.http_transport import HttpTransport, SseTransport
-from services.env_gateway.adapters.mcp.read_only import mark_read_only
+from services.env_gateway.adapters.mcp.read_only import mark_tools
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.transport import Transport
 from services.env_gateway.adapters.server_address import connect_server, resolve_references
@@ -73,7 +73,7 @@ class McpInstance(Instance):
             tools = await self._session.list_tools(timeout_s)
         if not tools:
             raise BackendError("no_tools", "the server lists no tools yet", delivered=False)
-        return self._backend.mark_tools(tools)
+        return await self._backend.mark_tools(tools)
 
     def watch_tools(self, changed: Callable[[], None]) -> None:
         self._session.on_tools_changed = changed
@@ -276,8 +276,8 @@ class McpBackend(Backend):
         )
         return answer
 
-    def mark_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        return [mark_read_only(tool, self._config) for tool in tools]
+    async def mark_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        return await mark_tools(tools, self._config)
 
     def is_current(self, generation: int) -> bool:
         return generation == self._address.generation

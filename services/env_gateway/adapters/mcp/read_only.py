@@ -1,10 +1,21 @@
 """Read-only tools, by the settings and, if these trust them, by the server's hints."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from services.common.parsing import run_aside
 from services.env_gateway.config.backends import ToolServerConfig
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.tool_selection import COMPUTER
+
+# Marking a tool takes as long as parsing so many bytes.
+_TOOL_BYTES = 500
+
+
+async def mark_tools(tools: Sequence[Tool], config: ToolServerConfig) -> Sequence[Tool]:
+    """Return all tools of a server marked, off the event loop if they are many."""
+    size = len(tools) * _TOOL_BYTES
+    return await run_aside(size, lambda: [mark_read_only(tool, config) for tool in tools])
 
 
 def mark_read_only(tool: Tool, config: ToolServerConfig) -> Tool:

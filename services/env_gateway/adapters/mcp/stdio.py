@@ -8,10 +8,9 @@ from typing import Any
 
 from services.common.deadlines import loop_time
 from services.common.log import get_logger
-from services.common.parsing import run_aside
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server
-from services.env_gateway.adapters.mcp.read_only import mark_read_only
+from services.env_gateway.adapters.mcp.read_only import mark_tools
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.stdio_transport import StdioTransport
 from services.env_gateway.adapters.mcp.warm_pool import WarmPool
@@ -29,8 +28,6 @@ from services.env_gateway.ports import (
 from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
-# Marking a tool takes as long as parsing so many bytes.
-_TOOL_BYTES = 500
 _RESET_S = 30.0
 
 
@@ -142,12 +139,12 @@ class StdioInstance(Instance):
         return self._session.lost or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        hidden = self._server.reset_tool
-        tools = [t for t in await self._session.list_tools(timeout_s) if t.name != hidden]
+        tools = await self._session.list_tools(timeout_s)
+        if hidden := self._server.reset_tool:
+            tools = [tool for tool in tools if tool.name != hidden]
         if self._episode.note_listed(self._server.name):
             self._backend.note_start(self._episode)
-        size = len(tools) * _TOOL_BYTES
-        return await run_aside(size, lambda: [mark_read_only(t, self._server) for t in tools])
+        return await mark_tools(tools, self._server)
 
     def watch_tools(self, changed: Callable[[], None]) -> None:
         self._session.on_tools_changed = changed
