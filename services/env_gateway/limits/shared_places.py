@@ -14,6 +14,9 @@ class SharingGate(Protocol):
 
     name: str
 
+    @property
+    def waiting(self) -> int: ...
+
     def list_waiting_runs(self) -> list[str]: ...
 
     def let_in(self) -> bool:
@@ -57,7 +60,8 @@ class SharedPlaces:
         self._held[holder] -= 1
         if not self._held[holder]:
             del self._held[holder]
-        for gate in sorted(self._gates, key=self._rank_gate):
+        waiting = [gate for gate in self._gates if gate.waiting]
+        for gate in sorted(waiting, key=self._rank_gate):
             if gate.let_in():
                 self._gates.remove(gate)
                 self._gates.append(gate)
@@ -67,5 +71,4 @@ class SharedPlaces:
 
     def _rank_gate(self, gate: SharingGate) -> float:
         runs = gate.list_waiting_runs()
-        held = (self._held[gate.name, run] / self._weight_of(run) for run in runs)
-        return min(held, default=float("inf"))
+        return min(self._held[gate.name, run] / self._weight_of(run) for run in runs)

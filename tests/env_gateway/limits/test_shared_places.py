@@ -83,6 +83,10 @@ class Recorder:
         self._entered = entered
         at.add_gate(self)
 
+    @property
+    def waiting(self) -> int:
+        return len(self.list_waiting_runs())
+
     def list_waiting_runs(self) -> list[str]:
         return ["run"]
 
