@@ -26,6 +26,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from mcp import Client
@@ -42,6 +43,8 @@ ROUNDS = 15
 # Connecting costs so much that fewer calls suffice.
 CALLS_PER_RECONNECT = 5
 TOKEN = "benchmark-token-0123456789"
+# Of a gateway.
+ENVIRONMENT = {**os.environ, "FLOTILLA_TOKEN": TOKEN}
 TASK = make_task("booking", "train", 0)
 NAME, ARGUMENTS = plan_calls(TASK)[0]
 
@@ -115,14 +118,18 @@ def run_gateway(url: str) -> Generator[tuple[int, str]]:
     section = {"backend": "mcp", "servers": [{"url": url, "instances": True}]}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
-        spec = {"name": "benchmark", "policy": policy, "env_gateway": section}
-        (folder / "spec.json").write_text(json.dumps(spec))
-        command = [sys.executable, "-m", "services.env_gateway"]
-        command += ["--config", str(folder / "spec.json"), "--run-dir", str(folder / "run")]
-        environment = {**os.environ, "FLOTILLA_TOKEN": TOKEN}
-        with run_process(command, stderr=subprocess.PIPE, environment=environment) as process:
+        command = gateway_command(folder, section)
+        with run_process(command, stderr=subprocess.PIPE, environment=ENVIRONMENT) as process:
             yield process.pid, _read_address(process)
+
+
+def gateway_command(folder: Path, section: Mapping[str, Any]) -> list[str]:
+    """Write a spec with this section for the gateway; return the command that runs it."""
+    policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
+    spec = {"name": "benchmark", "policy": policy, "env_gateway": section}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "services.env_gateway"]
+    return [*command, "--config", str(folder / "spec.json"), "--run-dir", str(folder / "run")]
 
 
 def _read_address(process: subprocess.Popen[bytes]) -> str:

@@ -14,7 +14,6 @@ started ahead. The last line is one JSON object:
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway_call import ROOT, TOKEN
+from benchmarks.gateway_call import ENVIRONMENT, ROOT, TOKEN, gateway_command, run_process
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
@@ -76,22 +75,16 @@ def run_gateway(folder: Path, size: int) -> Generator[tuple[str, Path]]:
         "warm_starts": {"size": size, "starts_per_s": 100.0},
         "open_timeout_s": 600.0,
     }
-    policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
-    spec, log = folder / "spec.json", folder / "log"
-    spec.write_text(json.dumps({"name": "benchmark", "policy": policy, "env_gateway": section}))
-    command = [sys.executable, "-m", "services.env_gateway"]
-    command += ["--config", str(spec), "--run-dir", str(folder / "run")]
-    with log.open("w") as output:
-        environment = {**os.environ, "FLOTILLA_TOKEN": TOKEN}
-        with subprocess.Popen(command, cwd=ROOT, stderr=output, env=environment) as process:
-            try:
-                while "address" not in (serving := find_event(log, "serving")):
-                    if process.poll() is not None:
-                        raise SystemExit(log.read_text())
-                    time.sleep(0.1)
-                yield serving["address"], log
-            finally:
-                process.terminate()
+    log, command = folder / "log", gateway_command(folder, section)
+    with (
+        log.open("w") as output,
+        run_process(command, stderr=output.fileno(), environment=ENVIRONMENT) as process,
+    ):
+        while "address" not in (serving := find_event(log, "serving")):
+            if process.poll() is not None:
+                raise SystemExit(log.read_text())
+            time.sleep(0.1)
+        yield serving["address"], log
 
 
 def find_event(log: Path, event: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def read_address(body: Mapping[str, Any]) -> tuple[str, str]:
     for name, value in (("instance_id", body.get("instance_id")), ("urls.root", root)):
         if not isinstance(value, str) or not value:
             message = f"an instance is described without {name}: {reprlib.repr(dict(body))}"
-            raise BackendError("protocol", message[:500], delivered=None, invalid=True)
+            raise BackendError("protocol", message, delivered=None, invalid=True)
     return body["instance_id"], body["urls"]["root"]
 
 

@@ -14,6 +14,7 @@ from services.common.scratch_folders import scratch_folder
 
 _LOG = get_logger(__name__)
 _PREFIX = "flotilla-episodes-"
+TMP = Path("/tmp").resolve()
 # A server may have taken its own rights to a folder away, or be about to end.
 _REMOVE = 'rm -rf -- "$0" || { sleep 1; chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
 _REMOVE_AFTER_DEATH = f"cat; {_REMOVE}"
@@ -69,7 +70,7 @@ class EpisodeFolders:
         files, temporary = folder.root / "files", folder.root / "tmp"
         # Where this is their /tmp, the folder itself is mounted in it: removing that place would
         # take the folder away from them.
-        place = self._parent.relative_to("/tmp") if self._parent.is_relative_to("/tmp") else Path()
+        place = self._parent.relative_to(TMP) if self._parent.is_relative_to(TMP) else Path()
         kept = [
             word for part in (place, *place.parents) for word in ("!", "-path", temporary / part)
         ]

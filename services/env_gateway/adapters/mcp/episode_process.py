@@ -12,11 +12,10 @@ from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.errors import ConfigError
 from services.env_gateway.adapters import process_namespace
 from services.env_gateway.adapters.child_process import ChildProcess
-from services.env_gateway.adapters.mcp.episode_folders import EpisodeFolder, EpisodeFolders
+from services.env_gateway.adapters.mcp.episode_folders import TMP, EpisodeFolder, EpisodeFolders
 from services.env_gateway.adapters.server_address import configured_environment
 from services.env_gateway.config.backends import EPISODE_DIR, McpServer
 
-_TMP = Path("/tmp").resolve()
 _TMP_VARIABLES = ("TMPDIR", "TEMP", "TMP")
 _SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh")
 
@@ -132,7 +131,7 @@ class _Command:
         environment = {**dict.fromkeys(_TMP_VARIABLES, str(folder.temporary)), **given, **variables}
         mounts = [(folder.root, folder.seen)]
         if not _needs_tmp(self.words, self.environment):
-            mounts.insert(0, (folder.root / "tmp", _TMP))
+            mounts.insert(0, (folder.root / "tmp", TMP))
         return await ChildProcess.start(
             [_fill_in(word, folder) for word in self.words],
             environment,
@@ -191,4 +190,4 @@ def _needs_tmp(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     for name in _TMP_VARIABLES:
         inherited.pop(name, None)
     texts = (*command, *environment.values(), *inherited.values(), sys.executable, os.getcwd())
-    return any(f"{_TMP}/" in text for text in texts)
+    return any(f"{TMP}/" in text for text in texts)

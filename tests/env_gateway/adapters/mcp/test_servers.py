@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError, Text
+from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError
 from services.env_gateway.tasks.task_format import parse_task
+from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.fake_gateway import task_json, until
 
 # A server with a tool for each argument: NAME answers the server, and the files of its folder;
@@ -55,15 +55,6 @@ def section(*servers: Mapping[str, Any], **settings: object) -> EnvGatewayConfig
     )
 
 
-@asynccontextmanager
-async def backend_of(config: EnvGatewayConfig) -> AsyncGenerator[McpServersBackend]:
-    backend = McpServersBackend(config)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 async def opened(backend: McpServersBackend, episode: str = "e1", **task: object) -> Instance:
     request = ProvisionRequest(episode, parse_task(task_json(**task)), 60.0)
     return await backend.provision_instance(request, timeout_s=20.0)
@@ -71,15 +62,6 @@ async def opened(backend: McpServersBackend, episode: str = "e1", **task: object
 
 async def names(instance: Instance) -> list[str]:
     return [tool.name for tool in await instance.list_tools(timeout_s=20.0)]
-
-
-async def called(instance: Instance, name: str) -> str:
-    result = await instance.call_tool(name, {}, timeout_s=10.0)
-    return "".join(part.text for part in result.parts if isinstance(part, Text))
-
-
-def folders_of(temporary: Path) -> list[str]:
-    return [path.name for path in temporary.glob("flotilla-episodes-*/*")]
 
 
 async def test_an_episode_has_the_tools_of_its_servers_in_one_folder_of_its_own(

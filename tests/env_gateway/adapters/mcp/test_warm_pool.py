@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,9 @@ from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.adapters.process_usage import measure_usage
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest, Text
+from services.env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
+from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.fake_gateway import task_json, until
 
 # Tools: "look" answers how many calls this process has had, the task's data key and the files;
@@ -67,25 +66,11 @@ def section(*, tools: tuple[str, ...] = TOOLS, **settings: object) -> EnvGateway
     return parse_config(EnvGatewayConfig, spec, where="spec")
 
 
-@asynccontextmanager
-async def backend_of(config: EnvGatewayConfig) -> AsyncGenerator[McpServersBackend]:
-    backend = McpServersBackend(config)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 async def opened(backend: McpServersBackend, episode: str = "e1") -> Instance:
     request = ProvisionRequest(episode, parse_task(task_json(data_id="monday")), 60.0)
     instance = await backend.provision_instance(request, timeout_s=20.0)
     await instance.list_tools(timeout_s=20.0)
     return instance
-
-
-async def called(instance: Instance, name: str = "look", timeout_s: float = 10.0) -> str:
-    result = await instance.call_tool(name, {}, timeout_s=timeout_s)
-    return "".join(part.text for part in result.parts if isinstance(part, Text))
 
 
 def servers_running() -> list[int]:
@@ -101,10 +86,6 @@ def servers_running() -> list[int]:
     return found
 
 
-def folders_of(temporary: Path) -> list[Path]:
-    return list(temporary.glob("flotilla-episodes-*/*"))
-
-
 async def filled(backend: McpServersBackend, ready: int = 2) -> None:
     await until(lambda: backend.warm_pools == [PoolState("server", ready, 2)])
 
@@ -116,7 +97,7 @@ async def test_an_episode_gets_servers_that_are_ready_and_another_one_takes_thei
         await filled(backend)
         ready = set(servers_running())
         instance = await opened(backend)
-        assert await called(instance) == "1 None ", "it gets nothing of the task"
+        assert await called(instance, "look") == "1 None ", "it gets nothing of the task"
         await filled(backend)
         assert ready < set(servers_running())
         await instance.close(timeout_s=10.0)
@@ -128,7 +109,7 @@ async def test_beyond_the_pool_an_episode_starts_its_own_servers() -> None:
     async with backend_of(section(warm={"starts_per_s": 0.001})) as backend:
         await filled(backend, 1)
         several = await asyncio.gather(*(opened(backend, f"e{n}") for n in range(3)))
-        assert [await called(each) for each in several] == ["1 None "] * 3
+        assert [await called(each, "look") for each in several] == ["1 None "] * 3
 
 
 async def test_a_server_that_died_while_it_waited_is_not_handed_out() -> None:
@@ -138,7 +119,7 @@ async def test_a_server_that_died_while_it_waited_is_not_handed_out() -> None:
         for pid in dead:
             os.kill(pid, signal.SIGKILL)
         await filled(backend, 0)
-        assert await called(await opened(backend)) == "1 None "
+        assert await called(await opened(backend), "look") == "1 None "
         assert not set(dead) & set(servers_running())
 
 
@@ -154,7 +135,7 @@ async def test_a_server_with_a_reset_serves_the_next_episode_as_new(tmp_path: Pa
             tool for tool in TOOLS if tool != "reset"
         ]
         await called(first, "write")
-        assert await called(first) == "2 None seed written"
+        assert await called(first, "look") == "2 None seed written"
         pids = servers_running()
         # Closing is under way when the next one opens, which waits for it.
         closing = asyncio.create_task(first.close(timeout_s=10.0))
@@ -162,10 +143,10 @@ async def test_a_server_with_a_reset_serves_the_next_episode_as_new(tmp_path: Pa
         second = await opened(backend, "e2")
         await closing
         assert servers_running() == pids, "it is expected back, and not replaced"
-        assert await called(second) == "1 None seed"
+        assert await called(second, "look") == "1 None seed"
         # One that started with its episode, since the pool was empty, fills no second place.
         third = await opened(backend, "e3")
-        assert await called(third) == "1 None seed"
+        assert await called(third, "look") == "1 None seed"
         await second.close(timeout_s=10.0)
         await third.close(timeout_s=10.0)
         assert servers_running() == pids
@@ -179,7 +160,7 @@ async def test_a_server_that_keeps_only_its_folder_needs_no_tool_to_serve_the_ne
         first = await opened(backend, "e1")
         await called(first, "write")
         await first.close(timeout_s=10.0)
-        assert await called(await opened(backend, "e2")) == "2 None "
+        assert await called(await opened(backend, "e2"), "look") == "2 None "
 
 
 @pytest.mark.parametrize("why", ["failed", "unanswered", "dead"])
@@ -233,7 +214,7 @@ async def test_servers_that_get_variables_of_the_task_start_with_it() -> None:
     with capture_logs() as logs:
         async with backend_of(section(task_variables=True)) as backend:
             assert backend.warm_pools == []
-            assert await called(await opened(backend)) == "1 monday "
+            assert await called(await opened(backend), "look") == "1 monday "
     (said,) = [each for each in logs if each["event"] == "servers_not_started_ahead"]
     assert said["why"] == "task_variables is true for server"
 
