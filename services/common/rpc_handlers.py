@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from services.common import trace
 from services.common.auth import Authenticator
@@ -179,7 +180,9 @@ class _Call:
             # Protobuf's implementations raise different errors.
             message = f"cannot parse {len(raw)} bytes as a request of {self._method}"
             raise make_refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message) from error
-        for name in _list_ids(request.DESCRIPTOR):
+        # Probes of the network send plain bytes.
+        ids = _list_ids(request.DESCRIPTOR) if isinstance(request, Message) else []
+        for name in ids:
             if (size := len(getattr(request, name))) > _MOST_ID_CHARACTERS:
                 message = f"{name} has {size} characters, and at most {_MOST_ID_CHARACTERS} may be"
                 raise make_refusal(_Code.INVALID_ARGUMENT, "ID_TOO_LONG", message)

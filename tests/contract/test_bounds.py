@@ -131,19 +131,24 @@ def lease_request(worker: FakeWorker, **changes: Any) -> groups_pb.LeaseGroupReq
 
 
 LONG = "x" * 257
+REASONS_OF_NAMES = {
+    "request_id": "ID_TOO_LONG",
+    "worker_id": "ID_TOO_LONG",
+    "incarnation": "MALFORMED_REQUEST",
+}
 
 
 async def test_what_a_worker_calls_itself_is_short(tmp_path: Path) -> None:
     async with attached(tmp_path) as worker:
-        for name in ("request_id", "worker_id", "incarnation"):
+        for name, reason in REASONS_OF_NAMES.items():
             call = worker.groups.LeaseGroup(lease_request(worker, **{name: LONG}))
-            assert await refusal_of(call) == "MALFORMED_REQUEST", name
+            assert await refusal_of(call) == reason, name
         for many in ([LONG], [str(number) for number in range(65)]):
             call = worker.groups.LeaseGroup(lease_request(worker, capabilities=many))
             assert await refusal_of(call) == "MALFORMED_REQUEST"
         for name in ("worker_id", "incarnation"):
             stream: Any = worker.policies.Attach(attach_request(worker, **{name: LONG}))
-            assert await refusal_of(stream.read()) == "MALFORMED_REQUEST", name
+            assert await refusal_of(stream.read()) == REASONS_OF_NAMES[name], name
 
 
 async def test_a_learner_knows_so_many_workers(
