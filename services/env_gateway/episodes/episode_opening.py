@@ -26,8 +26,8 @@ from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.tool_selection import (
     COMPUTER,
     NothingToOfferError,
+    select_named,
     select_of_modality,
-    select_tools,
 )
 
 _LOG = get_logger(__name__)
@@ -175,12 +175,12 @@ class EpisodeOpener:
     def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
             task = session.episode.spec.task
-            chosen = select_tools(tools, task)
-            everything = select_of_modality(tools, task).values()
+            everything = select_of_modality(tools, task)
+            chosen = dict(select_named(everything, task))
         except NothingToOfferError as error:
             raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
         # A verifier may read with tools that the policy does not see.
-        session.readable = frozenset(tool.name for tool in everything if tool.read_only)
+        session.readable = frozenset(tool.name for tool in everything.values() if tool.read_only)
         config = self._config.screen_config_of(session.env_key)
         session.screen = make_screen(chosen, config, self._scale)
         if session.screen is not None:

@@ -30,11 +30,9 @@ class NothingToOfferError(Exception):
     """The task's modality excludes all of the environment's tools, or those that the task names."""
 
 
-def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
-    """Select the tools of the task's modality, or those of them that it names, and add
-    `submit_final_answer` for a tool_use task whose prompt mentions it. Raises
+def select_named(chosen: Mapping[str, Tool], task: Task) -> Mapping[str, Tool]:
+    """Select those of its modality's tools that the task names, or all. Raises
     NothingToOfferError."""
-    chosen = select_of_modality(tools, task)
     if not task.offered_tools or task.modality in _SCREEN_ONLY:
         return chosen
     for name in task.offered_tools:
@@ -50,7 +48,8 @@ def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
 
 
 def select_of_modality(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
-    """Select all tools that a task of this modality may be offered. Raises NothingToOfferError."""
+    """Select all tools that a task of this modality may be offered, with `submit_final_answer` if
+    its prompt mentions that. Raises NothingToOfferError."""
     tools = [_order_schema_keys(tool) for tool in tools]
     if task.modality in _SCREEN_ONLY:
         return _select_computer(tools, task)

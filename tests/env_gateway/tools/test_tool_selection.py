@@ -1,18 +1,27 @@
 """Tools offered to a policy, and the gateway's own tool for the final answer."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.ports import Execution, Text, Tool
-from services.env_gateway.tasks.task_format import TaskError, parse_task
-from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
+from services.env_gateway.tasks.task_format import Task, TaskError, parse_task
+from services.env_gateway.tools.tool_selection import (
+    NothingToOfferError,
+    select_named,
+    select_of_modality,
+)
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]
 PROMPT = "Find the price and call submit_final_answer with it."
+
+
+def select_tools(tools: Sequence[Tool], task: Task) -> Mapping[str, Tool]:
+    return select_named(select_of_modality(tools, task), task)
 
 
 def names(**task: Any) -> list[str]:

@@ -33,11 +33,13 @@ _RESET_S = 30.0
 
 class StdioEpisode:
     """The processes of one episode, and a session with each. `unanswered` counts the calls that
-    have, or may have, not ended."""
+    have, or may have, not ended. `listed_ahead` are the tools of servers that nobody has asked
+    since: an opening episode takes them from there."""
 
     def __init__(self, servers: Sequence[McpServer], processes: EpisodeProcesses) -> None:
         self.processes = processes
         self.unanswered = 0
+        self.listed_ahead: dict[str, Sequence[Tool]] = {}
         self._servers = servers
         self._started_at = loop_time()
         self._not_listed = {server.name for server in servers}
@@ -63,15 +65,24 @@ class StdioEpisode:
         return [child.pid for child in self.processes.children]
 
     async def open_sessions(self) -> None:
-        """Open the sessions ahead of their first use. Raises BackendError, also for a server
-        without its `reset_tool`."""
+        """Open the sessions ahead of their first use, and list the tools. Raises BackendError, also
+        for a server without its `reset_tool`."""
         for server, session in zip(self._servers, self.sessions, strict=True):
-            with naming_server(server.name):
+            name = server.name
+            # A list that changes from here on is forgotten, also while it is on its way.
+            self.listed_ahead[name] = ()
+            session.on_tools_changed = partial(self._forget_list, name)
+            with naming_server(name):
                 tools = await session.list_tools(server.start_timeout_s)
-            self.note_listed(server.name)
+            if name in self.listed_ahead:
+                self.listed_ahead[name] = tools
+            self.note_listed(name)
             if server.reset_tool not in (None, *(tool.name for tool in tools)):
-                why = f"server {server.name}: it has no tool {server.reset_tool!r} (reset_tool)"
+                why = f"server {name}: it has no tool {server.reset_tool!r} (reset_tool)"
                 raise BackendError("no_tools", why, delivered=False, invalid=True)
+
+    def _forget_list(self, server: str) -> None:
+        self.listed_ahead.pop(server, None)
 
     @property
     def is_lost(self) -> bool:
@@ -96,6 +107,7 @@ class StdioEpisode:
         try:
             await self.processes.restore_folder()
             results = [await each.call_tool(tool, {}, _RESET_S) for each, tool in resets]
+            await self.open_sessions()
         except (OSError, BackendError) as error:
             _LOG.warning("reset_failed", error=str(error))
             return False
@@ -139,7 +151,9 @@ class StdioInstance(Instance):
         return self._session.lost or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        tools = await self._session.list_tools(timeout_s)
+        tools = self._episode.listed_ahead.pop(self._server.name, None)
+        if tools is None:
+            tools = await self._session.list_tools(timeout_s)
         if hidden := self._server.reset_tool:
             tools = [tool for tool in tools if tool.name != hidden]
         if self._episode.note_listed(self._server.name):

@@ -22,10 +22,11 @@ from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, fold
 from tests.support.fake_gateway import task_json, until
 
 # Tools: "look" answers how many calls this process has had, the task's data key and the files;
-# "write" makes a file; "fail" and "hang" do that; "reset" counts from 0 again.
+# "write" makes a file; "fail" and "hang" do that; "reset" counts from 0 again; "late" is there from
+# the second listing on, which the server says.
 SERVER = """
 import json, os, sys, time
-calls = 0
+calls = lists = 0
 for line in sys.stdin:
     asked = json.loads(line)
     if "id" not in asked:
@@ -36,7 +37,8 @@ for line in sys.stdin:
             result = {"protocolVersion": asked["params"]["protocolVersion"],
                 "capabilities": {"tools": {}}, "serverInfo": {"name": "own", "version": "1"}}
         case "tools/list":
-            tools = sys.argv[1:]
+            tools = [t for t in sys.argv[1:] if lists or t != "late"]
+            lists += 1
             result = {"tools": [{"name": t, "inputSchema": {"type": "object"}} for t in tools]}
         case "tools/call":
             name = asked["params"]["name"]
@@ -49,6 +51,9 @@ for line in sys.stdin:
             text = f"{calls} {os.environ.get('FLOTILLA_DATA_KEY')} {files}"
             result = {"content": [{"type": "text", "text": text}], "isError": name == "fail"}
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+    if "late" in sys.argv and asked["method"] == "tools/list" and lists == 1:
+        changed = "notifications/tools/list_changed"
+        print(json.dumps({"jsonrpc": "2.0", "method": changed}), flush=True)
 """
 TOOLS = ("look", "write", "hang", "reset", "fail")
 
@@ -66,9 +71,13 @@ def section(*, tools: tuple[str, ...] = TOOLS, **settings: object) -> EnvGateway
     return parse_config(EnvGatewayConfig, spec, where="spec")
 
 
-async def opened(backend: McpServersBackend, episode: str = "e1") -> Instance:
+async def provisioned(backend: McpServersBackend, episode: str = "e1") -> Instance:
     request = ProvisionRequest(episode, parse_task(task_json(data_id="monday")), 60.0)
-    instance = await backend.provision_instance(request, timeout_s=20.0)
+    return await backend.provision_instance(request, timeout_s=20.0)
+
+
+async def opened(backend: McpServersBackend, episode: str = "e1") -> Instance:
+    instance = await provisioned(backend, episode)
     await instance.list_tools(timeout_s=20.0)
     return instance
 
@@ -110,6 +119,36 @@ async def test_beyond_the_pool_an_episode_starts_its_own_servers() -> None:
         await filled(backend, 1)
         several = await asyncio.gather(*(opened(backend, f"e{n}") for n in range(3)))
         assert [await called(each, "look") for each in several] == ["1 None "] * 3
+
+
+async def test_an_episode_opens_without_asking_servers_that_have_listed_their_tools() -> None:
+    async with backend_of(section()) as backend:
+        await filled(backend)
+        for server in servers_running():
+            os.kill(server, signal.SIGSTOP)
+        instance = await provisioned(backend)
+        assert [tool.name for tool in await instance.list_tools(timeout_s=0.5)] == [*TOOLS]
+        with pytest.raises(BackendError, match="no answer to tools/list"):
+            await instance.list_tools(timeout_s=0.5)
+
+
+async def test_tools_that_change_while_their_server_waits_are_listed_again() -> None:
+    async with backend_of(section(tools=("look", "late"))) as backend:
+        await filled(backend)
+        instance = await provisioned(backend)
+        tools = await instance.list_tools(timeout_s=10.0)
+        assert [tool.name for tool in tools] == ["look", "late"]
+
+
+async def test_a_server_that_serves_again_has_listed_its_tools_again() -> None:
+    config = section(tools=("look", "late", "reset"), reset_tool="reset", warm={"size": 1})
+    async with backend_of(config) as backend:
+        await until(lambda: backend.warm_pools == [PoolState("server", 1, 1)])
+        await (await provisioned(backend)).close(timeout_s=10.0)
+        for server in servers_running():
+            os.kill(server, signal.SIGSTOP)
+        tools = await (await provisioned(backend, "e2")).list_tools(timeout_s=0.5)
+        assert [tool.name for tool in tools] == ["look", "late"]
 
 
 async def test_a_server_that_died_while_it_waited_is_not_handed_out() -> None:
