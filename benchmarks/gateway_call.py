@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,51 +105,76 @@ def run_process(
 
 
 @contextmanager
-def mcp_server() -> Generator[str]:
-    command = [sys.executable, "-m", "environments.serve", "--die-with-parent"]
+def run_mcp_server(module: str = "environments.serve", *arguments: str) -> Generator[str]:
+    """Run a server that prints its URL; yield that."""
+    command = [sys.executable, "-m", module, "--die-with-parent", *arguments]
     with run_process(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]
 
 
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway's process, with its address and log."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log: Path
+
+
 @contextmanager
-def run_gateway(url: str) -> Generator[tuple[int, str]]:
-    """Run a gateway over the server; yield its process and the address from its log."""
-    section = {"backend": "mcp", "servers": [{"url": url, "instances": True}]}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        command = gateway_command(folder, section)
-        with run_process(command, stderr=subprocess.PIPE, environment=ENVIRONMENT) as process:
-            yield process.pid, _read_address(process)
-
-
-def gateway_command(folder: Path, section: Mapping[str, Any]) -> list[str]:
-    """Write a spec with this section for the gateway; return the command that runs it."""
+def run_gateway(
+    folder: Path, section: Mapping[str, Any], environment: Mapping[str, str] = ENVIRONMENT
+) -> Generator[Gateway]:
+    """Run a gateway with this section of its spec, and its files in `folder`."""
     policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
-    spec = {"name": "benchmark", "policy": policy, "env_gateway": section}
-    (folder / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "services.env_gateway"]
-    return [*command, "--config", str(folder / "spec.json"), "--run-dir", str(folder / "run")]
+    spec, log = folder / "spec.json", folder / "log"
+    spec.write_text(json.dumps({"name": "benchmark", "policy": policy, "env_gateway": section}))
+    command = [sys.executable, "-m", "services.env_gateway", "--config", str(spec)]
+    command += ["--run-dir", str(folder / "run")]
+    with (
+        log.open("w") as output,
+        run_process(command, stderr=output.fileno(), environment=environment) as process,
+    ):
+        while "address" not in (serving := find_event(log, "serving")):
+            if process.poll() is not None:
+                raise SystemExit(log.read_text())
+            time.sleep(0.1)
+        yield Gateway(process, serving["address"], log)
 
 
-def _read_address(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    for line in process.stderr:
-        message = json.loads(line)
-        if message.get("event") == "serving":
-            return message["address"]
-    raise RuntimeError("the gateway ended before it served")
+def find_event(log: Path, event: str) -> dict[str, Any]:
+    """Return the first event of that name in a gateway's log; empty if there is none."""
+    for line in log.read_text().splitlines():
+        if f'"{event}"' in line and (found := json.loads(line))["event"] == event:
+            return found
+    return {}
+
+
+@asynccontextmanager
+async def connect_worker(address: str) -> AsyncGenerator[GatewayEnvironment]:
+    """Yield the rollout workers' client of a gateway, which renews its episodes."""
+    async with rpc.channel(address, token=TOKEN) as channel:
+        environment = GatewayEnvironment(
+            channel, run_id="benchmark", worker_id="benchmark", renew_interval_s=15.0
+        )
+        renewing = asyncio.create_task(environment.keep_renewing())
+        try:
+            yield environment
+            await environment.wait_until_closed()
+        finally:
+            renewing.cancel()
+
+
+def make_section(url: str) -> dict[str, Any]:
+    """Return the section of a gateway whose environments are instances at the server."""
+    return {"backend": "mcp", "servers": [{"url": url, "instances": True}]}
 
 
 @asynccontextmanager
 async def gateway_calls(address: str, episodes: int) -> AsyncGenerator[list[Call]]:
     async with AsyncExitStack() as stack:
-        channel = await stack.enter_async_context(rpc.channel(address, token=TOKEN))
-        environment = GatewayEnvironment(
-            channel, run_id="benchmark", worker_id="benchmark", renew_interval_s=15.0
-        )
-        renewing = asyncio.create_task(environment.keep_renewing())
-        stack.callback(renewing.cancel)
+        environment = await stack.enter_async_context(connect_worker(address))
         yield [
             await _gateway_call(stack, environment, attempt, episodes)
             for attempt in range(episodes)
@@ -242,8 +267,13 @@ def main() -> None:
     if given.calls < CALLS_PER_RECONNECT or given.episodes < 1:
         parser.error(f"--calls must be at least {CALLS_PER_RECONNECT}, --episodes at least 1")
     logging.disable(logging.INFO)
-    with mcp_server() as url, run_gateway(url) as (pid, address):
-        costs = asyncio.run(measure_costs(given.calls, given.episodes, url, pid, address))
+    with (
+        run_mcp_server() as url,
+        tempfile.TemporaryDirectory() as folder,
+        run_gateway(Path(folder), make_section(url)) as gateway,
+    ):
+        pid = gateway.process.pid
+        costs = asyncio.run(measure_costs(given.calls, given.episodes, url, pid, gateway.address))
     print(json.dumps({name: round(value, 4) for name, value in compute_figures(costs).items()}))
 
 

@@ -19,12 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway_call import ENVIRONMENT, ROOT, TOKEN, gateway_command, run_process
+from benchmarks.gateway_call import ROOT, TOKEN, connect_worker, find_event, run_gateway
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
@@ -63,36 +61,17 @@ def list_servers(template: Path) -> list[dict[str, Any]]:
     return [{"name": name, "command": words, **shared} for name, words in commands.items()]
 
 
-@contextmanager
-def run_gateway(folder: Path, size: int) -> Generator[tuple[str, Path]]:
-    """Run a gateway that starts `size` episodes' servers ahead; yield its address and log."""
+def make_section(folder: Path, size: int) -> dict[str, Any]:
+    """Return the section of a gateway that starts `size` episodes' servers ahead."""
     template = folder / "template"
     template.mkdir()
-    section = {
+    return {
         "backend": "mcp",
         "servers": list_servers(template),
         "environments": {"office": {"servers": ["files", "git"]}},
         "warm_starts": {"size": size, "starts_per_s": 100.0},
         "open_timeout_s": 600.0,
     }
-    log, command = folder / "log", gateway_command(folder, section)
-    with (
-        log.open("w") as output,
-        run_process(command, stderr=output.fileno(), environment=ENVIRONMENT) as process,
-    ):
-        while "address" not in (serving := find_event(log, "serving")):
-            if process.poll() is not None:
-                raise SystemExit(log.read_text())
-            time.sleep(0.1)
-        yield serving["address"], log
-
-
-def find_event(log: Path, event: str) -> dict[str, Any]:
-    """Return the first event of that name in a gateway's log; empty if there is none."""
-    for line in log.read_text().splitlines():
-        if f'"{event}"' in line and (found := json.loads(line))["event"] == event:
-            return found
-    return {}
 
 
 async def open_burst(address: str, attempts: int, number: int) -> list[float]:
@@ -108,13 +87,8 @@ async def open_burst(address: str, attempts: int, number: int) -> list[float]:
             seconds.append(time.perf_counter() - started)
             await everybody.wait()
 
-    async with rpc.channel(address, token=TOKEN) as channel:
-        environment = GatewayEnvironment(
-            channel, run_id="benchmark", worker_id="benchmark", renew_interval_s=15.0
-        )
-        renewing = asyncio.create_task(environment.keep_renewing())
+    async with connect_worker(address) as environment:
         await asyncio.gather(*(open_one(environment, attempt) for attempt in range(attempts)))
-        renewing.cancel()
     return seconds
 
 
@@ -136,7 +110,9 @@ def measure_bursts(attempts: int, rounds: int, *, warm: bool) -> dict[str, float
     name, seconds, refills = "warm" if warm else "cold", [], []
     with tempfile.TemporaryDirectory() as folder:
         size = attempts if warm else 0
-        with run_gateway(Path(folder), size) as (address, log):
+        section = make_section(Path(folder), size)
+        with run_gateway(Path(folder), section) as gateway:
+            address = gateway.address
             if not warm:
                 asyncio.run(open_burst(address, 1, rounds))
             for number in range(rounds):
@@ -144,7 +120,7 @@ def measure_bursts(attempts: int, rounds: int, *, warm: bool) -> dict[str, float
                     refills.append(asyncio.run(wait_until_full(address, size)))
                 seconds += asyncio.run(open_burst(address, attempts, number))
                 print(f"{name} round {number + 1} of {rounds}", file=sys.stderr)
-            start = find_event(log, "servers_started")
+            start = find_event(gateway.log, "servers_started")
     figures = {f"{name}_p50_s": statistics.median(seconds), f"{name}_max_s": max(seconds)}
     if warm:
         return {**figures, "fill_s": refills[0], "refill_s": statistics.median(refills[1:])}

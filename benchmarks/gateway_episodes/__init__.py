@@ -1,0 +1,1 @@
+"""Thousands of episodes through one gateway: start at `__main__.py`."""
