@@ -201,12 +201,11 @@ class EpisodeOpener:
                 return await attempt(time)
             except NoPlaceError:
                 message = "the episode waited for its turn until it was over"
-                raise BackendError("no_place", message, delivered=False) from None
+                no_place = BackendError("no_place", message, delivered=False)
+                raise _name_earlier(failure, no_place) from None
             except BackendError as error:
-                if failure is not None and error.kind == "timeout" and time.left_s() <= 0:
-                    # Cut short by the end of the time, it does not say what the trouble is.
-                    error.args = (f"{failure}; then {error}",)
-                failure = error
+                cut_short = error.kind == "timeout" and time.left_s() <= 0
+                failure = _name_earlier(failure, error) if cut_short else error
             wait_s = backoff.next_wait_s(failure.retry_after_s)
             if failure.kind == "throttled":
                 # Too many at once, or no instance free: a queue, not a fault.
@@ -250,6 +249,14 @@ class _TimeToOpen:
 
     def give_back(self, seconds: float) -> None:
         self._until = min(self._until + seconds, self._ends_at)
+
+
+def _name_earlier(earlier: BackendError | None, last: BackendError) -> BackendError:
+    """Name the failure before the one that the end of the time caused, which does not say what the
+    trouble is."""
+    if earlier is not None:
+        last.args = (f"{earlier}; then {last}",)
+    return last
 
 
 def _check_tools_size(tools: Sequence[Tool]) -> None:

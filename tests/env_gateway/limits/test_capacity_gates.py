@@ -246,6 +246,21 @@ async def test_a_place_that_never_comes_ends_with_the_episode() -> None:
         assert "throttled" in (session.failure or "")
 
 
+async def test_an_episode_that_waits_for_its_turn_until_it_is_over_names_the_refusal_before() -> (
+    None
+):
+    backend = ScriptedBackend()
+    backend.fail_at("provision", failure("throttled", retry_after_s=0.01))
+    # The next creation may begin when the episode is over.
+    limits = {"creates_per_s": 0.1, "creates_burst": 1}
+    async with running(backend, limits=limits) as gateway:
+        session = gateway.open_episode(open_spec(budget_s=0.3))
+        await until(lambda: session.failure is not None)
+    assert session.failure == (
+        "throttled: on demand; then no_place: the episode waited for its turn until it was over"
+    )
+
+
 async def test_creations_in_flight_grow_with_success_and_fall_when_refused() -> None:
     backend = ScriptedBackend()
     backend.delays["provision"] = 0.002
