@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from services.common import trace
@@ -181,22 +181,40 @@ class _Call:
             message = f"cannot parse {len(raw)} bytes as a request of {self._method}"
             raise make_refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message) from error
         # Probes of the network send plain bytes.
-        ids = _list_ids(request.DESCRIPTOR) if isinstance(request, Message) else []
-        for name in ids:
-            if (size := len(getattr(request, name))) > _MOST_ID_CHARACTERS:
-                message = f"{name} has {size} characters, and at most {_MOST_ID_CHARACTERS} may be"
-                raise make_refusal(_Code.INVALID_ARGUMENT, "ID_TOO_LONG", message)
+        if isinstance(request, Message):
+            _check_ids(request)
         return request
 
 
+def _check_ids(message: Message) -> None:
+    """Refuse ids that are too long, in the message and in those within it."""
+    for field in _list_fields_with_ids(message.DESCRIPTOR):
+        value = getattr(message, field.name)
+        for each in value if field.is_repeated else (value,):
+            if isinstance(each, Message):
+                _check_ids(each)
+            elif len(each) > _MOST_ID_CHARACTERS:
+                text = (
+                    f"{field.name} has {len(each)} characters, and at most {_MOST_ID_CHARACTERS}"
+                    " may be"
+                )
+                raise make_refusal(_Code.INVALID_ARGUMENT, "ID_TOO_LONG", text)
+
+
 @cache
-def _list_ids(message: Descriptor) -> list[str]:
-    """Return the names of a message's fields that are ids."""
-    return [
-        field.name
-        for field in message.fields
-        if field.type == field.TYPE_STRING and not field.is_repeated and field.name.endswith("_id")
-    ]
+def _list_fields_with_ids(message: Descriptor) -> list[FieldDescriptor]:
+    """Return the fields of a message that are ids, or messages with such fields."""
+    return [field for field in message.fields if _has_ids(field, ())]
+
+
+def _has_ids(field: FieldDescriptor, outer: tuple[Descriptor, ...]) -> bool:
+    inner = field.message_type
+    if inner is None:
+        is_text = field.type == FieldDescriptor.TYPE_STRING
+        return is_text and field.name.endswith(("_id", "_ids"))
+    if inner.GetOptions().map_entry or inner in outer:
+        return False
+    return any(_has_ids(each, (*outer, inner)) for each in inner.fields)
 
 
 async def _awaited(result: Any) -> Any:

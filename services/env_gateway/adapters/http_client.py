@@ -133,12 +133,11 @@ def _redirect_target(answer: aiohttp.ClientResponse) -> URL:
     """Return where a redirect leads. Raises BackendError unless it keeps the origin and the
     method."""
     location = answer.headers.get("Location", "")
-    target: URL | None = None
+    keeps_method = answer.method == "GET" or answer.status in (307, 308)
     with suppress(ValueError):
         target = answer.url.join(URL(location, encoded=True))
-    keeps_method = answer.method == "GET" or answer.status in (307, 308)
-    if target is not None and keeps_method and target.origin() == answer.url.origin():
-        return target
+        if location and keeps_method and target.origin() == answer.url.origin():
+            return target
     shown = location.partition("?")[0][:_SHOWN]
     message = f"HTTP {answer.status} leads to {shown!r}, which is not followed; configure that URL"
     raise BackendError("redirect", message, delivered=False, invalid=True)

@@ -62,6 +62,8 @@ def parse_task(text: str) -> Task:
     fields = load_json_object(text, "the task")
     if unknown := describe_unknown_field(fields):
         raise TaskError(unknown)
+    if not isinstance(fields.get("passes_untouched") or False, bool):
+        raise TaskError("passes_untouched must be true or false")
     raw_variables = _read_raw_variables(fields.get("env_variables"))
     variables = {name: _as_text(value) for name, value in raw_variables.items()}
     current_date = _to_iso_date(variables.pop(_CURRENT_DATE, ""))

@@ -3,10 +3,12 @@
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +117,28 @@ def test_an_id_that_would_fill_memory_and_logs_is_refused_by_its_name(
     assert (refusal.code.name, refusal.reason) == ("INVALID_ARGUMENT", "ID_TOO_LONG")
     assert f"{field} has 900000 characters" in str(refusal)
     assert len(str(refusal)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "make_request"),
+    [
+        ("CallTool", lambda id_: pb.CallToolRequest(episode_id=id_)),
+        ("Grade", lambda id_: pb.GradeRequest(header=pb.GradeHeader(episode_id=id_))),
+        ("RenewEpisodes", lambda id_: pb.RenewEpisodesRequest(worker_id=id_)),
+        ("RenewEpisodes", lambda id_: pb.RenewEpisodesRequest(episode_ids=["e", id_])),
+        ("CloseEpisode", lambda id_: pb.CloseEpisodeRequest(episode_id=id_)),
+        ("FetchMedia", lambda id_: pb.FetchMediaRequest(episode_id=id_)),
+    ],
+)
+def test_every_request_is_refused_for_an_id_of_more_than_200_characters(
+    wire: Wire, name: str, make_request: Callable[[str], Message]
+) -> None:
+    refusal = refused(wire, name, make_request("x" * 201).SerializeToString())
+    assert (refusal.code.name, refusal.reason) == ("INVALID_ARGUMENT", "ID_TOO_LONG")
+    try:
+        wire.send(name, make_request("x" * 200).SerializeToString())
+    except Refused as refusal:
+        assert refusal.reason == "EPISODE_LOST"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,6 +59,7 @@ def test_both_vocabularies_mean_the_same_task() -> None:
         ({"env_key": "other"}, "same field with two values"),
         ({"prompt": 5.5}, "prompt must be a string, not float"),
         ({"verifier_func": 5}, "verifier_func must be a string, not int"),
+        ({"passes_untouched": "no"}, "passes_untouched must be true or false"),
         ({"verifer_func": "x"}, "unknown field 'verifer_func'; did you mean 'verifier_func'"),
         ({"mine": 1}, "unknown field 'mine'.* belongs in `metadata`"),
         ({"env_id": "../../etc"}, "must be letters"),

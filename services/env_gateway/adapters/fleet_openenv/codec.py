@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.tasks.task_format import Task
+from services.env_gateway.tools.tool_schemas import dump_schema
 from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER
 
 
@@ -34,7 +35,7 @@ def parse_tools(observation: Mapping[str, Any]) -> Sequence[Tool]:
         Tool(
             function["name"],
             function.get("description") or "",
-            json.dumps(function.get("parameters") or {"type": "object"}),
+            dump_schema(function["name"], function.get("parameters") or {}),
         )
         for function in functions
         if function["name"] != SUBMIT_FINAL_ANSWER.name

@@ -43,7 +43,10 @@ class JoinedInstance(Instance):
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         async def list_one(server: str, part: Instance) -> Sequence[Tool]:
             with naming_server(server):
-                return await part.list_tools(timeout_s=timeout_s)
+                if tools := await part.list_tools(timeout_s=timeout_s):
+                    return tools
+                # The others' tools are not all that the task needs.
+                raise BackendError("no_tools", "it lists no tools yet", delivered=False)
 
         lists = await asyncio.gather(*(list_one(*each) for each in self._parts.items()))
         kept = {place: offered for offered, place in self._tools.items()}

@@ -1,5 +1,6 @@
 """The two streams of messages over which the official SDK speaks MCP."""
 
+import json
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
 from types import TracebackType
@@ -21,6 +22,8 @@ from services.common.deadlines import loop_time
 from services.common.parsing import TextLimits, as_object, parse_json_aside
 from services.env_gateway.ports import BackendError
 
+# Characters shown of a malformed message.
+_SHOWN = 200
 INITIALIZED = "notifications/initialized"
 CANCELLED = "notifications/cancelled"
 # Seconds for a message that nobody waits for, such as the answer to a server's request.
@@ -139,5 +142,5 @@ def parse_message(value: object) -> JSONRPCMessage | None:
     try:
         return jsonrpc_message_adapter.validate_python(fields, by_name=False)
     except ValidationError as error:
-        message = f"no message of JSON-RPC: {error}"
-        raise BackendError("protocol", message[:500], delivered=None) from error
+        message = f"no message of JSON-RPC: {json.dumps(value)[:_SHOWN]}"
+        raise BackendError("protocol", message, delivered=None) from error

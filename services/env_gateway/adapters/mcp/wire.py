@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
+from services.env_gateway.tools.tool_schemas import dump_schema
 
 T = TypeVar("T")
 
@@ -50,13 +51,12 @@ def _parse_answer(method: str, read: Callable[[], T], *, delivered: bool | None)
 def _parse_tool(item: Mapping[str, Any]) -> Tool:
     hints = item.get("annotations") or {}
     name = _require_text(item["name"])
-    schema = item.get("inputSchema", {"type": "object"})
-    if not isinstance(schema, dict):
-        raise TypeError(f"the inputSchema of {name[:100]!r} is no object")
+    if not name:
+        raise TypeError("a tool has an empty name")
     return Tool(
         name=name,
         description=_require_text(item.get("description") or ""),
-        input_schema_json=json.dumps(schema or {"type": "object"}),
+        input_schema_json=dump_schema(name, item.get("inputSchema", {})),
         read_only=hints.get("readOnlyHint") is True,
         idempotent=hints.get("idempotentHint") is True,
     )

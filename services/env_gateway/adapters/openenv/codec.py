@@ -11,6 +11,7 @@ from services.common.parsing import as_object
 from services.env_gateway.adapters.mcp.wire import parse_parts
 from services.env_gateway.ports import BackendError, CallResult, CheckReport, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
+from services.env_gateway.tools.tool_schemas import dump_schema
 from services.env_gateway.verify.check_report import split_report
 
 _TOOL_ACTIONS = ("call_tool", "list_tools")
@@ -150,7 +151,7 @@ def _parse_tool(
     return Tool(
         name,
         str(item.get("description") or ""),
-        json.dumps(schema or {"type": "object"}),
+        dump_schema(name, schema),
         read_only=name in read_only or own.get("readOnlyHint") is True,
         idempotent=own.get("idempotentHint") is True,
     )

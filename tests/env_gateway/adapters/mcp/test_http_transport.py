@@ -249,6 +249,23 @@ async def test_what_the_server_asks_is_answered_or_refused(method: str, outside:
     assert result.parts == (Text("{}" if method == "ping" else "-32601"),)
 
 
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "", None])
+async def test_a_redirect_to_nowhere_is_refused_and_was_not_executed(location: str | None) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            return web.Response(status=405)
+        message = await request.json()
+        if message["method"] == "tools/call":
+            headers = {} if location is None else {"location": location}
+            return web.Response(status=307, headers=headers)
+        return reply(message) if "id" in message else web.Response(status=202)
+
+    async with session_at("/mcp", handle) as session:
+        with pytest.raises(BackendError, match="HTTP 307 leads to") as caught:
+            await session.call_tool("t", {}, 5.0)
+    assert (caught.value.delivered, caught.value.invalid) == (False, True)
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["initialize", "tools/call"])
 async def test_a_redirect_to_another_origin_is_refused_and_its_page_not_read(

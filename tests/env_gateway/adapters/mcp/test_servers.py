@@ -143,6 +143,13 @@ async def test_failures_name_the_server_and_leave_nothing(temporary: Path) -> No
         assert folders_of(temporary) == []
 
 
+async def test_a_server_that_lists_no_tools_is_not_left_out_in_silence() -> None:
+    async with backend_of(section(server("a", "x"), server("b"))) as backend:
+        instance = await opened(backend, servers=["a", "b"])
+        with pytest.raises(BackendError, match="server b: no_tools: it lists no tools yet"):
+            await names(instance)
+
+
 async def test_a_server_that_does_not_start_ends_the_others(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,9 @@ async def test_a_tool_that_cannot_be_offered_is_named() -> None:
     twice = await listing_failure(lambda _: {"tools": [TOOL, TOOL]})
     assert "two tools of the server are named 't'" in twice
     odd = await listing_failure(lambda _: {"tools": [{"name": "odd", "inputSchema": True}]})
-    assert "the inputSchema of 'odd' is no object" in odd
+    assert "the schema of the tool 'odd' is no object" in odd
+    unnamed = await listing_failure(lambda _: {"tools": [{**TOOL, "name": ""}]})
+    assert "a tool has an empty name" in unnamed
 
 
 def test_parts_of_every_kind_are_read() -> None:
