@@ -213,7 +213,7 @@ async def play_episodes(
         held = await watch.settle()
         mib = [watch.measure_mib()]
         open_mib = await hold_open(Player(environment, world), watch, rest[:concurrency])
-        await watch.settle(held)
+        await watch.settle()
         player, started = Player(environment, world), time.perf_counter()
         for half in (range(count // 2), range(count // 2, count)):
             await player.play_all(half, concurrency)

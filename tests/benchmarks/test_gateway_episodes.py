@@ -9,7 +9,7 @@ import pytest
 from tests.support.repository import ROOT
 
 
-@pytest.mark.parametrize("servers", ["http", "stdio"])
+@pytest.mark.parametrize("servers", ["http", pytest.param("stdio", marks=pytest.mark.slow)])
 def test_no_episode_is_lost_or_played_twice_or_left_behind_though_connections_are_cut(
     servers: str,
 ) -> None:

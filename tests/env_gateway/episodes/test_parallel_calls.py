@@ -149,7 +149,7 @@ async def test_a_read_whose_predecessor_never_comes_ends_in_time_and_holds_up_no
     shelf = Shelf()
     async with running(shelf) as gateway:
         session = await opened(gateway)
-        late = asyncio.create_task(call(gateway, session, 1, timeout_s=0.1))
+        late = asyncio.create_task(call(gateway, session, 1, timeout_s=1.0))
         await asyncio.sleep(0.01)
         assert (await gateway.grade_episode(session, None, None, 5.0)).reward == 1.0
         assert not late.done()
