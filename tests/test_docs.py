@@ -1,8 +1,11 @@
-"""Pages are whole, and the example under docs/examples does what docs/running.md describes."""
+"""Pages are whole, and the examples under docs/examples do what docs/running.md and
+docs/env_gateway.md describe."""
 
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,26 @@ from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
-TASKS: list[dict[str, Any]] = json.loads((EXAMPLES / "stock_tasks.json").read_text())["tasks"]
 
 
-def test_every_section_of_the_example_is_valid() -> None:
-    spec = load_spec(EXAMPLES / "stock.toml")
+def tasks_of(example: str) -> list[dict[str, Any]]:
+    return json.loads((EXAMPLES / f"{example}_tasks.json").read_text())["tasks"]
+
+
+def verifier_of(example: str, task: dict[str, Any], function: str) -> Callable[..., int]:
+    """A task's verifier, which may run without a sandbox."""
+    source = parse_task(json.dumps(task)).verifier
+    assert source is not None
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    assert digest in load_digests(EXAMPLES / f"{example}_verifiers.sha256")
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return scope[function]
+
+
+@pytest.mark.parametrize("example", ["stock", "office"])
+def test_every_section_of_the_example_is_valid(example: str) -> None:
+    spec = load_spec(EXAMPLES / f"{example}.toml")
     for name, section in (
         ("env_gateway", EnvGatewayConfig),
         ("rollout", RolloutConfig),
@@ -30,20 +48,41 @@ def test_every_section_of_the_example_is_valid() -> None:
         parse_config(section, spec[name], where=name)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task["key"]))
+@pytest.mark.parametrize("task", tasks_of("stock"), ids=lambda task: str(task["key"]))
 def test_the_verifier_of_each_task_may_run_and_distinguishes_a_pass_from_a_fail(
     task: dict[str, Any],
 ) -> None:
-    source = parse_task(json.dumps(task)).verifier
-    assert source is not None
-    digest = hashlib.sha256(source.encode()).hexdigest()
-    assert digest in load_digests(EXAMPLES / "stock_verifiers.sha256")
-    scope: dict[str, Any] = {}
-    exec(source, scope)
+    looked_up = verifier_of("stock", task, "looked_up")
     item = task["key"].removeprefix("price-")
     for found, reward in ((json.dumps([{"item": item, "price": 3}]), 1), ("[]", 0)):
         line = json.dumps({"role": "tool", "content": found})
-        assert scope["looked_up"](None, conversation=line) == reward
+        assert looked_up(None, conversation=line) == reward
+
+
+@dataclass
+class Office:
+    """What a verifier of the office sees through the tools of both servers."""
+
+    letters: dict[str, str]
+
+    def call_tool(self, name: str, item: str = "") -> Any:
+        assert (name, item) in {("read_letters", ""), ("find_price", item)}
+        return self.letters if name == "read_letters" else 7
+
+
+@pytest.mark.parametrize("task", tasks_of("office"), ids=lambda task: str(task["key"]))
+def test_a_letter_of_the_office_is_graded_by_its_price_and_by_who_gets_it(
+    task: dict[str, Any],
+) -> None:
+    answered = verifier_of("office", task, "answered")
+    asking = task["prompt"].split()[0]
+    for letters, reward in (
+        ({asking: "It costs 7"}, 1),
+        ({asking: "It costs 70"}, 0),
+        ({"Dan": "It costs 7"}, 0),
+        ({}, 0),
+    ):
+        assert answered(Office(letters)) == reward
 
 
 def test_the_verifier_of_the_notebook_may_run_without_a_sandbox() -> None:

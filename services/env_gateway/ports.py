@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from services.common.redaction import redact
 from services.env_gateway.tasks.task_format import Task
 
 SqlValue = str | int | float | bytes | None
@@ -87,7 +88,8 @@ class BackendError(Exception):
         bad_arguments: bool = False,
         unreachable: bool = False,
     ) -> None:
-        super().__init__(f"{kind}: {message}")
+        # Workers get the message, and servers repeat what they were sent.
+        super().__init__(redact(f"{kind}: {message}"))
         self.kind = kind
         self.delivered = delivered
         self.retry_after_s = retry_after_s

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
+from services.env_gateway.config.backends import McpServer
 from tests.support.environment_processes import environment_command
 from tests.support.gateway_process import gateway_process, open_episode, write_spec
+from tests.support.http_answers import Answer, serve_answers
 
 SECTION = """
 [env_gateway]
@@ -90,3 +93,49 @@ def test_a_configuration_is_checked_without_starting_anything(tmp_path: Path) ->
     wrong = run("--config", str(spec), "--check-config", "--env_gateway.lease_tll_s=3")
     assert wrong.returncode == 2
     assert "lease_ttl_s" in wrong.stderr
+
+
+def test_the_help_lists_every_key_of_a_server_with_its_default() -> None:
+    listed = run("--help").stdout.split()
+    prefix = "--env_gateway.servers.0."
+    keys = [word.removeprefix(prefix).partition("=")[0] for word in listed if prefix in word]
+    assert sorted(keys) == sorted(McpServer.model_fields)
+    for default in ("transport=http", "start_timeout_s=60.0", "read_only_tools=()"):
+        assert f"{prefix}{default}" in listed
+
+
+async def test_the_key_of_each_server_is_hidden_whatever_the_name_of_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"OFFICE_ONE": "alpha-0123456789", "OFFICE_TWO": "bravo-0123456789"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+    def repeat_key(request: BaseHTTPRequestHandler) -> Answer:
+        key = request.headers["authorization"].removeprefix("Bearer ")
+        return 401, {"content-type": "text/plain"}, f"unknown key {key}".encode()
+
+    for number, name in enumerate(values):
+        with serve_answers(repeat_key) as url:
+            section = f"""
+[env_gateway]
+backend = "mcp"
+environments.booking.servers = ["s{number}"]
+[[env_gateway.servers]]
+name = "s0"
+url = "{url}"
+api_key_env = "OFFICE_ONE"
+[[env_gateway.servers]]
+name = "s1"
+url = "{url}"
+api_key_env = "OFFICE_TWO"
+"""
+            async with gateway_process(tmp_path, section) as (process, stub):
+                failed = await open_episode(stub, 0)
+                process.terminate()
+                assert process.stderr is not None
+                log = (await process.stderr.read()).decode()
+        said = f"HTTP 401: unknown key ***; its key is that of the variable {name}"
+        assert said in failed.detail
+        shown = failed.detail + log
+        assert [value for value in values.values() if value in shown] == [], shown

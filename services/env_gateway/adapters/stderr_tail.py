@@ -1,6 +1,7 @@
 """The standard error of a command: passed on within bounds, its end kept."""
 
 import asyncio
+import re
 import sys
 import time
 from contextlib import suppress
@@ -16,6 +17,8 @@ _KEPT_BYTES, _SHOWN_CHARS, _END_S = 2**14, 600, 1.0
 # What a command may write in each period. Beyond that it is read more slowly, and dropped.
 PASSED_BYTES, PERIOD_S = 2**18, 60.0
 _PAUSE_S = 0.01
+# Node ends its report of an error with its own version.
+_NODE_END, _ERROR = re.compile(r"Node\.js v[\d.]+"), re.compile(r"\w*Error\b")
 
 
 class OutputAllowance:
@@ -61,7 +64,7 @@ class StderrTail:
         self._reading = asyncio.create_task(self._read_stderr())
 
     async def describe_end(self) -> str:
-        """Describe how the command ended, with the last line that it wrote."""
+        """Describe how the command ended, with the last line that it wrote, or the error above."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
@@ -83,7 +86,9 @@ class StderrTail:
         if self._cut:
             # The first line may begin within a secret.
             lines = lines[1:] or [lines[0][-_SHOWN_CHARS:]]
-        return next((line.strip()[:_SHOWN_CHARS] for line in reversed(lines) if line.strip()), "")
+        written = [line.strip()[:_SHOWN_CHARS] for line in reversed(lines) if line.strip()]
+        errors = filter(_ERROR.match, written) if written and _NODE_END.match(written[0]) else ()
+        return next(iter([*errors, *written]), "")
 
     async def _read_stderr(self) -> None:
         begun = b""

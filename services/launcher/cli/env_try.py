@@ -176,7 +176,7 @@ async def _open_with_progress(
     """Open the episode and print its progress. Raises CommandError."""
     env_key = env_key_of(task)
     own = section.get("environments", {}).get(env_key, {})
-    where = backend_key(section, own.get("backend") or section.get("backend", "embedded"))
+    backend = own.get("backend") or section.get("backend", "embedded")
     slow = is_slow(section, env_key)
     # A person takes long; the gateway takes the most that it allows.
     request.budget.FromSeconds(_DAY_S)
@@ -185,8 +185,9 @@ async def _open_with_progress(
             stub, request, limit_s=_OPEN_S, slow=slow, take_state=_make_state_printer(console)
         )
     except NotOpenedError as error:
-        what = f"cannot open the environment: {error}"
-        raise CommandError(f"{what}; {suggest_backend_fix(str(error), where)}") from error
+        detail = str(error)
+        fix = suggest_backend_fix(detail, backend_key(section, backend, detail))
+        raise CommandError(f"cannot open the environment: {detail}; {fix}") from error
 
 
 def _make_state_printer(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:

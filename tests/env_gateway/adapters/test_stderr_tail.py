@@ -53,6 +53,13 @@ async def test_output_within_the_bounds_is_passed_on_whole(
     assert capfd.readouterr().err == "warning\n" * 20_000 + "the end"
 
 
+async def test_the_error_is_named_that_node_ends_at() -> None:
+    report = "x.js:1\n  err = new Error(\n\nError: no bindings. Tried:\n - a\n    at b (x.js:1)\n\n"
+    child = await ChildProcess.start(writing("", 0, f"{report}Node.js v20.1.0\n"), {})
+    await end_of(child)
+    assert (await child.describe_end()).endswith("and wrote: Error: no bindings. Tried:")
+
+
 async def test_no_part_of_a_secret_is_shown_where_the_end_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

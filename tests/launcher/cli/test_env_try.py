@@ -181,6 +181,18 @@ def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path:
     assert "or correct env_gateway.servers.0.url" in done.stdout
 
 
+def test_a_fix_names_the_server_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    task = {"key": "a", "prompt": "A", "env_id": "two", "servers": ["one", "away"]}
+    path.write_text(json.dumps([task]))
+    servers = """--env_gateway.servers=[
+        {name = "one", url = "http://127.0.0.1:9/mcp"}, {name = "away", command = ["true"],
+        transport = "stdio"}]"""
+    done = run(SPEC, path, servers)
+    assert (done.returncode, "server away: lost: " in done.stdout) == (1, True), done.stdout
+    assert "correct env_gateway.servers.1, or the task" in done.stdout
+
+
 def running(folder: Path) -> list[str]:
     """Gateways whose run folder is in `folder`."""
     listed = subprocess.run(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.probe_list import PROBES, Probe
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.doctor.run_probes import examine_run
+from services.launcher.doctor.run_probes import examine_run, run_probes
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.run_plan import parse_spec
@@ -126,6 +127,23 @@ async def test_a_probe_that_hangs_is_ended_and_delays_no_other(
     assert (well.status, wrong.status, left.status) == (Status.OK, Status.FAIL, Status.SKIPPED)
     assert "the probe itself failed: ZeroDivisionError()" in wrong.detail
     assert not psutil.pid_exists(int(marker.read_text()))
+
+
+async def test_what_a_server_repeats_of_its_key_is_hidden_whatever_its_variable(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    async def repeat_keys(about: RunContext) -> list[Finding]:
+        return [ok(" and ".join(about.environ[name] for name in ("OFFICE_ONE", "OFFICE_TWO")))]
+
+    servers = """env_gateway.servers=[
+        {name = "one", url = "http://127.0.0.1:9", api_key_env = "OFFICE_ONE"},
+        {name = "two", url = "http://127.0.0.1:9", headers = {x-key = "$OFFICE_TWO"}}]"""
+    content = spec(policy, tasks, "env_gateway.backend=mcp", servers)
+    about = subject(content, tmp_path)
+    keys = {"OFFICE_ONE": "alpha-0123456789", "OFFICE_TWO": "bravo-0123456789"}
+    about = replace(about, environ={**about.environ, **keys})
+    (found,) = await run_probes(about, [Probe("repeating", repeat_keys, 1.0)])
+    assert found.detail == "[OFFICE_ONE] and [OFFICE_TWO]"
 
 
 def intent(content: dict[str, Any], folder: Path) -> PendingRun:

@@ -110,7 +110,7 @@ class _Command:
         assert server.command is not None, "checked by McpServer"
         words: Sequence[str] = server.command
         if not server.shared_state:
-            words = tuple(_locate_programs(words, templates))
+            words = tuple(_locate_programs(server, templates))
         return cls(server.name, words, environment, server.shared_state, server.task_variables)
 
     async def start(
@@ -174,14 +174,20 @@ def _fill_in(text: str, folder: EpisodeFolder) -> str:
     return text.replace(EPISODE_DIR, str(folder.files))
 
 
-def _locate_programs(command: Sequence[str], templates: Sequence[Path]) -> Iterator[str]:
+def _locate_programs(server: McpServer, templates: Sequence[Path]) -> Iterator[str]:
     """Yield the words of a command, those that name a program or script in our working directory as
-    absolute paths; the templates' come first."""
-    for number, word in enumerate(command):
-        names_program = word.endswith(_SCRIPTS) or (number == 0 and "/" in word)
-        in_template = any(os.path.exists(template / word) for template in templates)
-        located = names_program and not in_template and os.path.isfile(word)
-        yield os.path.abspath(word) if located else word
+    absolute paths; the templates' come first. Raises ConfigError for one that is nowhere."""
+    for number, word in enumerate(server.command or ()):
+        named = word.endswith(_SCRIPTS) or (number == 0 and "/" in word)
+        if not named or EPISODE_DIR in word or any((each / word).exists() for each in templates):
+            yield word
+        elif os.path.isfile(word):
+            yield os.path.abspath(word)
+        elif number < 2:
+            # Later words may name files that the server is to make.
+            raise ConfigError(f"{server.where}.command: there is no file {word} in {os.getcwd()}")
+        else:
+            yield word
 
 
 def _needs_tmp(command: Sequence[str], environment: Mapping[str, str]) -> bool:

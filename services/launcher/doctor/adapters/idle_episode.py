@@ -56,7 +56,7 @@ class IdleEpisode:
 
 async def play_idle_episode(stub: Any, section: Mapping[str, Any], canary: Canary) -> IdleEpisode:
     """Open an episode, call the tools that only read, grade and close it. Raises FindingError."""
-    env_key, where = canary.env_key, backend_key(section, canary.backend)
+    env_key = canary.env_key
     slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
     request = make_open_request(canary.task, "doctor")
     try:
@@ -64,6 +64,7 @@ async def play_idle_episode(stub: Any, section: Mapping[str, Any], canary: Canar
     except NotOpenedError as error:
         reason = short_reason(str(error))
         what = f"{env_key} cannot be opened: {reason}"
+        where = backend_key(section, canary.backend, reason)
         raise FindingError(fail, what, suggest_backend_fix(reason, where)) from error
     try:
         _check_tools(canary, last.ready)
@@ -73,6 +74,7 @@ async def play_idle_episode(stub: Any, section: Mapping[str, Any], canary: Canar
     except grpc.aio.AioRpcError as error:
         reason = short_reason(rpc_error_text(error))
         what = f"{env_key} cannot be graded: {reason}"
+        where = backend_key(section, canary.backend, reason)
         raise FindingError(fail, what, suggest_backend_fix(reason, where)) from error
     finally:
         closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)

@@ -38,10 +38,14 @@ def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
     return backend in FLEET_BACKENDS or any(each.get("instances") for each in tables)
 
 
-def backend_key(section: Mapping[str, Any], backend: str) -> str:
-    """Return the key of a backend's settings in the spec; for MCP, of its servers."""
-    keys = list(backend_tables(section, backend))
-    return keys[0] if len(keys) == 1 else "env_gateway.servers.N"
+def backend_key(section: Mapping[str, Any], backend: str, detail: str) -> str:
+    """Return the key of a backend's settings in the spec; of several MCP servers, that of the one
+    that `detail` names."""
+    tables = backend_tables(section, backend)
+    for key, table in tables.items():
+        if len(tables) == 1 or f"server {table.get('name')}: " in detail:
+            return key
+    return "env_gateway.servers"
 
 
 def make_open_request(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:

@@ -1,13 +1,16 @@
 """Episodes of several MCP servers: real processes, and one server over HTTP."""
 
 import asyncio
+import json
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from environments.tasks import make_task
 from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
@@ -15,7 +18,10 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
-from tests.support.fake_gateway import task_json, until
+from tests.support.environment_processes import environment_command
+from tests.support.fake_gateway import open_spec, task_json, until
+from tests.support.fake_gateway import opened as opened_at
+from tests.support.grading_gateway import grading_gateway, solve
 
 # A server with a tool for each argument: NAME answers the server, and the files of its folder;
 # "write" makes a file, "die" ends the process. "listing" fails to list tools.
@@ -171,3 +177,37 @@ def test_two_templates_with_the_same_file_are_refused_at_the_start(tmp_path: Pat
     config = section(*servers, environments={"x": {"servers": ["one", "two"]}})
     with pytest.raises(ConfigError, match=r"servers\.two\.template: inner/note is also in .*'one'"):
         McpServersBackend(config)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_program_or_script_that_is_not_there_is_refused_at_the_start(number: int) -> None:
+    command = [sys.executable, __file__]
+    command[number] = "nowhere/server.py"
+    with pytest.raises(ConfigError, match=r"servers\.a\.command: .*nowhere/server\.py in "):
+        McpServersBackend(section(server("a", command=command)))
+
+
+@pytest.fixture
+def apps_url() -> Iterator[str]:
+    """The URL of a server that shows a database of each instance."""
+    command = environment_command("-m", "environments.serve", "--port", "0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        process.terminate()
+
+
+async def test_a_verifier_queries_the_one_server_that_shows_a_database(apps_url: str) -> None:
+    config = section(server("plain", "look"), {"name": "apps", "url": apps_url, "instances": True})
+    task = {**make_task("booking", "train", 0), "servers": ["apps", "plain"]}
+    open_one = lambda attempt: opened_at(gateway, open_spec(attempt, task=json.dumps(task)))  # noqa: E731
+    async with (
+        backend_of(config) as backend,
+        grading_gateway({"mcp": backend}, config) as gateway,
+    ):
+        solved, untouched = await open_one(0), await open_one(1)
+        assert {"look", "find_bookings"} <= {*solved.tools}
+        await solve(gateway, solved, task)
+        for session, reward in ((solved, 1.0), (untouched, 0.0)):
+            grade = await gateway.grade_episode(session, "done", None, 30.0)
+            assert (grade.reward, grade.reason) == (reward, None)

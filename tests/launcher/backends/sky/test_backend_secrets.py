@@ -49,6 +49,17 @@ def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_a
     assert named(command=["python"]) == ()
 
 
+def test_the_gateway_gets_the_key_of_each_server_that_somebody_else_runs() -> None:
+    servers = [
+        {"name": "one", "url": "http://one.example", "api_key_env": "OFFICE_ONE"},
+        {"name": "two", "url": "http://two.example", "api_key_env": "OFFICE_TWO"},
+        {"name": "ours", "command": ["serve"], "api_key_env": "OFFICE_OURS"},
+    ]
+    spec = {"env_gateway": {"backend": "mcp", "servers": servers}}
+    assert inherited_variables(spec, config(), GATEWAY) == ("OFFICE_ONE", "OFFICE_TWO")
+    assert inherited_variables(spec, config(), LEARNER) == ()
+
+
 def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
     assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
     assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)
