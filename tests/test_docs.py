@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from services.common.config import load_spec, parse_config
-from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.common.config import ConfigModel, load_spec, parse_config
+from services.env_gateway.config.backends import McpServer
+from services.env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig
 from services.env_gateway.grading.trusted_verifiers import load_digests
 from services.env_gateway.tasks.task_format import parse_task
 from services.learner.config.learner import LearnerConfig
@@ -105,3 +106,33 @@ def test_no_paragraph_ends_in_mid_sentence_or_in_mid_code(page: Path) -> None:
     # A list may be one sentence, and an item may be code; a link may follow the last sentence.
     ends = re.compile(r"[.:!?][)*\"'”]*$|^- .*[;`]$|[.:!?]\s+\[[^]]*\]\([^)]*\)$", re.DOTALL)
     assert [item for item in items if item and not ends.search(item)] == []
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs/env_gateway.md").read_text()
+    section = page.split("\n## From a server to a training step\n")[1].split("\n## ")[0]
+    shown = re.findall(r"^```(\w+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    verifiers = [task["verifier_func"] for task in tasks_of("office")]
+    assert [language for language, _ in shown] == ["toml", "python"]
+    assert shown[0][1] in (EXAMPLES / "office.toml").read_text()
+    assert shown[1][1] in verifiers
+
+
+@pytest.mark.parametrize(
+    ("table", "model"),
+    [("[[env_gateway.servers]]", McpServer), ("[env_gateway.warm_starts]", WarmStartsConfig)],
+)
+def test_every_key_of_a_table_is_on_the_page_with_its_default(
+    table: str, model: type[ConfigModel]
+) -> None:
+    page = (ROOT / "docs/env_gateway.md").read_text()
+    rows = page.split(f"| key of `{table}` | type, default | |\n|---|---|---|\n")[1].split("\n\n")[
+        0
+    ]
+    cells = [row.split(" | ") for row in rows.splitlines()]
+    shown = {key.strip("| `"): re.findall("`(.*?)`", kind) for key, kind, *_ in cells}
+    fields = model.model_fields.items()
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields}
+    assert shown == {
+        name: [] if default is None else [json.dumps(default)] for name, default in defaults.items()
+    }

@@ -185,9 +185,9 @@ def test_a_fix_names_the_server_that_fails(tmp_path: Path) -> None:
     path = tmp_path / "tasks.json"
     task = {"key": "a", "prompt": "A", "env_id": "two", "servers": ["one", "away"]}
     path.write_text(json.dumps([task]))
-    servers = """--env_gateway.servers=[
-        {name = "one", url = "http://127.0.0.1:9/mcp"}, {name = "away", command = ["true"],
-        transport = "stdio"}]"""
+    one = 'name = "one", url = "http://127.0.0.1:9/mcp"'
+    away = 'name = "away", command = ["true"], transport = "stdio"'
+    servers = f"--env_gateway.servers=[{{{one}}}, {{{away}}}]"
     done = run(SPEC, path, servers)
     assert (done.returncode, "server away: lost: " in done.stdout) == (1, True), done.stdout
     assert "correct env_gateway.servers.1, or the task" in done.stdout
