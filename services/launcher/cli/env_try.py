@@ -101,7 +101,8 @@ def _load_tasks(path: Path, key: str | None) -> list[dict[str, Any]]:
         raise CommandError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
     found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
     if not found:
-        raise CommandError(f"{path}: no task {key!r} among {len(tasks)}")
+        name = "" if key is None else f" {key!r}"
+        raise CommandError(f"{path}: no task{name} among {len(tasks)}")
     return cast("list[dict[str, Any]]", found)
 
 

@@ -7,7 +7,13 @@ from contextlib import AbstractAsyncContextManager, suppress
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
-from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
+from mcp_types import (
+    METHOD_NOT_FOUND,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
 
 from services.common.deadlines import loop_time, seconds_left
 from services.common.log import get_logger
@@ -212,15 +218,22 @@ class HttpTransport(Transport):
             return await self._receive_events(answer, place, None) or place
 
     async def _is_answer(self, error: HttpError, request: JSONRPCRequest) -> bool:
-        """Receive an error of JSON-RPC that names this request, sent with a status of failure."""
+        """Receive an error of JSON-RPC that names this request, sent with a status of failure. To
+        the question whether the session is known, it is an answer only if there is no such method.
+        """
         if error.status not in _MAY_ANSWER:
             return False
         with suppress(ParseError, BackendError):
             found = parse_message(parse_json(error.body, self.limits))
-            if found is not None and _answers(found, request):
+            if found is not None and _answers(found, request) and not _denies_ping(found, request):
                 await self.receive_message(found)
                 return True
         return False
+
+
+def _denies_ping(found: JSONRPCMessage, request: JSONRPCRequest) -> bool:
+    is_error = isinstance(found, JSONRPCError) and found.error.code != METHOD_NOT_FOUND
+    return request.method == "ping" and is_error
 
 
 class SseTransport(Transport):

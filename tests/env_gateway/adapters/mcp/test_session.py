@@ -153,7 +153,24 @@ async def test_an_error_that_arrives_as_a_message_is_the_servers_answer(
         result = await session.call_tool("t", {}, 5.0)
         assert result.is_error
         assert result.parts == (Text(f"{code}: Connection closed"),)
-        assert await session.is_alive(5.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "alive"),
+    [(200, -32000, True), (400, -32601, True), (400, -32000, False), (400, -32600, False)],
+)
+async def test_a_ping_that_is_refused_proves_a_session_only_if_servers_need_not_know_it(
+    status: int, code: int, alive: bool
+) -> None:
+    """Some servers name the request in their refusal of a session that they have forgotten."""
+
+    async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        error = {"code": code, "message": "No valid session ID provided"}
+        return web.json_response({"id": message["id"], "error": error}, status=status)
+
+    async with session_with(handle) as (session, _):
+        assert (await session.call_tool("t", {}, 5.0)).is_error
+        assert await session.is_alive(5.0) == alive
 
 
 async def test_refused_arguments_are_the_calls_own_fault() -> None:
