@@ -147,12 +147,10 @@ async def test_strangers_are_refused_with_the_contracts_reasons(tmp_path: Path) 
         assert await refusal_of(anext(aiter(worker.policies.Attach(remote)))) == (
             "NO_COMMON_TRANSPORT"
         )
-        for ids in (["x"] * 1025, ["x" * 257]):
+        for ids, reason in ((["x"] * 1025, "MALFORMED_REQUEST"), (["x" * 201], "ID_TOO_LONG")):
             odd = attach_request(worker)
             odd.device_ids.extend(ids)
-            assert await refusal_of(anext(aiter(worker.policies.Attach(odd)))) == (
-                "MALFORMED_REQUEST"
-            )
+            assert await refusal_of(anext(aiter(worker.policies.Attach(odd)))) == reason
         unknown = pb.ReportPolicyRequest(worker_id="stranger", outcome=pb.UPDATE_OUTCOME_APPLIED)
         assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "UNKNOWN_WORKER"
         worker.run_epoch = 77
