@@ -55,6 +55,14 @@ def redact(text: str) -> str:
     return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
 
 
+def redact_bytes(data: bytes) -> bytes:
+    """Return binary data with known secrets overwritten; its length stays, as file formats need."""
+    for form in _hidden:
+        raw = form.encode("utf-8", "surrogatepass")
+        data = data.replace(raw, b"*" * len(raw))
+    return data
+
+
 def clean_value(key: str, value: Any) -> Any:
     """Make a value fit for a line. Secrets are hidden first: a cut could leave half of one."""
     if _SECRET_FIELD.match(key):

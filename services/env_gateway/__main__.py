@@ -11,7 +11,7 @@ from services.common.run_membership import ReplicaStatus
 from services.common.service_main import Runtime, run_service_process
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import Backend
+from services.env_gateway.ports import Backend, Recorder
 from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
 
     config = runtime.config
     verifiers = config.verifiers
+    # First: what it finds missing is an error before anything starts.
+    backends = await stack.enter_async_context(_open_backends(config))
     pool = VerifierPool(
         size=verifiers.workers,
         memory_bytes=verifiers.memory_bytes,
@@ -86,9 +88,14 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     )
     stack.push_async_callback(pool.close)
     await pool.start_workers()
-    backends = await stack.enter_async_context(_open_backends(config))
     journal = InstanceJournal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
     stack.callback(journal.close)
+    recorder: Recorder | None = None
+    if config.record:
+        from services.env_gateway.adapters.replay.recorder import Recording
+
+        recorder = Recording(runtime.run_dir, max_bytes=config.limits.record_bytes)
+        stack.push_async_callback(recorder.close)
     digests = load_digests(verifiers.digests)
     return Gateway(
         config,
@@ -99,6 +106,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
         watchdog=runtime.watchdog,
         scale=scale_image,
         sandbox_limits=pool.sandbox_limits,
+        recorder=recorder,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from services.common.domain.attempts import Grade, ToolOutcome
 from services.common.redaction import redact
 from services.env_gateway.tasks.task_format import Task
 
@@ -59,6 +60,29 @@ class CallResult:
     is_error: bool = False
     reward: float | None = None
     done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCall:
+    """A tool call of the policy: number `seq` of its episode, from 0."""
+
+    seq: int
+    tool: Tool
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """What the policy gets for a tool call, after all retries. A part whose media has no `data` is
+    fetched by its hash."""
+
+    outcome: ToolOutcome
+    parts: tuple[Part, ...] = ()
+    reward: float | None = None
+    done: bool = False
+    attempts: int = 0
+    queue_s: float = 0.0
+    upstream_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +204,19 @@ class Instance(ABC):
         After a BackendError it is called again with the same object."""
         return None
 
+    async def settle_call(
+        self, call: PolicyCall, answer: Callable[[], Awaitable[CallAnswer]]
+    ) -> CallAnswer:
+        """Return the policy's answer to a call. A world that is replayed knows it; by default it
+        is made, by `answer`. Never raises BackendError."""
+        return await answer()
+
+    async def settle_grade(
+        self, submission: Submission, grade: Callable[[], Awaitable[Grade]]
+    ) -> Grade:
+        """Return the grade of an episode, likewise."""
+        return await grade()
+
     async def query_database(
         self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
     ) -> Rows:
@@ -209,11 +246,15 @@ class Instance(ABC):
 class ProvisionRequest:
     """Request for one instance, tagged with its `episode_id`, which names run and gateway.
 
-    `ttl_s` is for backends that can end an instance by themselves."""
+    `ttl_s` is for backends that can end an instance by themselves; the rest says which of the
+    attempts at a task it is for."""
 
     episode_id: str
     task: Task
     ttl_s: float
+    group_id: str = ""
+    attempt_index: int = 0
+    try_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +321,36 @@ class Backend(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close connections and child processes."""
+
+
+class EpisodeRecord:
+    """Notes of what the environment of one episode answered, in order. This one keeps nothing.
+    Nothing of it waits or fails."""
+
+    def note_opened(
+        self, instance: Instance, tools: Sequence[Tool], shown: Sequence[Part]
+    ) -> None: ...
+
+    def note_unopened(self, failure: str) -> None: ...
+
+    def note_call(self, call: PolicyCall, answer: CallAnswer) -> None: ...
+
+    def note_tools(self, tools: Sequence[Tool]) -> None:
+        """Note the tools that the environment listed again."""
+
+    def note_loss(self, why: str) -> None:
+        """Note that the instance is known to have ended, before any call met it."""
+
+    def note_grade(self, submission: Submission, grade: Grade) -> None: ...
+
+    def note_end(self) -> None: ...
+
+
+class Recorder:
+    """Recorder of episodes; this one records nothing."""
+
+    def start_episode(self, request: ProvisionRequest) -> EpisodeRecord:
+        return EpisodeRecord()
 
 
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from services.common.domain.attempts import Grade
+    from services.common.domain.attempts import Grade, NoGradeReason
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
     from services.rollout.dialects.thinking import ThinkingMarks
@@ -48,7 +48,12 @@ class WeightsTorn(EngineError):
 
 
 class EnvironmentLost(Exception):
-    """The episode cannot continue: it could not be opened, or its instance or gateway is lost."""
+    """The episode cannot continue: it could not be opened, or its instance or gateway is lost.
+    `no_grade` is set where no further try can be graded either."""
+
+    def __init__(self, message: str, no_grade: "NoGradeReason | None" = None) -> None:
+        super().__init__(message)
+        self.no_grade = no_grade
 
 
 class TemplateError(ValueError):

@@ -13,7 +13,7 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.ports import Backend, Grader
+from services.env_gateway.ports import Backend, Grader, Recorder
 from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.tools.computer_tool import ScaleImage
 from tests.support.fake_environments import FakeGrader
@@ -65,6 +65,7 @@ async def running(
     journal: Path | None = None,
     incarnation: str = "gw",
     scale: ScaleImage | None = None,
+    recorder: Recorder | None = None,
     **changes: Any,
 ) -> AsyncGenerator[Gateway]:
     """A gateway over fakes; its leases expire as configured, and it drains at the end."""
@@ -78,6 +79,7 @@ async def running(
         book,
         incarnation=incarnation,
         scale=scale,
+        recorder=recorder,
     )
     loop = asyncio.create_task(gateway.run_lease_loop())
     try:

@@ -16,7 +16,7 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.trusted_verifiers import load_digests
-from services.env_gateway.ports import Backend
+from services.env_gateway.ports import Backend, Recorder
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.repository import ROOT
@@ -27,7 +27,9 @@ DIGESTS = ROOT / "environments" / "verifiers.sha256"
 
 @asynccontextmanager
 async def grading_gateway(
-    backends: Mapping[str, Backend], config: EnvGatewayConfig | None = None
+    backends: Mapping[str, Backend],
+    config: EnvGatewayConfig | None = None,
+    recorder: Recorder | None = None,
 ) -> AsyncGenerator[Gateway]:
     """A gateway that grades for real; without a sandbox only this repository's verifiers run."""
     settings = config or EnvGatewayConfig()
@@ -38,7 +40,9 @@ async def grading_gateway(
     journal = InstanceJournal(None)
     # Unique, as for every start of a gateway: servers remember requests.
     incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"
-    gateway = Gateway(settings, backends, runner, journal, incarnation=incarnation)
+    gateway = Gateway(
+        settings, backends, runner, journal, incarnation=incarnation, recorder=recorder
+    )
     try:
         yield gateway
     finally:

@@ -53,6 +53,8 @@ class NoGradeReason(StrEnum):
     TIMEOUT = "timeout"
     NO_VERIFIER = "no_verifier"
     TAINTED = "tainted"
+    # A recorded run is replayed, which does not hold it.
+    REPLAY_MISS = "replay_miss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,4 @@ class ToolOutcome(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     DEADLINE = "deadline"
     SESSION_LOST = "session_lost"
+    REPLAY_MISS = "replay_miss"

@@ -1,11 +1,13 @@
 """Factory of backends. A vendor is imported only if a backend uses it."""
 
+from typing import Literal
+
 from services.env_gateway.config.backends import BackendName
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
 
-def build_backend(name: BackendName, section: EnvGatewayConfig) -> Backend:
+def build_backend(name: BackendName | Literal["replay"], section: EnvGatewayConfig) -> Backend:
     """Build the backend of this name from its settings, which EnvGatewayConfig has checked.
 
     Raises ConfigError for faults that only show here, such as a key missing in the environment."""
@@ -30,6 +32,11 @@ def build_backend(name: BackendName, section: EnvGatewayConfig) -> Backend:
             return fleet_openenv.build_fleet_openenv_backend(
                 config.fleet_openenv, max_calls=max_calls
             )
+        case "replay":
+            from services.env_gateway.adapters.replay.backend import ReplayBackend
+
+            assert config.replay is not None
+            return ReplayBackend(config.replay)
         case "openenv":
             from services.env_gateway.adapters.openenv.backend import build_openenv_backend
 

@@ -7,9 +7,9 @@ from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Media, Part, Text, Tool
+from services.env_gateway.ports import CallAnswer, Media, Part, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.wire.enums import NO_GRADE_REASONS, TOOL_OUTCOMES
 

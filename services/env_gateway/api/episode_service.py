@@ -21,6 +21,7 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
 from services.env_gateway.limits.admission import OverLimitError, QueueFullError
 from services.env_gateway.tasks.task_format import TaskError
+from services.wire.enums import NO_GRADE_REASONS
 
 _DOMAIN = "env_gateway.flotilla"
 _CHUNK_BYTES = 2**20
@@ -91,6 +92,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                     response.ready.CopyFrom(await self._encode_ready(session))
                 else:
                     response.detail = codec.replace_surrogates(session.failure or session.trouble)
+                    if session.no_grade is not None:
+                        response.no_grade = NO_GRADE_REASONS.encode(session.no_grade)
                 yield response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:

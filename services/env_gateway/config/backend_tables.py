@@ -6,7 +6,12 @@ from typing import Any, cast
 
 from services.common.config import SECRET_KEY, ConfigModel
 from services.common.redaction import find_references, is_secret_name
-from services.env_gateway.config.backends import EmbeddedConfig, FleetConfig, FleetOpenEnvConfig
+from services.env_gateway.config.backends import (
+    EmbeddedConfig,
+    FleetConfig,
+    FleetOpenEnvConfig,
+    ReplayConfig,
+)
 from services.env_gateway.config.openenv import OpenEnvConfig
 
 
@@ -17,6 +22,7 @@ class BackendsConfig(ConfigModel):
     openenv: OpenEnvConfig | None = None
     fleet_openenv: FleetOpenEnvConfig = FleetOpenEnvConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
+    replay: ReplayConfig | None = None
 
     @classmethod
     def explain_former(cls, key: str, value: Any) -> str:

@@ -19,6 +19,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 EPISODE_DIR = "{episode_dir}"
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
+# In place of all of them.
+REPLAY = "replay"
 
 
 def is_reference(value: str) -> bool:
@@ -231,6 +233,13 @@ class FleetOpenEnvConfig(ServerConfig):
     python: str | None = None
 
     _starts_processes: bool = True
+
+
+class ReplayConfig(ConfigModel):
+    """A run that was recorded (`record`), which stands in for every environment. `run` is its
+    directory."""
+
+    run: Path
 
 
 class EmbeddedConfig(ConfigModel):

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
 from services.env_gateway.config.backend_tables import BackendsConfig
-from services.env_gateway.config.backends import BackendName, McpServer
+from services.env_gateway.config.backends import REPLAY, BackendName, McpServer
 
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
@@ -56,7 +56,8 @@ class LimitsConfig(ConfigModel):
     flight.
 
     `max_waiting` bounds the episodes in the queue. `batch_wait_s` is how long a batch waits
-    there for missing members before it proceeds without them. Runs that
+    there for missing members before it proceeds without them. `record_bytes` bounds the run's
+    recording. Runs that
     compete for the same places share them by weight: 1, or that of the first pattern of
     `run_weights`, such as "eval-*", that matches the run's id."""
 
@@ -77,6 +78,7 @@ class LimitsConfig(ConfigModel):
     run_weights: Mapping[str, Weight] = Field(default_factory=dict)
     transcript_bytes: Annotated[int, Field(ge=2**10, le=2**30)] = 16 * 2**20
     media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
+    record_bytes: Annotated[int, Field(ge=2**16, le=2**50)] = 4 * 2**30
 
 
 class WarmStartsConfig(ConfigModel):
@@ -161,9 +163,12 @@ class EnvGatewayConfig(ConfigModel):
     """Settings of the gateway.
 
     `lease_ttl_s`: an episode is closed if its worker does not renew it for this long.
-    `budget_s` bounds an episode that names no budget, and `max_budget_s` every other."""
+    `budget_s` bounds an episode that names no budget, and `max_budget_s` every other. With `record`
+    the episodes are recorded below the run's directory; backend "replay" plays such a recording in
+    place of all environments, whatever their own backends and servers."""
 
-    backend: BackendName = "embedded"
+    backend: BackendName | Literal["replay"] = "embedded"
+    record: bool = False
     servers: tuple[McpServer, ...] = ()
     backends: BackendsConfig = BackendsConfig()
     environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
@@ -183,6 +188,14 @@ class EnvGatewayConfig(ConfigModel):
     watch_age_s: Seconds = 60.0
     # A longer opening, call or grade is logged with all stacks.
     stall_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _replay_replaces_all(self) -> "EnvGatewayConfig":
+        if self.backend != REPLAY:
+            return self
+        nothing = {"backend": None, "servers": ()}
+        own = {key: each.model_copy(update=nothing) for key, each in self.environments.items()}
+        return self.model_copy(update={"environments": own, "servers": ()})
 
     @model_validator(mode="after")
     def _backends_configured(self) -> "EnvGatewayConfig":
@@ -214,9 +227,9 @@ class EnvGatewayConfig(ConfigModel):
         return self
 
     @property
-    def backend_names(self) -> frozenset[BackendName]:
+    def backend_names(self) -> frozenset[BackendName | Literal["replay"]]:
         """The backends in use."""
-        names: set[BackendName] = {self.backend}
+        names: set[BackendName | Literal["replay"]] = {self.backend}
         names.update(e.backend for e in self.environments.values() if e.backend)
         return frozenset(names)
 
@@ -228,7 +241,7 @@ class EnvGatewayConfig(ConfigModel):
         environment = self.environments.get(env_key)
         return (environment and environment.max_calls) or self.limits.max_calls
 
-    def backend_of(self, env_key: str) -> BackendName:
+    def backend_of(self, env_key: str) -> BackendName | Literal["replay"]:
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
 

@@ -7,9 +7,10 @@ from services.common.watchdog import Watchdog
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.episodes.turn_line import TurnPlace
+from services.env_gateway.ports import CallAnswer
 
 
 class CallReplayer:
@@ -63,7 +64,9 @@ class CallReplayer:
             "tool": name[:100],
         }
         with self._watchdog.stage("call tool"), trace.span("call", facts):
-            answer = await self._caller.run_call(session, name, arguments_json, timeout_s, place)
+            answer = await self._caller.run_call(
+                session, call_seq, name, arguments_json, timeout_s, place
+            )
             trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
         self._counts.count_call(env_key, answer)
         self._counts.tainted[env_key] += session.episode.tainted and not was_tainted

@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.common.domain.attempts import Grade, ToolOutcome
-from services.env_gateway.episodes.episode_session import CallAnswer
-from services.env_gateway.ports import Media
+from services.env_gateway.ports import CallAnswer, Media
 
 # The environment or the connection to it is at fault, not the policy.
 CALL_ERRORS = frozenset(
@@ -14,6 +13,7 @@ CALL_ERRORS = frozenset(
         ToolOutcome.OUTCOME_UNKNOWN,
         ToolOutcome.SESSION_LOST,
         ToolOutcome.DEADLINE,
+        ToolOutcome.REPLAY_MISS,
     }
 )
 

@@ -52,8 +52,9 @@ class EpisodeGrader:
         if known is not None:
             return known
         if session.grading is None or session.grading.done():
-            submission = _make_submission(session, final_answer, conversation)
-            grading = self._grade_in_time(session, submission, timeout_s)
+            made = _make_submission(session, final_answer, conversation)
+            submission = self._verifiers.add_environment_verifier(made)
+            grading = self._settle_grade(session, submission, timeout_s)
             session.grading = asyncio.create_task(grading)
             session.grading.add_done_callback(lambda task: self._count_grade(session, task))
         task = session.grading
@@ -62,14 +63,24 @@ class EpisodeGrader:
             raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
         return task.result()
 
-    async def _grade_in_time(
+    async def _settle_grade(
         self, session: Session, submission: Submission, timeout_s: float
+    ) -> Grade:
+        instance = session.instance
+        if instance is None:
+            return _lost_grade()
+        grade = await instance.settle_grade(
+            submission, lambda: self._grade_in_time(session, instance, submission, timeout_s)
+        )
+        session.record.note_grade(submission, grade)
+        return grade
+
+    async def _grade_in_time(
+        self, session: Session, instance: Instance, submission: Submission, timeout_s: float
     ) -> Grade:
         """Grade an episode in its final state, once its calls in flight have ended. Raises nothing
         for the behaviour of a verifier or an environment."""
-        instance, until = session.instance, min(loop_time() + timeout_s, session.episode.ends_at)
-        if instance is None:
-            return _lost_grade()
+        until = min(loop_time() + timeout_s, session.episode.ends_at)
         job = self._make_job(session, instance, submission, until)
         try:
             with self._watchdog.stage("grade"):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from services.common.deadlines import loop_time, seconds_left
+from services.common.domain.attempts import NoGradeReason
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -20,7 +21,7 @@ from services.env_gateway.episodes.tool_watch import ToolWatch
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.limits.rate_gates import creation_gate
-from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Tool
+from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Recorder, Tool
 from services.env_gateway.tasks.task_format import SINGLE_TURN
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.tool_selection import (
@@ -54,7 +55,9 @@ class EpisodeOpener:
         watchdog: Watchdog,
         scale: ScaleImage,
         gates: CallGates,
+        recorder: Recorder,
     ) -> None:
+        self._recorder = recorder
         self._scale = scale
         self._gates = gates
         self.tool_watch = ToolWatch(gates)
@@ -77,6 +80,8 @@ class EpisodeOpener:
             with self._watchdog.stage("warm environment"):
                 await self._warm_instance(session)
         except BackendError as error:
+            if error.kind == NoGradeReason.REPLAY_MISS:
+                session.no_grade = NoGradeReason.REPLAY_MISS
             self._fail_opening(session, str(error))
         except Exception as error:  # noqa: BLE001
             # A server may answer something that no adapter foresaw: the waiters get the reason.
@@ -94,9 +99,16 @@ class EpisodeOpener:
         self._journal.record_creating(episode.episode_id, backend=session.backend_name)
         session.journaled = True
         self.created += 1
+        spec = episode.spec
         request = ProvisionRequest(
-            episode.episode_id, episode.spec.task, episode.ends_at - loop_time() + _TTL_MARGIN_S
+            episode.episode_id,
+            spec.task,
+            episode.ends_at - loop_time() + _TTL_MARGIN_S,
+            spec.group_id,
+            spec.attempt_index,
+            spec.try_index,
         )
+        session.record = self._recorder.start_episode(request)
         session.instance = await self._retry_until_open(
             session, lambda time: self._create_instance(session, request, time), cap_s=_CAP_S
         )
@@ -126,6 +138,8 @@ class EpisodeOpener:
         self._enter_state(session, EpisodeState.WARMING)
         if session.episode.spec.task.modality != SINGLE_TURN:
             await self._await_readiness(session, instance)
+        else:
+            session.record.note_opened(instance, (), ())
         if not _is_closed(session):
             event_metrics.open_seconds(session.env_key, EpisodeState.WARMING)(
                 loop_time() - session.state_since
@@ -151,6 +165,7 @@ class EpisodeOpener:
             ),
             cap_s=_WARMING_CAP_S,
         )
+        session.record.note_opened(instance, tools, shown)
         await session.passed_text.note_parts(shown)
         if session.screen is not None:
             shown = await session.screen.convert_parts(shown)
@@ -232,6 +247,7 @@ class EpisodeOpener:
 
     def _fail_opening(self, session: Session, detail: str) -> None:
         session.failure = detail
+        session.record.note_unopened(detail)
         if not _is_closed(session):
             session.episode.advance_state(EpisodeState.FAILED, detail)
 

@@ -8,33 +8,29 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
 from services.common.change_signal import ChangeSignal
-from services.common.domain.attempts import Grade, ToolOutcome
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
 from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.limits.admission import Ticket
-from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
+from services.env_gateway.ports import (
+    Backend,
+    CallAnswer,
+    EpisodeRecord,
+    Instance,
+    Media,
+    Part,
+    Text,
+    Tool,
+)
 from services.env_gateway.tools.computer_tool import Screen
 from services.env_gateway.tools.tool_drift import Listing
 
 _LOG = get_logger(__name__)
 INLINE_BYTES = 64 * 2**10
 _INLINE_TOTAL_BYTES = 512 * 2**10
-
-
-@dataclass(frozen=True, slots=True)
-class CallAnswer:
-    """The answer to a tool call. A part whose media has no `data` is fetched by its hash."""
-
-    outcome: ToolOutcome
-    parts: tuple[Part, ...] = ()
-    reward: float | None = None
-    done: bool = False
-    attempts: int = 0
-    queue_s: float = 0.0
-    upstream_s: float = 0.0
 
 
 class MediaStore:
@@ -136,6 +132,9 @@ class Session:
         self.passed_text = PassedText()
         self.screen: Screen | None = None
         self.failure: str | None = None
+        # With a failure, why no further try can be graded either.
+        self.no_grade: NoGradeReason | None = None
+        self.record = EpisodeRecord()
         self.trouble = ""
         self.open_s = 0.0
         # When the episode entered its current state.

@@ -2,7 +2,7 @@
 gateway's counters and state."""
 
 from services.common import metrics
-from services.env_gateway.episodes.episode_session import CallAnswer
+from services.env_gateway.ports import CallAnswer
 
 _call_seconds = metrics.seconds_histogram(
     "flotilla_tool_call_seconds",

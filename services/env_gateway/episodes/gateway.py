@@ -21,13 +21,13 @@ from services.env_gateway.episodes.episode_book import (
 )
 from services.env_gateway.episodes.episode_grading import EpisodeGrader
 from services.env_gateway.episodes.episode_opening import EpisodeOpener
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_deletion import InstanceDeleter
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.limits.admission import Admission, Ticket
-from services.env_gateway.ports import Backend
+from services.env_gateway.ports import Backend, CallAnswer, Recorder
 from services.env_gateway.tools.computer_tool import ScaleImage, keep_unscaled
 
 _LOG = get_logger(__name__)
@@ -56,6 +56,7 @@ class Gateway:
         watchdog: Watchdog | None = None,
         scale: ScaleImage | None = None,
         sandbox_limits: Sequence[str] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
         self.config = config
@@ -77,6 +78,7 @@ class Gateway:
             self._watchdog,
             scale or keep_unscaled,
             self.caller.gates,
+            recorder or Recorder(),
         )
         self._verifiers = verifiers
         self.grader = EpisodeGrader(config, verifiers, self.counts, self._watchdog)
@@ -189,6 +191,7 @@ class Gateway:
             session.opener.cancel()
         del self._sessions[session.episode.episode_id]
         session.cancel_work()
+        session.record.note_end()
         self.closer.delete_instance(session)
 
     def renew_leases(self, worker_id: str, episode_ids: list[str]) -> list[str]:
@@ -232,11 +235,10 @@ class Gateway:
     def _note_instance_end(self, session: Session) -> None:
         """Mark an episode lost once its instance is known to have ended, before any call meets
         it."""
-        episode = session.episode
         ended = session.instance.end_reason if session.instance is not None else None
-        if ended is not None and not episode.lost:
-            episode.lost = True
-            _LOG.warning("episode_lost", episode_id=episode.episode_id, why=ended)
+        if ended is not None and not session.episode.lost:
+            session.mark_lost(ended)
+            session.record.note_loss(ended)
 
     def _notify_admitted(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

@@ -1,7 +1,7 @@
 """Execution of tool calls: limits, deadlines, and retries where they are safe."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,15 @@ from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,
+    CallAnswer,
     CallResult,
     Instance,
+    PolicyCall,
     Text,
     Tool,
 )
@@ -41,6 +43,7 @@ class _PendingCall:
     failed attempt may have changed something."""
 
     session: Session
+    seq: int
     tool: Tool
     arguments: Mapping[str, Any]
     until: float
@@ -66,6 +69,7 @@ class ToolCaller:
     async def run_call(
         self,
         session: Session,
+        call_seq: int,
         name: str,
         arguments_json: str,
         timeout_s: float,
@@ -76,9 +80,6 @@ class ToolCaller:
         tool = session.tools.get(name)
         if tool is None:
             return _text_answer(ToolOutcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
-        if name in session.vanished:
-            message = f"the environment has removed its tool {name[:100]!r}"
-            return _text_answer(ToolOutcome.TOOL_ERROR, message)
         try:
             arguments = await run_aside(
                 len(arguments_json), lambda: _parse_arguments(session, tool, arguments_json)
@@ -89,7 +90,7 @@ class ToolCaller:
         except TaskError as error:
             return _text_answer(ToolOutcome.BAD_ARGUMENTS, str(error))
         until = min(started + timeout_s, session.episode.ends_at)
-        call = _PendingCall(session, tool, arguments, until)
+        call = _PendingCall(session, call_seq, tool, arguments, until)
         answer = await self._answer_in_turn(call, place)
         parts = answer.parts
         if session.screen is not None:
@@ -112,25 +113,47 @@ class ToolCaller:
         session = call.session
         try:
             async with session.line.hold_turn(place, call.until):
-                answer = await self._run_attempts(call)
+                answer = await self._settle(call, lambda: self._run_attempts(call))
                 # A grade waits for its turn, and then knows what was shown.
                 await session.passed_text.note_parts(answer.parts)
         except TimeoutError:
-            return _deadline_answer(call)
+            return await self._settle(call, lambda: _answer_late(call))
+        return answer
+
+    async def _settle(
+        self, call: _PendingCall, run: Callable[[], Awaitable[CallAnswer]]
+    ) -> CallAnswer:
+        """Return the answer that `run` makes, or that of a replayed world, with what it means for
+        the episode."""
+        session, instance = call.session, call.session.instance
+        assert instance is not None, "an episode with calls has one"
+        made = PolicyCall(call.seq, call.tool, call.arguments)
+        answer = await instance.settle_call(made, run)
+        session.record.note_call(made, answer)
+        if answer.outcome is ToolOutcome.SESSION_LOST:
+            session.mark_lost(
+                " ".join(part.text for part in answer.parts if isinstance(part, Text))
+            )
+        session.episode.tainted |= answer.outcome is ToolOutcome.OUTCOME_UNKNOWN
         return answer
 
     async def _run_attempts(self, call: _PendingCall) -> CallAnswer:
-        """Try the call until it is answered or given up. Raises TimeoutError if it gets no
-        place in time."""
+        """Try the call until it is answered or given up."""
         session, tool = call.session, call.tool
         if session.instance is None or session.episode.lost:
             return _text_answer(ToolOutcome.SESSION_LOST, "the environment instance is gone")
+        if tool.name in session.vanished:
+            message = f"the environment has removed its tool {tool.name[:100]!r}"
+            return _text_answer(ToolOutcome.TOOL_ERROR, message)
         backoff = Backoff(base_s=self._retry.base_s, cap_s=self._retry.cap_s)
         budget = self._budget_of(session.env_key)
         budget.deposit()
         while True:
             try:
                 result = await self._run_attempt(call, session.instance)
+            except TimeoutError:
+                # It got no place in time.
+                return _deadline_answer(call)
             except BackendError as failure:
                 call.unknown |= failure.delivered is None and not call.is_read_only
                 error = await self._examine_instance(call, session.instance, failure)
@@ -192,6 +215,10 @@ class ToolCaller:
         return BackendError("lost", message, delivered=error.delivered, lost=True)
 
 
+async def _answer_late(call: _PendingCall) -> CallAnswer:
+    return _deadline_answer(call)
+
+
 def _deadline_answer(call: _PendingCall) -> CallAnswer:
     """Answer a call whose time is over while it waits for its turn or for a place."""
     if call.unknown:
@@ -204,9 +231,6 @@ def _deadline_answer(call: _PendingCall) -> CallAnswer:
 
 
 def _unanswered(call: _PendingCall, outcome: ToolOutcome, message: str) -> CallAnswer:
-    if outcome is ToolOutcome.SESSION_LOST:
-        call.session.mark_lost(message)
-    call.session.episode.tainted |= outcome is ToolOutcome.OUTCOME_UNKNOWN
     return replace(_text_answer(outcome, message), attempts=call.attempts)
 
 

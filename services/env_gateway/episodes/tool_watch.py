@@ -70,6 +70,7 @@ class ToolWatch:
             except (BackendError, NoPlaceError) as error:
                 _LOG.warning(_IN_EPISODE, **about, error=str(error))
             else:
+                session.record.note_tools(tools)
                 before, newest = newest, digest_tools(tools)
                 gone = compare_listings(session.listing, newest).removed
                 session.vanished = frozenset(gone)

@@ -96,7 +96,7 @@ class VerifierRunner:
     async def grade_final_state(self, job: GradingJob) -> Grade:
         """Grade an episode in its final state. Each run waits at the job's gate. Raises nothing
         for the behaviour of a verifier."""
-        job.submission = submission = self._add_environment_verifier(job.submission)
+        submission = job.submission
         for text in (submission.final_answer or "", submission.conversation or ""):
             await run_aside(len(text), partial(job.passed_text.note_text, text))
         try:
@@ -125,7 +125,7 @@ class VerifierRunner:
         except VerifierError:
             return False
 
-    def _add_environment_verifier(self, submission: Submission) -> Submission:
+    def add_environment_verifier(self, submission: Submission) -> Submission:
         """Return the submission, with the environment's verifier if its task has none."""
         task = submission.task
         verifier = task.verifier or self._by_env.get(task.env_key)

@@ -24,6 +24,7 @@ from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.config.backend_tables import without_replaced
 from services.launcher.config.launcher import parse_launcher
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
@@ -116,7 +117,7 @@ async def _run(
 ) -> int:
     given = load_spec(spec, overrides)
     unset = [f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given]
-    overrides, section = [*overrides, *unset], given.get(GATEWAY, {})
+    overrides, section = [*overrides, *unset], without_replaced(given.get(GATEWAY, {}))
     inherits = inherited_variables(given, parse_launcher(given, where=str(spec)), GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (

@@ -7,7 +7,7 @@ from typing import Any
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.redaction import find_references
 from services.common.tls import TLS_VARIABLE
-from services.launcher.config.backend_tables import backend_tables
+from services.launcher.config.backend_tables import backend_tables, without_replaced
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
@@ -39,6 +39,8 @@ def required_secrets(
     """Return the names in order: the identity, those in the service's section, then
     `launcher.sky.secrets`."""
     section: Mapping[str, Any] = spec.get(service, {})
+    if service == GATEWAY:
+        section = without_replaced(section)
     named = [*find_references(section)]
     if service == GATEWAY:
         named += _backend_keys(section)

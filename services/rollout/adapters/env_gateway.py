@@ -25,6 +25,7 @@ from services.rollout.adapters.retried_calls import call_with_retries
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, ToolResult
+from services.wire.enums import NO_GRADE_REASONS
 
 if TYPE_CHECKING:
     from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
@@ -210,7 +211,8 @@ class GatewayEnvironment:
         read = await read_last_message(call, lambda update: self._start_closing(update.episode_id))
         last = read or pb.OpenEpisodeResponse()
         if last.state != pb.EPISODE_STATE_READY:
-            raise EnvironmentLost(last.detail or "the gateway opened no episode")
+            reason = NO_GRADE_REASONS.find_member(last.no_grade)
+            raise EnvironmentLost(last.detail or "the gateway opened no episode", reason)
         return await self._make_episode(last)
 
     async def _make_episode(self, update: pb.OpenEpisodeResponse) -> GatewayEpisode:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from services.common.concurrency import raise_failure, running_tasks
-from services.common.domain.attempts import StopReason, ToolOutcome
+from services.common.domain.attempts import NoGradeReason, StopReason, ToolOutcome
 from services.common.printable_text import one_line
 from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall
 from services.rollout.episodes.attempt_limits import AttemptLimits
@@ -18,7 +18,11 @@ _NAMES, _NAME_CHARACTERS = 8, 200
 # Concurrent calls of an episode, by the contract.
 MOST_TOGETHER = 16
 # Outcomes after which the state of the environment is unknown or unreachable.
-LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
+LOST_OUTCOMES = (
+    ToolOutcome.SESSION_LOST,
+    ToolOutcome.OUTCOME_UNKNOWN,
+    ToolOutcome.REPLAY_MISS,
+)
 
 
 @dataclass(slots=True)
@@ -121,7 +125,11 @@ async def _call_tool(
     if result.outcome is ToolOutcome.BAD_TOOL:
         _count_name(counts.unknown_tools, call.name)
     if result.outcome in LOST_OUTCOMES:
-        raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
+        missed = result.outcome is ToolOutcome.REPLAY_MISS
+        raise EnvironmentLost(
+            f"{call.name}: {result.outcome}: {' '.join(result.parts)}",
+            NoGradeReason.REPLAY_MISS if missed else None,
+        )
     return result
 
 

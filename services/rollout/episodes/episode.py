@@ -103,7 +103,9 @@ class AttemptRunner:
                 stop = await self._play_episode(attempt, episode, state, observe)
                 grade = await self._grade_attempt(episode, state)
         except EnvironmentLost as error:
-            return make_failed_trajectory(attempt.key, state, FailureKind.ENV_LOST, str(error))
+            kind = FailureKind.NO_GRADE if error.no_grade else FailureKind.ENV_LOST
+            trajectory = make_failed_trajectory(attempt.key, state, kind, str(error))
+            return replace(trajectory, no_grade=error.no_grade or "")
         except (RequestAborted, CutShort) as error:
             return make_failed_trajectory(attempt.key, state, FailureKind.ABORTED, str(error))
         except TemplateError as error:

@@ -10,9 +10,9 @@ from typing import Any
 from services.common.domain.attempts import Grade, ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Backend, Instance, ProvisionRequest
+from services.env_gateway.ports import Backend, CallAnswer, Instance, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.harness import BackendHarness, Call
 from tests.support.fake_gateway import open_spec, opened

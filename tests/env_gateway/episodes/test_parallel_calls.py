@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.episodes.episode_book import ANSWERS_KEPT, CallSeqError
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallResult, Text
+from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Text
 from tests.support.examples import examples
 from tests.support.fake_environments import TOOLS, ScriptedBackend
 from tests.support.fake_gateway import opened, running, until

@@ -8,9 +8,9 @@ from PIL import Image
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters import image_scaling
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallResult, Text, Tool
+from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Text, Tool
 from services.env_gateway.tools import computer_tool
 from services.env_gateway.tools.computer_tool import make_media
 from tests.support.fake_environments import TOOLS, ScriptedBackend

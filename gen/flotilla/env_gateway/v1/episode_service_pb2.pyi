@@ -70,6 +70,10 @@ class _ToolOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The environment could not be reached within the call's time, or has lost the
     episode's state. The policy must not pay for that: there will be no grade.
     """
+    TOOL_OUTCOME_REPLAY_MISS: _ToolOutcome.ValueType  # 9
+    """The recorded run that is replayed has no such call here: there will be no
+    grade.
+    """
 
 class ToolOutcome(_ToolOutcome, metaclass=_ToolOutcomeEnumTypeWrapper):
     """Outcome of a tool call."""
@@ -94,6 +98,10 @@ TOOL_OUTCOME_SESSION_LOST: ToolOutcome.ValueType  # 8
 """The environment could not be reached within the call's time, or has lost the
 episode's state. The policy must not pay for that: there will be no grade.
 """
+TOOL_OUTCOME_REPLAY_MISS: ToolOutcome.ValueType  # 9
+"""The recorded run that is replayed has no such call here: there will be no
+grade.
+"""
 global___ToolOutcome = ToolOutcome
 
 class _NoGradeReason:
@@ -109,6 +117,8 @@ class _NoGradeReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     NO_GRADE_REASON_TIMEOUT: _NoGradeReason.ValueType  # 4
     NO_GRADE_REASON_NO_VERIFIER: _NoGradeReason.ValueType  # 5
     NO_GRADE_REASON_TAINTED: _NoGradeReason.ValueType  # 6
+    NO_GRADE_REASON_REPLAY_MISS: _NoGradeReason.ValueType  # 7
+    """The recorded run that is replayed does not hold it."""
 
 class NoGradeReason(_NoGradeReason, metaclass=_NoGradeReasonEnumTypeWrapper):
     """Reason for a missing grade."""
@@ -120,6 +130,8 @@ NO_GRADE_REASON_INSTANCE_LOST: NoGradeReason.ValueType  # 3
 NO_GRADE_REASON_TIMEOUT: NoGradeReason.ValueType  # 4
 NO_GRADE_REASON_NO_VERIFIER: NoGradeReason.ValueType  # 5
 NO_GRADE_REASON_TAINTED: NoGradeReason.ValueType  # 6
+NO_GRADE_REASON_REPLAY_MISS: NoGradeReason.ValueType  # 7
+"""The recorded run that is replayed does not hold it."""
 global___NoGradeReason = NoGradeReason
 
 @typing.final
@@ -175,6 +187,7 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     EPISODE_ID_FIELD_NUMBER: builtins.int
     READY_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    NO_GRADE_FIELD_NUMBER: builtins.int
     state: global___EpisodeState.ValueType
     episode_id: builtins.str
     """Known from the first message on. Embeds the gateway's shard."""
@@ -182,6 +195,10 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     """Reason why the environment is unavailable, with EPISODE_STATE_FAILED. With
     an earlier state, the error of the last attempt, before another one; the
     state is then sent again.
+    """
+    no_grade: global___NoGradeReason.ValueType
+    """With EPISODE_STATE_FAILED, the reason why no further try can be graded
+    either; usually unspecified.
     """
     @property
     def ready(self) -> global___EpisodeReady:
@@ -194,9 +211,10 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
         episode_id: builtins.str = ...,
         ready: global___EpisodeReady | None = ...,
         detail: builtins.str = ...,
+        no_grade: global___NoGradeReason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "episode_id", b"episode_id", "ready", b"ready", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "episode_id", b"episode_id", "no_grade", b"no_grade", "ready", b"ready", "state", b"state"]) -> None: ...
 
 global___OpenEpisodeResponse = OpenEpisodeResponse
 

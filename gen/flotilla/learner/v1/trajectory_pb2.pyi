@@ -149,6 +149,7 @@ class _NoGradeReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     NO_GRADE_REASON_TIMEOUT: _NoGradeReason.ValueType  # 4
     NO_GRADE_REASON_NO_VERIFIER: _NoGradeReason.ValueType  # 5
     NO_GRADE_REASON_TAINTED: _NoGradeReason.ValueType  # 6
+    NO_GRADE_REASON_REPLAY_MISS: _NoGradeReason.ValueType  # 7
 
 class NoGradeReason(_NoGradeReason, metaclass=_NoGradeReasonEnumTypeWrapper):
     """Reason why a grade is unknown. An unknown reward is never 0."""
@@ -160,6 +161,7 @@ NO_GRADE_REASON_INSTANCE_LOST: NoGradeReason.ValueType  # 3
 NO_GRADE_REASON_TIMEOUT: NoGradeReason.ValueType  # 4
 NO_GRADE_REASON_NO_VERIFIER: NoGradeReason.ValueType  # 5
 NO_GRADE_REASON_TAINTED: NoGradeReason.ValueType  # 6
+NO_GRADE_REASON_REPLAY_MISS: NoGradeReason.ValueType  # 7
 global___NoGradeReason = NoGradeReason
 
 @typing.final

@@ -16,8 +16,13 @@ from services.common.scratch_folders import scratch_folder
 _START_S = 60.0
 # Time to drain and to close open episodes.
 _END_S = 60.0
-# Only this process could end the episode during a drain; and it has few episodes.
-_OVERRIDES = ("--env_gateway.drain_s=1", "--env_gateway.warm_starts.size=0")
+# Only this process could end the episode during a drain; it has few episodes, and its folder goes
+# with it.
+_OVERRIDES = (
+    "--env_gateway.drain_s=1",
+    "--env_gateway.warm_starts.size=0",
+    "--env_gateway.record=false",
+)
 
 
 class GatewayError(Exception):

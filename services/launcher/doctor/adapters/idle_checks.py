@@ -7,6 +7,7 @@ from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.deadlines import loop_time
+from services.launcher.config.backend_tables import REPLAY
 from services.launcher.doctor.adapters.idle_episode import (
     IdleEpisode,
     play_idle_episode,
@@ -40,6 +41,9 @@ async def examine_environment(
     """Play the first task, then again unless an instance costs money, and then the others.
     `opened` receives the first episode's EpisodeReady."""
     first, until = canaries[0], loop_time() + _MORE_TASKS_S
+    if first.backend == REPLAY:
+        # It holds what its run did, which these episodes do not repeat.
+        return [ok(f"{first.env_key}: a recorded run is replayed")]
     try:
         episode = await play_idle_episode(stub, section, first)
     except FindingError as error:

@@ -16,9 +16,9 @@ from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Text
+from services.env_gateway.ports import CallAnswer, Text
 from tests.support.fake_gateway import open_spec, opened, task_json, until
 from tests.support.free_ports import free_port
 from tests.support.grading_gateway import grading_gateway

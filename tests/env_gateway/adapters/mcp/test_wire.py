@@ -17,8 +17,8 @@ from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.adapters.mcp.transport import parse_message
 from services.env_gateway.api import codec
-from services.env_gateway.episodes.episode_session import CallAnswer, MediaStore
-from services.env_gateway.ports import BackendError, Media, Text
+from services.env_gateway.episodes.episode_session import MediaStore
+from services.env_gateway.ports import BackendError, CallAnswer, Media, Text
 from tests.env_gateway.adapters.mcp.test_session import answer, failing, session_with
 from tests.support.examples import examples
 
