@@ -63,3 +63,20 @@ def test_servers_need_names_of_their_own_and_environments_name_known_ones() -> N
     section = {"servers": servers[:1], "environments": {"x": {"servers": ["files"]}}}
     with pytest.raises(ConfigError, match=r"x\.servers: .*'files'; those in .*: server"):
         parse_config(EnvGatewayConfig, section, where="spec")
+
+
+def test_a_replay_replaces_the_backends_and_servers_of_all_environments() -> None:
+    section = {
+        "servers": [{"name": "a", "url": "http://a"}],
+        "environments": {"booking": {"backend": "fleet"}, "shop": {"servers": ["a"]}},
+        "backends": {"replay": {"run": "runs/one"}},
+        "backend": "replay",
+    }
+    config = parse_config(EnvGatewayConfig, section, where="spec", section="env_gateway")
+    assert config.backend_names == {"replay"} and not config.servers
+    assert config.backend_of("booking") == config.backend_of("shop") == "replay"
+    assert config.backends.replay and str(config.backends.replay.run) == "runs/one"
+    assert not config.environments["shop"].servers
+    own = section | {"environments": {"booking": {"backend": "replay"}}, "backend": "embedded"}
+    with pytest.raises(ConfigError, match="booking"):
+        parse_config(EnvGatewayConfig, own, where="spec", section="env_gateway")

@@ -64,6 +64,8 @@ class ReplayInstance(Instance):
             result = self._player.play_step(form.CALL, key, call.seq).result
             found = await asyncio.to_thread(form.decode_answer, result, self._run.get_part)
         except MissError as error:
+            # Also of a part.
+            self._player.missed = str(error)
             return CallAnswer(ToolOutcome.REPLAY_MISS, (Text(str(error)),))
         self._tell_events()
         return found

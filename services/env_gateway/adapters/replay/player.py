@@ -21,7 +21,8 @@ class Player:
         """Begin with all `episodes` that opened like the first."""
         self.opening = episodes[0].opening
         self._takes = [_Take(each) for each in episodes if each.opening == self.opening]
-        self._missed = ""
+        # What it lacked; nothing is played any more.
+        self.missed = ""
 
     @property
     def is_open(self) -> bool:
@@ -31,9 +32,9 @@ class Player:
         """Return the recorded step. Raises MissError if there is none, and ever after: what
         follows would be of another world."""
         found = [(take, index) for take in self._takes for index in take.find_step(op, key, seq)]
-        if self._missed or not found:
-            self._missed = self._missed or self._describe_miss(op, key)
-            raise MissError(self._missed)
+        if self.missed or not found:
+            self.missed = self.missed or self._describe_miss(op, key)
+            raise MissError(self.missed)
         first, index = found[0]
         step = first.steps[index]
         self._takes = [take for take, at in found if take.play_step(at).result == step.result]

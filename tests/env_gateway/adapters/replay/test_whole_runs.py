@@ -45,7 +45,7 @@ servers = ["gone"]
 [env_gateway.backends.replay]
 run = "{run}"
 """
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_turns": 12,
     "max_input_length": 20_000,
     "max_generate_length": 4000,

@@ -60,6 +60,19 @@ def test_the_gateway_gets_the_key_of_each_server_that_somebody_else_runs() -> No
     assert inherited_variables(spec, config(), LEARNER) == ()
 
 
+def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None:
+    servers = [{"name": "a", "url": "http://a", "headers": {"x-api-key": "$A_KEY"}}]
+    section = {"servers": servers, "environments": {"booking": {"backend": "fleet"}}}
+
+    def named(**more: Any) -> tuple[str, ...]:
+        spec = {"env_gateway": {**section, **more}}
+        return secret_names.required_secrets(spec, config(), GATEWAY)
+
+    assert {"A_KEY", "FLEET_API_KEY"} <= {*named(backend="mcp")}
+    replay = {"replay": {"run": "runs/one"}}
+    assert named(backend="replay", backends=replay) == secret_names.IDENTITY_VARIABLES
+
+
 def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
     assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
     assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)

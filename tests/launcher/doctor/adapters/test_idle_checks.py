@@ -8,6 +8,7 @@ import pytest
 from environments.api import ENV_KEYS
 from environments.tasks import make_task
 from services.common.config import load_spec
+from services.env_gateway.adapters.replay.recorder import Recording
 from services.launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor import own_environment
 from tests.support.doctor import check, probed, spec, subject
@@ -112,3 +113,23 @@ async def test_a_further_task_that_cannot_be_played_is_a_warning(
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
     check(result, Status.WARN, f"task {second['key']!r}: booking cannot be opened")
     check(result, Status.WARN, "ok: booking: 4 tools")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_recorded_run_is_found_and_not_played_ahead(
+    recorded: bool, policy: Path, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "tasks.json", tmp_path / "run"
+    path.write_text(json.dumps([make_task("booking", "train", 0)]))
+    if recorded:
+        Recording(run, max_bytes=2**20)
+    section = {"backend": "replay", "backends": {"replay": {"run": str(run)}}}
+    result = await probed(
+        "episodes", subject({**spec(policy, path), "env_gateway": section}, tmp_path)
+    )
+    if recorded:
+        assert result.status is Status.OK, result
+        assert "booking: a recorded run is replayed" in str(result)
+    else:
+        assert result.status is Status.FAIL
+        assert "env_gateway.backends.replay.run" in str(result)
