@@ -18,13 +18,14 @@ SECTION = PAGE.split("\n## From a server to a training step\n")[1].split("\n## "
 # What only installs, and the training, which takes minutes.
 LEFT_OUT = ("python3.11 -m venv ", "build/office/bin/python -m pip ", "flotilla train ")
 # Connections are refused until it serves, for which a reader's fingers give it time.
-SERVES = "until (exec 3<>/dev/tcp/127.0.0.1/8766) 2>/dev/null; do sleep 0.1; done"
+SERVES = "until (exec 3<>/dev/tcp/127.0.0.1/8766 || ! kill -0 $!) 2>/dev/null; do sleep 0.1; done"
 MARK = "next command"
 
 
 def list_commands() -> list[tuple[str, str]]:
     """Return the commands of the section, with their input, and what each is to print."""
-    blocks = re.findall(r"^```\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    blocks = [text for language, text in fenced if not language]
     found: list[tuple[str, str]] = []
     for text in re.split(r"^\$ ", "".join(blocks), flags=re.MULTILINE)[1:]:
         first, _, rest = text.partition("\n")
@@ -41,6 +42,7 @@ def as_pattern(shown: str) -> str:
     return re.sub(r"\d+", r"\\d+", r"\s+".join(words))
 
 
+@pytest.mark.timeout(400)
 def test_every_command_shows_what_the_page_shows(engine_folder: Path, tmp_path: Path) -> None:
     for name, target in {
         "docs": ROOT / "docs",
@@ -60,20 +62,23 @@ def test_every_command_shows_what_the_page_shows(engine_folder: Path, tmp_path: 
     words = [
         f"echo {MARK}\n{command}" + f"\n{SERVES}" * command.endswith("&") for command, _ in commands
     ]
-    done = subprocess.run(
-        ["bash"],
-        input="\n".join(words),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{flotilla.parent}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
-        },
-        timeout=110,
-        check=False,
-    )
-    outputs = done.stdout.split(f"{MARK}\n")[1:]
+    # Files, because the server in the background keeps what it writes to open.
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        subprocess.run(
+            ["bash", "-c", "\n".join(words)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PATH": f"{flotilla.parent}:{os.environ['PATH']}",
+                "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
+            },
+            check=False,
+        )
+    outputs = Path(out.name).read_text().split(f"{MARK}\n")[1:]
     for (command, shown), output in zip(commands, outputs, strict=True):
-        assert re.search(as_pattern(shown), output, re.DOTALL), f"{command}: {output}{done.stderr}"
+        assert re.search(as_pattern(shown), output, re.DOTALL), (
+            f"{command}: {output}{Path(err.name).read_text()}"
+        )
