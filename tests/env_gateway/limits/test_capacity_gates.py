@@ -254,7 +254,7 @@ async def test_an_episode_that_waits_for_its_turn_until_it_is_over_names_the_ref
     # The next creation may begin when the episode is over.
     limits = {"creates_per_s": 0.1, "creates_burst": 1}
     async with running(backend, limits=limits) as gateway:
-        session = gateway.open_episode(open_spec(budget_s=0.3))
+        session = gateway.open_episode(open_spec(budget_s=1.0))
         await until(lambda: session.failure is not None)
     assert session.failure == (
         "throttled: on demand; then no_place: the episode waited for its turn until it was over"
