@@ -160,6 +160,7 @@ class WrittenRecord(EpisodeRecord):
             "task": form.identify_task(request.task),
         }
         self._recording = recording
+        self._closed = False
 
     def note_opened(self, instance: Instance, tools: Sequence[Tool], shown: Sequence[Part]) -> None:
         versions = {"env_version": instance.env_version, "data_version": instance.data_version}
@@ -191,16 +192,21 @@ class WrittenRecord(EpisodeRecord):
         self._note(form.LOST, lambda put: {"result": redact(why)})
 
     def note_grade(self, submission: Submission, grade: Grade) -> None:
-        key = submission
         self._note(
             form.GRADE,
-            lambda put: {"key": form.identify_grade(key), "result": form.encode_grade(grade)},
+            lambda put: {
+                "key": form.identify_grade(submission),
+                "result": form.encode_grade(grade),
+            },
         )
 
     def note_end(self) -> None:
         self._note(form.END, lambda put: {})
+        self._closed = True
 
     def _note(self, op: str, make: MakeLine, parts: Sequence[Part] = ()) -> None:
+        if self._closed:
+            return
         sizes = [len(part.text) if isinstance(part, Text) else part.size for part in parts]
         self._recording.add_line(self, sum(sizes), lambda put: {"op": op, **make(put)})
 
