@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
+from services.common.domain.task_text import write_task
 from services.common.domain.trajectory import Experts
 from services.common.fingerprint import TensorEntry
 
@@ -25,8 +26,8 @@ class PromptFacts:
 
     @property
     def task(self) -> str:
-        """The user's text: the prompt, then the first observation."""
-        return "\n\n".join([self.prompt, *self.shown])
+        """The user's text, which every dialect shows: the facts, the prompt, the observation."""
+        return write_task(self.prompt, self.current_date, self.variables, self.shown)
 
 
 @dataclass(frozen=True, slots=True)

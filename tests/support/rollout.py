@@ -20,7 +20,7 @@ from tools.tiny_policy.tokenizer import train_tokenizer
 
 POLICY = PolicyId(1, 3, b"f" * 32)
 TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
-FACTS = PromptFacts("Find it.", "2025-03-01", {"LOGGED_IN_NAME": "Ann"})
+FACTS = PromptFacts("Find it.", "", {})
 PASSED = Grade(1.0)
 OK = ToolResult(ToolOutcome.OK, ('{"found": 1}',))
 

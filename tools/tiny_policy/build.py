@@ -38,8 +38,8 @@ SOURCES = (
     "environments/*.py",
     "environments/*/app.py",
     "environments/gsm8k/*.py",
+    "services/common/domain/task_text.py",
     "services/rollout/adapters/tokenizer.py",
-    "services/rollout/episodes/parsers.py",
     "services/rollout/dialects/template.py",
     "services/rollout/dialects/template_turns.py",
     *(

@@ -67,7 +67,7 @@ def vocabulary_texts() -> Iterator[str]:
         yield from _tool_texts(open_instance(env_key, make_data_id("demo", 0)))
     count = TEXTS_PER_ENVIRONMENT * len(ENV_KEYS)
     for demonstration in make_demonstrations(count, first=0, habits=CARELESS, rng=random.Random(0)):
-        yield demonstration.scenario.prompt
+        yield _make_facts(demonstration.scenario).task
         for turn in demonstration.turns:
             yield turn.text
             yield f"\n{_answer_text(turn)}\n"
@@ -99,14 +99,15 @@ def prompt_ids(
     dialect: TemplateDialect, scenario: Scenario, tools: Sequence[ToolSpec]
 ) -> list[int]:
     """Return the initial prompt of a rollout of this task."""
-    facts = PromptFacts(
-        prompt=scenario.prompt,
-        current_date=scenario.variables["CURRENT_DATE"],
-        variables=scenario.variables,
-    )
-    return dialect.prompt_ids(
-        facts, [Tool(t.name, t.description, t.parameters, t.read_only) for t in tools]
-    )
+    offered = [Tool(t.name, t.description, t.parameters, t.read_only) for t in tools]
+    return dialect.prompt_ids(_make_facts(scenario), offered)
+
+
+def _make_facts(scenario: Scenario) -> PromptFacts:
+    """Return the facts as the gateway states them, with the date apart from other variables."""
+    variables = dict(scenario.variables)
+    date = variables.pop("CURRENT_DATE")
+    return PromptFacts(scenario.prompt, date, variables)
 
 
 def tokenize_episode(

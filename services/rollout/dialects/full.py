@@ -18,15 +18,13 @@ from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall, Tur
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
-CURRENT_DATE = "CURRENT_DATE"
-LABELS = {"LOGGED_IN_USER": "Logged in user ID", "LOGGED_IN_NAME": "Logged in as"}
 NO_CALL = (
     'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'
 )
 
 
 class FullDialect:
-    """Dialect of any chat template: tools, date and user in a system message, replies as a user's.
+    """Dialect of any chat template: tools in a system message, replies as a user's.
 
     Raises TemplateError if the template rewrites earlier turns, does not end a turn with a control
     token, or cannot render a user's message after a turn.
@@ -82,13 +80,11 @@ class FullDialect:
         return self._tokenizer.encode(self._turns.without_closing(text))
 
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
-        clean = self._inert.clean_text
-        user = {"role": "user", "content": clean(facts.task)}
-        # Not the whole message, whose own text names tokens such as `<tool_call>`.
-        variables = {clean(key): clean(value) for key, value in facts.variables.items()}
-        known = replace(facts, current_date=clean(facts.current_date), variables=variables)
-        explained = system_text(known, self._inert.tool_schemas(tools))
-        return [{"role": "system", "content": explained}, user] if explained else [user]
+        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+        if not tools:
+            return [user]
+        # Its own text names tokens such as `<tool_call>`.
+        return [{"role": "system", "content": system_text(self._inert.tool_schemas(tools))}, user]
 
     def _shown_text(self, replies: Sequence[Reply]) -> str:
         """Join replies into one text: some templates refuse two user messages in a row."""
@@ -109,18 +105,11 @@ def write_call(call: ToolCall) -> str:
     return f"{CALL_START}{body}{CALL_END}"
 
 
-def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return the system message. The date is the environment's, never the host's.
-
-    Without tools it only has the environment's facts, which may be empty.
-    """
-    known = [_date_section(facts.current_date), _context_section(facts.variables)]
-    if not schemas:
-        return "\n\n".join(section for section in known if section)
+def system_text(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the system message, which explains tools and turns."""
     names = [str(schema["function"]["name"]) for schema in schemas]
     sections = [
         "You are a helpful agent. Complete the task by calling tools.",
-        *known,
         "## Available Tools\n" + json.dumps(list(schemas), indent=2, ensure_ascii=False),
         "## Tool Call Format\n"
         f"Use the tools listed above by name ({', '.join(names)}):\n"
@@ -134,24 +123,4 @@ def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str
         "write the final answer first, then <done>. Never answer with only a message, and never "
         "ask whether there is anything else to do.",
     ]
-    return "\n\n".join(section for section in sections if section)
-
-
-def _date_section(current_date: str) -> str:
-    if not current_date:
-        return ""
-    return (
-        f"## Current Date\nToday is {current_date}. When a date has no year, assume the current "
-        "or a future year."
-    )
-
-
-def _context_section(variables: Mapping[str, str]) -> str:
-    known = [f"- {label}: {variables[key]}" for key, label in LABELS.items() if key in variables]
-    others = [
-        f"- {key}: {value}"
-        for key, value in variables.items()
-        if key not in LABELS and key != CURRENT_DATE
-    ]
-    lines = [*known, *others]
-    return "\n".join(["## Environment Context", *lines]) if lines else ""
+    return "\n\n".join(sections)

@@ -61,7 +61,9 @@ def game(tmp_path: Path) -> Game:
         }
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))
+    known = {"CURRENT_DATE": "2026-01-31", "LOGGED_IN_NAME": "Ann"}
     task = {"env_id": "notes", "data_id": LONG[:9], "verifier_func": VERIFIER}
+    task |= {"env_variables": known}
     tasks = [{**task, "key": f"ask-{n}", "prompt": f"What is {n}?"} for n in range(2)]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     out = tmp_path / "attempts.jsonl"
@@ -118,6 +120,9 @@ def test_a_model_plays_all_tasks_and_reads_the_errors_of_its_calls(game: Game) -
     assert [message["role"] for message in first["messages"]] == [
         *("user", "assistant", "tool", "tool", "tool", "tool", "assistant")
     ]
+    task = first["messages"][0]["content"]
+    assert task.startswith("Today is 2026-01-31. ")
+    assert task.endswith("\nLogged in as: Ann\n\nWhat is 0?")
     *errors, notes = [m["content"] for m in first["messages"] if m["role"] == "tool"]
     assert [json.loads(error)["error"] for error in errors] == [
         "unknown tool 'fly'",

@@ -19,24 +19,27 @@ from tests.rollout.dialects.native_turns import TASK, NativeWriter
 FACTS = PromptFacts(TASK, "", {})
 
 
+def make_tokenizer(family: Family) -> TransformersTokenizer:
+    """Return the tokenizer of a family with its template and, for `template`, the options."""
+    options = family.options if family.dialect == "template" else {}
+    special = {"bos_token": "", "eos_token": family.ends[0]}
+    return TransformersTokenizer(family.make_tokenizer(), {**special, **options})
+
+
 class Stage:
     """One family, with the prompt of an episode."""
 
     def __init__(self, family: Family) -> None:
-        tokenizer = family.make_tokenizer()
         own = family.dialect == "template"
-        special = {"bos_token": "", "eos_token": family.ends[0]}
         self.family = family
-        self.tokenizer = TransformersTokenizer(
-            tokenizer, {**special, **(family.options if own else {})}
-        )
+        self.tokenizer = make_tokenizer(family)
         config = DialectConfig(
             name=family.dialect,
             options={} if own else dict(family.options),
             parser=family.parser if own else "",
         )
         self.dialect = choose_dialect(family.models[0], self.tokenizer, config)
-        self.writer = NativeWriter(family, tokenizer)
+        self.writer = NativeWriter(family, self.tokenizer.fast)
         self.prompt_ids = np.array(self.dialect.prompt_ids(FACTS, TOOLS), np.int32)
         self.prompt = self.tokenizer.decode(self.prompt_ids.tolist())
 

@@ -4,8 +4,7 @@ import pytest
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Author
-from services.rollout.dialects.full import system_text
-from services.rollout.types import PromptFacts, Tool
+from services.rollout.types import PromptFacts
 from tests.support.rollout import FakeEnvironment, attempt, dialect, runner, tokenizer
 
 TEXT = "7 + 5 = 12\n#### 12"
@@ -67,8 +66,8 @@ def test_a_prompt_without_tools_speaks_of_none() -> None:
 
 
 def test_a_prompt_without_tools_still_contains_what_the_environment_knows() -> None:
-    reported = system_text(PromptFacts("Find it.", "2026-02-14", {"LOGGED_IN_NAME": "Ada"}), [])
-    assert reported.startswith("## Current Date\nToday is 2026-02-14.")
-    assert reported.endswith("- Logged in as: Ada")
-    schema = {"function": {"name": Tool("look", "", {}).name}}
-    assert "tool" in system_text(PromptFacts("", "", {}), [schema])
+    requests = PromptFacts("Find it.", "2026-02-14", {"LOGGED_IN_NAME": "Ada"})
+    for name in ("template", "full"):
+        text = tokenizer().decode(dialect(name).prompt_ids(requests, []))
+        assert text.startswith("<|im_start|>user\nToday is 2026-02-14. ")
+        assert "\nLogged in as: Ada\n\nFind it.<|im_end|>" in text

@@ -143,7 +143,7 @@ async def test_a_long_answer_of_a_tool_is_not_rendered_on_the_event_loop() -> No
     [
         replace(INFO, facts=replace(FACTS, prompt="Find that.")),
         replace(INFO, facts=replace(FACTS, current_date="2025-03-02")),
-        replace(INFO, facts=replace(FACTS, variables={})),
+        replace(INFO, facts=replace(FACTS, variables={"REGION": "north"})),
         replace(INFO, facts=replace(FACTS, shown=("a page",))),
         replace(INFO, tools=()),
         replace(INFO, tools=(replace(TOOL, description="Looks well."),)),

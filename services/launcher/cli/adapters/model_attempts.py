@@ -12,6 +12,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.common.concurrency import running_tasks
 from services.common.deadlines import loop_time
+from services.common.domain.task_text import write_task
 from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, EndpointError, WrittenCall
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
@@ -111,7 +112,9 @@ async def _play_turns(
     EndpointError, _LostError and AioRpcError."""
     ready, messages = episode.ready, attempt.messages
     shown = [await read_part(stub, episode.episode_id, p) for p in ready.initial_observation]
-    messages.append({"role": "user", "content": "\n\n".join([ready.facts.prompt, *shown])})
+    facts = ready.facts
+    task = write_task(facts.prompt, facts.current_date, facts.variables, shown)
+    messages.append({"role": "user", "content": task})
     tools = [_offer_tool(tool) for tool in ready.tools]
     for _ in range(most_turns):
         turn = await endpoint.answer_messages(messages, tools)

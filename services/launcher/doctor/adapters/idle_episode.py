@@ -8,6 +8,7 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.common.domain.task_text import write_task
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     backend_key,
@@ -129,8 +130,10 @@ async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.
     header = pb.GradeHeader(
         episode_id=last.episode_id, final_answer="", deadline=rpc.to_duration(limit_s)
     )
+    facts = last.ready.facts
+    task = write_task(facts.prompt, facts.current_date, facts.variables)
     messages = [
-        {"role": "user", "content": last.ready.facts.prompt},
+        {"role": "user", "content": task},
         {"role": "assistant", "content": ""},
     ]
     return await grade_episode(stub, header, messages, limit_s + _GRADE_MARGIN_S, last.ready)
