@@ -121,6 +121,13 @@ def test_every_acknowledged_trajectory_is_accounted_for(finished: FinishedRun) -
     assert [len(fate) for fate in fates] == [STEPS * ATTEMPTS, 2 * 3 * EVAL_TASKS, 0, 0, 0]
 
 
+def test_the_learner_refuses_nothing_that_the_rollouts_made(finished: FinishedRun) -> None:
+    """Neither an alarm nor a failed try: a refusal is a bug of one of the two."""
+    logs = "".join(file.read_text() for file in finished.runs.rglob("rollout-*.log"))
+    assert logs and "submission refused" not in logs
+    assert FailureKind.REFUSED_BY_LEARNER not in logs
+
+
 def test_nothing_is_left_running_or_in_shared_memory(finished: FinishedRun) -> None:
     assert processes_of(finished.runs) == []
     assert list(SHARED_MEMORY.glob(f"*{finished.folder.name}*")) == []

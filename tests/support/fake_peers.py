@@ -126,12 +126,15 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         assert header.content_digest == xxhash.xxh3_128(ids + scores).digest()
         if header.lease_id in self.lost:
             raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST")
-        if self.malformed and header.HasField("reward"):
+        if self.malformed:
             self.malformed -= 1
             raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_TRAJECTORY")
         self.submitted.append(Submitted(header, ids, scores, header.content_digest))
         # Drop the whole group, like the learner.
-        over = header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
+        over = header.failure in (
+            trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR,
+            trajectory_pb2.FAILURE_KIND_REFUSED_BY_LEARNER,
+        )
         return group_pb.SubmitTrajectoryResponse(group_complete=over)
 
     async def Attach(self, request: Any, context: Any) -> AsyncGenerator[policy_pb.AttachResponse]:

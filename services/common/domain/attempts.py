@@ -42,6 +42,14 @@ class FailureKind(StrEnum):
     NO_GRADE = "no_grade"
     # The policy's next input cannot be rendered: its whole group is dropped.
     TEMPLATE_ERROR = "template_error"
+    # The learner does not take the try, which is a bug of either side: its whole group is dropped.
+    REFUSED_BY_LEARNER = "refused_by_learner"
+
+    @property
+    def spoils_group(self) -> bool:
+        """True if no other attempt of the group may be used: those that ended without this failure
+        are a biased selection. It is never retried."""
+        return self in (FailureKind.TEMPLATE_ERROR, FailureKind.REFUSED_BY_LEARNER)
 
 
 class NoGradeReason(StrEnum):

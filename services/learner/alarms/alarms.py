@@ -19,9 +19,9 @@ from services.learner.alarms.types import (
     Alarm,
     AlarmVerdict,
     Severity,
+    SpoiledGroup,
     StepFacts,
     Streak,
-    TemplateError,
 )
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
@@ -97,12 +97,14 @@ class Alarms:
     def judge_tries(
         self,
         streaks: Mapping[str, Streak],
-        template_errors: Mapping[str, TemplateError] | None = None,
+        spoiled: Mapping[tuple[str, str], SpoiledGroup] | None = None,
     ) -> None:
         """Judge tries while no step ends; call it about once a second."""
         verdicts = [event_rules.judge_streak(self._config, *item) for item in streaks.items()]
-        errors = (template_errors or {}).items()
-        self.apply_verdicts([*verdicts, *(event_rules.judge_template_error(*e) for e in errors)])
+        groups = (spoiled or {}).items()
+        self.apply_verdicts(
+            [*verdicts, *(event_rules.judge_spoiled(*key, found) for key, found in groups)]
+        )
 
     def report_damage(self, incident: Incident) -> None:
         """Raise an alarm about damage on disk that the run worked around."""

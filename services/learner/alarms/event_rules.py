@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from services.learner.alarms.types import ALL, AlarmVerdict, Severity, Streak, TemplateError
+from services.learner.alarms.types import ALL, AlarmVerdict, Severity, SpoiledGroup, Streak
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
 
 NO_PROGRESS = "no_progress"
-# Groups of an environment after which its template error counts as gone.
+# Groups of an environment after which the failure that spoiled one counts as gone.
 CALM_GROUPS = 16
 _CHARACTERS = 1000
 # Where to look, by the reason why tries fail.
@@ -19,7 +19,14 @@ _LOOK_AT = {
     "engine_error": "The engine fails on its prompts: see logs/rollout-0.log",
     "template_error": "The chat template of policy.model does not render its tool results:"
     ' set rollout.dialect.name = "full", or fix the template',
+    "refused_by_learner": "This is a bug, which selects among attempts: keep the run's folder, and"
+    " report it with logs/rollout-0.log and logs/learner-0.log",
     "aborted": "Rollout workers abandon its attempts: see logs/rollout-0.log",
+}
+# By the failure of the attempt that spoils its group.
+_SPOILED = {
+    "template_error": "the policy's input cannot be rendered",
+    "refused_by_learner": "the learner refused what a rollout worker submitted",
 }
 _ASIDE = "The learner's log has the details (logs/learner-0.log)"
 _DAMAGE = {
@@ -51,18 +58,15 @@ def judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdict
     )
 
 
-def judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
-    """Judge dropped whole groups; cleared after `CALM_GROUPS` other groups without a template
-    error."""
+def judge_spoiled(env: str, kind: str, found: SpoiledGroup) -> AlarmVerdict:
+    """Judge groups dropped because of one attempt; cleared after `CALM_GROUPS` sound groups."""
     since = found.groups_since
     return AlarmVerdict(
-        "template_error",
+        kind,
         env,
         True if not since else False if since >= CALM_GROUPS else None,
-        f"a group was dropped whole because the policy's input cannot be rendered, {found.message}"[
-            :_CHARACTERS
-        ],
-        _LOOK_AT["template_error"],
+        f"a group was dropped whole because {_SPOILED[kind]}, {found.message}"[:_CHARACTERS],
+        _LOOK_AT[kind],
         severity=Severity.ERROR,
     )
 

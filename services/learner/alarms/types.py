@@ -56,9 +56,9 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateError:
-    """The newest group of an environment that was dropped as TEMPLATE_ERROR: its error text, and
-    the number of groups of that environment that have ended since."""
+class SpoiledGroup:
+    """The newest group of an environment that one of its attempts spoiled in one way: the text of
+    that failure, and the number of groups of that environment that have ended since."""
 
     message: str
     groups_since: int = 0

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
@@ -39,9 +39,9 @@ class AttemptRecord:
 
     @property
     def spoils_group(self) -> bool:
-        """True if no other attempt of its group may be used: the ones that ended before the
-        unrenderable input are a biased selection."""
-        return self.trajectory.failure is FailureKind.TEMPLATE_ERROR and not self.dropped
+        """True if no other attempt of its group may be used."""
+        failure = self.trajectory.failure
+        return failure is not None and failure.spoils_group and not self.dropped
 
 
 @dataclass(frozen=True, slots=True)

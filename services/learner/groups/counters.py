@@ -7,7 +7,7 @@ from services.common.domain.attempts import FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.common.log import get_logger
 from services.common.printable_text import first_line
-from services.learner.alarms.types import Streak, TemplateError
+from services.learner.alarms.types import SpoiledGroup, Streak
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.staleness import STALE
@@ -55,8 +55,8 @@ class Tally:
         self.received_before = 0
         # By environment, since its newest graded try.
         self.streaks: dict[str, Streak] = {}
-        # By environment.
-        self.template_errors: dict[str, TemplateError] = {}
+        # By environment and the failure of the attempt that spoiled it.
+        self.spoiled: dict[tuple[str, str], SpoiledGroup] = {}
 
     def count_received(self, record: AttemptRecord, spec: GroupSpec) -> None:
         """Count a try that was journaled."""
@@ -95,16 +95,17 @@ class Tally:
         self._counters.refused[env] += tries
         self._counters.refused_words[env] = first_line(detail, _WORDS_CHARACTERS)
 
-    def count_unrendered(self, spec: GroupSpec, detail: str) -> None:
-        """Count a group that was dropped as TEMPLATE_ERROR."""
-        env = spec.task.env_key
-        self.template_errors[env] = TemplateError(f"of task {spec.task.key!r}: {detail}")
-        _log.error("a group was dropped: template error", task=spec.task.key, detail=detail)
+    def count_spoiled(self, spec: GroupSpec, spoiling: Trajectory) -> None:
+        """Count a group that was dropped because of one of its attempts."""
+        kind, detail, task = str(spoiling.failure), spoiling.detail, spec.task
+        self.spoiled[task.env_key, kind] = SpoiledGroup(f"of task {task.key!r}: {detail}")
+        _log.error("a group was dropped", reason=kind, task=task.key, detail=detail)
 
-    def count_rendered(self, env: str) -> None:
-        """Count a group of an environment whose inputs could all be rendered."""
-        if known := self.template_errors.get(env):
-            self.template_errors[env] = replace(known, groups_since=known.groups_since + 1)
+    def count_sound(self, env: str) -> None:
+        """Count a group of an environment that no attempt spoiled."""
+        for key, known in self.spoiled.items():
+            if key[0] == env:
+                self.spoiled[key] = replace(known, groups_since=known.groups_since + 1)
 
     def count_trained(self, group: ReadyGroup) -> None:
         """Count a group that went into a step."""

@@ -5,18 +5,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.common.deadlines import loop_time
-from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.open_groups import TEMPLATE_ERROR, TOOLS_CHANGED
+from services.learner.groups.open_groups import TOOLS_CHANGED
 from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.store import Journal
+
+# Reasons for dropping a group because of one of its attempts.
+_SPOILED = frozenset(kind for kind in FailureKind if kind.spoils_group)
 
 
 class OpenAttempts:
@@ -82,7 +85,7 @@ class GroupEndings:
         self.records.add_record(record)
         self.tally.count_received(record, spec)
         self.giving_up.note_attempt(spec, record, loop_time())
-        drop = TEMPLATE_ERROR if record.spoils_group else ""
+        drop = str(record.trajectory.failure) if record.spoils_group else ""
         if record.is_graded and self.records.saw_other_tools(record):
             drop = TOOLS_CHANGED
         return self.book.record_attempt(
@@ -155,8 +158,8 @@ class GroupEndings:
         spec = group.spec
         self.tally.count_dropped(reason, group)
         self.forget_groups([spec.group_id])
-        if reason == TEMPLATE_ERROR:
-            self.giving_up.note_unrendered(group)
+        if reason in _SPOILED:
+            self.giving_up.note_spoiled(group)
         if spec.purpose is Purpose.EVAL:
             # Its evaluation reports the task as missing.
             self.on_eval_group(replace(group, graded=()))

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from services.common.domain.attempts import AttemptKey
 from services.learner.group_types import GroupSpec, Lease
 
-# Reason for dropping a group with an attempt whose input cannot be rendered.
-TEMPLATE_ERROR = "template_error"
 # Reason for dropping a group whose graded attempts were offered different tools.
 TOOLS_CHANGED = "tools_changed"
 

@@ -1,6 +1,6 @@
 """Fate of a task that could not be graded: another group, none, or quarantine."""
 
-from services.common.domain.attempts import Purpose
+from services.common.domain.attempts import FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
@@ -46,18 +46,20 @@ class UngradedTasks:
         `open_since`: see `make_replacement`."""
         self._unrendered.note_complete()
         if group.graded:
-            self._tally.count_rendered(group.spec.task.env_key)
+            self._tally.count_sound(group.spec.task.env_key)
         if group.spec.purpose is Purpose.TRAIN:
             self.forget_task(group.spec)
         elif not group.graded:
             self._judge_refusal(group, open_since)
 
-    def note_unrendered(self, group: ReadyGroup) -> None:
-        """Record a group that was dropped because its policy's input could not be rendered."""
+    def note_spoiled(self, group: ReadyGroup) -> None:
+        """Record a group that was dropped because of one of its attempts."""
         spec = group.spec
-        message = next(r.trajectory.detail for r in group.failed if r.spoils_group)
-        self._tally.count_unrendered(spec, message)
-        self.problem = self.problem or self._unrendered.note_dropped(spec.task.key, message)
+        spoiling = next(r.trajectory for r in group.failed if r.spoils_group)
+        self._tally.count_spoiled(spec, spoiling)
+        if spoiling.failure is FailureKind.TEMPLATE_ERROR:
+            problem = self._unrendered.note_dropped(spec.task.key, spoiling.detail)
+            self.problem = self.problem or problem
 
     def forget_task(self, spec: GroupSpec) -> None:
         """Drop the task of a TRAIN group: it needs no other group."""

@@ -30,7 +30,7 @@ def make_metrics_exporter(
             seen = received.total()
             for stage in ("collect", "evaluate"):
                 watchdog.note_progress(stage)
-        alarms.judge_tries(dispatcher.tally.streaks, dispatcher.tally.template_errors)
+        alarms.judge_tries(dispatcher.tally.streaks, dispatcher.tally.spoiled)
         _export_gauges(dispatcher, status)
 
     return export_metrics

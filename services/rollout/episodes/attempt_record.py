@@ -58,7 +58,7 @@ def make_finished_trajectory(
         partial_reward=grade.partial_reward,
         checks_passed=grade.checks_passed,
         checks_failed=grade.checks_failed,
-        suspicion=grade.suspicion,
+        suspicion=grade.suspicion[:MAX_DETAIL],
         turns=tuple(state.turns),
         counts=state.counts,
         facts=_make_facts(state),

@@ -158,7 +158,7 @@ class AttemptRunner:
     ) -> None:
         prompt = await self._prompts.get_prompt(episode.info)
         state.info = replace(episode.info, tools=prompt.tools)
-        state.transcript = Transcript(prompt.token_ids)
+        state.transcript = Transcript(prompt.token_ids, self._limits.max_model_len)
         state.digests = {
             "tool_schema_digest": prompt.tool_schema_digest,
             "prompt_digest": prompt.prompt_digest,

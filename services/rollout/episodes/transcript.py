@@ -1,5 +1,6 @@
 """The growing tokens of one attempt: appended, never rebuilt."""
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,12 +17,17 @@ class PrefixBroken(AssertionError):
 
 
 class Transcript:
-    """Token ids with their authors; policy tokens carry logprobs and the policy that wrote them."""
+    """Token ids with their authors; policy tokens carry logprobs and the policy that wrote them.
 
-    def __init__(self, prompt_ids: Sequence[int] | NDArray[np.int32]) -> None:
-        self._ids = np.array(prompt_ids, dtype=np.int32)
+    What the environment writes is cut at `window`: a longer sequence is no policy's input."""
+
+    def __init__(
+        self, prompt_ids: Sequence[int] | NDArray[np.int32], window: int = sys.maxsize
+    ) -> None:
+        self._window = window
+        self._ids = np.array(prompt_ids[:window], dtype=np.int32)
         self._seen = self._ids[:0]
-        self._spans = [Span(Author.PROMPT, len(prompt_ids))]
+        self._spans = [Span(Author.PROMPT, len(self._ids))]
         self._logprobs: list[NDArray[np.float32]] = []
         self._media: list[Media] = []
         self._experts: list[Experts] = []
@@ -51,7 +57,10 @@ class Transcript:
         ]
 
     def add_observation(self, ids: Sequence[int], whole: Sequence[str] = ()) -> None:
-        """Append the environment's tokens; `whole` are the full texts of cut answers."""
+        """Append the environment's tokens; `whole` are the full texts of cut answers.
+
+        An observation that reaches the window ends there."""
+        ids = ids[: self._window - len(self._ids)]
         for text in whole:
             room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
             self._media.append(keep_whole(text, len(self._ids), room))

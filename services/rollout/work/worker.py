@@ -65,6 +65,8 @@ class Worker:
         self._interval_s = options.renew_interval_s
         # Attempts of each lease that are running or about to run.
         self._live: dict[str, int] = {}
+        # Done once the learner has refused even the report of a refusal.
+        self._refused: asyncio.Future[None] = asyncio.Future()
         self.totals = WorkerTotals()
 
     @property
@@ -78,9 +80,14 @@ class Worker:
     async def run_until_drained(self, drain: asyncio.Event) -> None:
         """Work until `drain` is set, then release all leases. Raises LearnerRefused."""
         try:
-            await run_until_first(self._keep_leasing(), self._keep_renewing(), drain.wait())
+            await run_until_first(
+                self._keep_leasing(), self._keep_renewing(), self._wait_for_refusal(), drain.wait()
+            )
         finally:
             await self._release_all_leases()
+
+    async def _wait_for_refusal(self) -> None:
+        await self._refused
 
     async def _keep_leasing(self) -> None:
         while True:
@@ -160,7 +167,9 @@ class Worker:
             log.warning("lease lost", lease=lease.lease_id, reason=str(error))
             self.totals.lost_leases += 1
         except LearnerRefused as error:
-            log.exception("submission refused", lease=lease.lease_id, reason=str(error))
+            log.exception("the learner refuses this worker", reason=str(error))
+            if not self._refused.done():
+                self._refused.set_exception(error)
         except EngineDead as error:
             log.warning("engine died", lease=lease.lease_id, reason=str(error))
         finally:
@@ -188,27 +197,25 @@ class Worker:
     async def _submit_try(
         self, lease: Lease, trajectory: Trajectory, end: float
     ) -> tuple[bool, bool]:
-        """Submit a try; return whether it completed the group, and whether the try counts.
+        """Submit a try; return whether it completed the group, and whether no other try follows.
 
-        A refused submission becomes a failed try, to protect the attempts beside it; if the learner
-        refuses that too, it refuses the worker, and LearnerRefused is raised."""
+        A refused submission is reported as such, and never played again: attempts repeated until
+        the learner takes them would be a biased selection. If the learner refuses that report too,
+        it refuses the worker."""
         if self._settled is not None:
             # Submit nothing by weights that may still turn out to be wrong.
             await self._settled()
         left = max(end - time.monotonic(), 0.0)
         try:
-            return await self._learner.submit_trajectory(
-                lease, trajectory, left
-            ), trajectory.is_graded
+            complete = await self._learner.submit_trajectory(lease, trajectory, left)
         except LearnerRefused as error:
-            if not trajectory.is_graded:
-                raise
             log.exception("submission refused", lease=lease.lease_id, reason=str(error))
-            detail = f"the learner refused it: {error}"
-        refused = make_failed_trajectory(
-            trajectory.key, AttemptState(0.0), FailureKind.ABORTED, detail
-        )
-        return await self._learner.submit_trajectory(lease, refused, left), False
+            trajectory = make_failed_trajectory(
+                trajectory.key, AttemptState(0.0), FailureKind.REFUSED_BY_LEARNER, str(error)
+            )
+            complete = await self._learner.submit_trajectory(lease, trajectory, left)
+        kind = trajectory.failure
+        return complete, kind is None or kind.spoils_group
 
     async def _run_try(
         self, lease: Lease, leased: LeasedAttempt, number: int, end: float, *, first: bool

@@ -10,15 +10,17 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import Purpose
+from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
+from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
-from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_error
+from services.learner.alarms.event_rules import CALM_GROUPS, judge_spoiled
 from services.learner.group_types import GroupSpec
 from services.learner.groups.counters import Tally
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.sampling.tasks import Task
 from services.learner.sampling.template_failures import TemplateFailures
+from services.wire.enums import FAILURE_KINDS
 from tests.learner.groups.test_group_endings import following_worker
 from tests.learner.run.test_train_loop import eval_sets, following, lease_for, query
 from tests.support.launcher import until
@@ -30,14 +32,30 @@ MESSAGE = "the chat template cannot render user, assistant, tool: roles must alt
 GROUPS = {"lease_ttl_s": 300, "group_size": 4, "groups_per_step": 4, "max_staleness": 0}
 
 
-async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
-    """The first attempts are graded, then one cannot be rendered."""
+async def spoil(
+    worker: FakeWorker,
+    lease: pb.Lease,
+    *,
+    after: int = 2,
+    kind: trajectory_pb2.FailureKind.ValueType = UNRENDERED,
+) -> None:
+    """The first attempts are graded, then one cannot be rendered, or is refused."""
     for attempt in lease.attempts[:after]:
         await worker.submit(graded(lease, attempt, worker.policy))
-    submission = failed(lease, lease.attempts[after], UNRENDERED)
+    submission = failed(lease, lease.attempts[after], kind)
     submission.header.detail = MESSAGE
     receipt = await worker.submit(submission)
     assert receipt.group_complete, "the others of its group need not continue"
+
+
+def alarms_in(tmp_path: Path) -> list[dict[str, Any]]:
+    """Each as it was raised, or cleared."""
+    path = tmp_path / "run" / "alarms.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def template_alarms(tmp_path: Path) -> list[dict[str, Any]]:
+    return [each for each in alarms_in(tmp_path) if each["alarm"] == "template_error"]
 
 
 def check_balance(tmp_path: Path, **fates: int) -> None:
@@ -47,18 +65,22 @@ def check_balance(tmp_path: Path, **fates: int) -> None:
     assert found.fates == {name.replace("__", "/"): count for name, count in fates.items()}
 
 
-async def test_no_attempt_of_a_group_with_a_template_error_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.spoils_group])
+async def test_no_attempt_of_a_group_that_one_spoils_is_used(
+    tmp_path: Path, kind: FailureKind
+) -> None:
     async with following(tmp_path, steps=9, **GROUPS) as worker:
         lease = await lease_for(worker, pb.PURPOSE_TRAIN)
-        await spoil(worker, lease)
+        await spoil(worker, lease, kind=FAILURE_KINDS.encode(kind))
+        await until(lambda: [each["alarm"] for each in alarms_in(tmp_path)] == [kind])
         late = graded(lease, lease.attempts[3], worker.policy)
         with pytest.raises(grpc.aio.AioRpcError, match="has no lease"):
             await worker.submit(late)
         again = await lease_for(worker, pb.PURPOSE_TRAIN)
         assert again.group_id.endswith("r0"), "the task is not tried again at once"
     rows = query(tmp_path, "SELECT state, reason FROM groups WHERE state = 'dropped'")
-    assert rows == [("dropped", "template_error")]
-    check_balance(tmp_path, failed=1, dropped__template_error=2)
+    assert rows == [("dropped", kind)]
+    check_balance(tmp_path, failed=1, **{f"dropped__{kind}": 2})
 
 
 async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
@@ -126,13 +148,6 @@ async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
     check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)
 
 
-def template_alarms(tmp_path: Path) -> list[dict[str, Any]]:
-    """Each as it was raised, or cleared."""
-    path = tmp_path / "run" / "alarms.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [each for each in map(json.loads, lines) if each["alarm"] == "template_error"]
-
-
 async def test_two_groups_raise_an_alarm_which_ends_after_groups_without_one(
     tmp_path: Path,
 ) -> None:
@@ -160,12 +175,14 @@ def test_groups_without_a_template_error_count_for_their_environment_alone(
 ) -> None:
     tally = Tally()
     for env in ("env0", "env1"):
-        tally.count_unrendered(
-            GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), MESSAGE
+        spec = GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0)
+        spoiling = Trajectory(
+            AttemptKey("g", 0, 0), "", (), b"", failure=FailureKind.TEMPLATE_ERROR, detail=MESSAGE
         )
+        tally.count_spoiled(spec, spoiling)
     for _ in range(groups):
-        tally.count_rendered("env0")
-    verdicts = [judge_template_error(*item) for item in tally.template_errors.items()]
+        tally.count_sound("env0")
+    verdicts = [judge_spoiled(*key, found) for key, found in tally.spoiled.items()]
     found = {verdict.scope: verdict.bad for verdict in verdicts}
     assert found == {"env0": bad, "env1": True}
 

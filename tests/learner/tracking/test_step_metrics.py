@@ -9,6 +9,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.attempts import FailureKind
 from services.env_gateway.api import alarms
 from services.env_gateway.tools import tool_drift
 from services.learner.alarms import event_rules, learning_rules, task_rules
@@ -153,6 +154,7 @@ def test_every_alarm_is_documented() -> None:
     assert raised <= reported
     assert reported - raised == {
         event_rules.NO_PROGRESS,
+        *(kind for kind in FailureKind if kind.spoils_group),
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
         "lost_with_disk",
         # Of the gateway.

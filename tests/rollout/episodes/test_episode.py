@@ -209,6 +209,30 @@ async def test_the_length_is_checked_before_each_turn() -> None:
     assert later.counts.turns == 1
 
 
+@pytest.mark.parametrize("most", [None, 5_000])
+async def test_an_observation_that_reaches_the_window_is_cut_there_and_graded(
+    most: int | None,
+) -> None:
+    long = ToolResult(ToolOutcome.OK, ("found it " * 2_000,))
+    environment, window = FakeEnvironment(lambda *_: long), 512
+    lengths: dict[str, Any] = {"max_model_len": window, "max_input_length": 400}
+    played = runner(environment, [LOOK], observation_tokens=most, **lengths)
+    trajectory = await played.run_attempt(attempt())
+    assert (trajectory.stop_reason, trajectory.is_graded) == (StopReason.CONTEXT_OVERFLOW, True)
+    assert (trajectory.counts.turns, trajectory.spans[-1].author) == (1, Author.ENVIRONMENT)
+    assert len(trajectory.sequences[0].token_ids) == window
+    assert sum(span.length for span in trajectory.spans) == window
+    assert long.parts[0].encode() in environment.episodes[0].grades[0][1], "the verifier reads all"
+
+
+async def test_a_prompt_that_reaches_the_window_is_cut_there_and_graded() -> None:
+    short = runner(FakeEnvironment(), [LOOK], max_model_len=20, max_input_length=10)
+    trajectory = await short.run_attempt(attempt())
+    assert (trajectory.stop_reason, trajectory.is_graded) == (StopReason.CONTEXT_OVERFLOW, True)
+    assert len(trajectory.sequences[0].token_ids) == 20
+    assert [span.author for span in trajectory.spans] == [Author.PROMPT]
+
+
 async def test_a_turn_cut_without_a_complete_call_ends_the_episode() -> None:
     environment = FakeEnvironment()
     trajectory = await runner(environment, [LOOK], max_generate_length=5).run_attempt(attempt())

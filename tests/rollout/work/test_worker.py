@@ -372,14 +372,35 @@ async def test_a_lease_granted_while_the_poll_is_cut_by_a_drain_is_given_back() 
         assert learner.released == ["a"]
 
 
-async def test_a_refused_submission_fails_its_attempt_alone() -> None:
-    learner = learner_with(lease("a", 3), malformed=1)
+async def test_a_refused_submission_is_reported_once_and_never_played_again() -> None:
+    learner = learner_with(lease("a", 1), lease("b", 1), malformed=1)
     async with setup(learner) as it:
-        await until(lambda: len(it.learner.submitted) == 4)
-        kinds = sorted(kind or "" for kind in it.outcomes().values())
-        assert kinds == ["failure", "reward", "reward", "reward"]
-        refused = next(s for s in learner.submitted if s.header.HasField("failure"))
+        await until(lambda: it.learner.submitted and it.worker.lease_count == 0)
+        await until(lambda: len(it.learner.submitted) == 2)
+        refused, other = sorted(learner.submitted, key=lambda s: s.header.HasField("reward"))
+        assert refused.header.failure == trajectory_pb2.FAILURE_KIND_REFUSED_BY_LEARNER
         assert "MALFORMED_TRAJECTORY" in refused.header.detail
+        assert (refused.key, other.key) == ((0, 0), (0, 0))
+        await until(lambda: it.worker.lease_count == 0)
+        assert len(it.gateway.opened) == 2
+        assert "a" not in learner.released, "the learner has ended its group"
+
+
+async def test_a_refused_failure_is_reported_too() -> None:
+    gateway = FakeGateway(refuse_grade=refuse(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"))
+    async with setup(learner_with(lease("a", 1), malformed=1), gateway) as it:
+        await until(lambda: it.learner.submitted)
+        header = it.learner.submitted[0].header
+        assert header.failure == trajectory_pb2.FAILURE_KIND_REFUSED_BY_LEARNER
+        assert len(it.gateway.opened) == 1
+
+
+async def test_a_worker_whose_report_of_a_refusal_is_refused_ends() -> None:
+    async with setup(learner_with(lease("a", 1), malformed=2)) as it:
+        with pytest.raises(LearnerRefused, match="MALFORMED_TRAJECTORY"):
+            await asyncio.wait_for(asyncio.shield(it.running), 5.0)
+        assert it.learner.released == ["a"]
+        assert len(it.gateway.opened) == 1
 
 
 async def test_nothing_is_handed_in_while_new_weights_are_judged() -> None:

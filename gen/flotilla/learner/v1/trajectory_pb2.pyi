@@ -114,14 +114,16 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     FAILURE_KIND_ABORTED: _FailureKind.ValueType  # 3
     FAILURE_KIND_NO_GRADE: _FailureKind.ValueType  # 4
     FAILURE_KIND_TEMPLATE_ERROR: _FailureKind.ValueType  # 5
-    """The chat template or the tokenizer cannot render the policy's next input.
-    The whole group is dropped: keeping only the attempts that ended earlier
-    would be a biased selection.
+    """The chat template or the tokenizer cannot render the policy's next input."""
+    FAILURE_KIND_REFUSED_BY_LEARNER: _FailureKind.ValueType  # 6
+    """SubmitTrajectory refused the try; `detail` is the refusal. It stands for
+    the refused submission, under its key.
     """
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """Reason why an attempt does not count. It is never in the mean, and it is
-    retried except for TEMPLATE_ERROR.
+    retried except for TEMPLATE_ERROR and REFUSED_BY_LEARNER, which drop the
+    whole group: keeping only the other attempts would be a biased selection.
     """
 
 FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
@@ -130,9 +132,10 @@ FAILURE_KIND_ENGINE_ERROR: FailureKind.ValueType  # 2
 FAILURE_KIND_ABORTED: FailureKind.ValueType  # 3
 FAILURE_KIND_NO_GRADE: FailureKind.ValueType  # 4
 FAILURE_KIND_TEMPLATE_ERROR: FailureKind.ValueType  # 5
-"""The chat template or the tokenizer cannot render the policy's next input.
-The whole group is dropped: keeping only the attempts that ended earlier
-would be a biased selection.
+"""The chat template or the tokenizer cannot render the policy's next input."""
+FAILURE_KIND_REFUSED_BY_LEARNER: FailureKind.ValueType  # 6
+"""SubmitTrajectory refused the try; `detail` is the refusal. It stands for
+the refused submission, under its key.
 """
 global___FailureKind = FailureKind
 
