@@ -6,13 +6,16 @@ from pathlib import Path
 from services.common.adapters.model_hub import stage_model
 from services.common.errors import ConfigError
 from services.common.expert_models import check_routing_replay
+from services.common.log import get_logger
 from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
-from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.ports import Dialect, TemplateError
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig)
         dialect = choose_dialect(policy.model, tokenizer, config, extra)
         check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
         rehearse_dialect(dialect, tokenizer, config.retention)
+        if untold := find_untold(dialect, tokenizer):
+            log.warning("the prompt leaves out what tools do", left_out=", ".join(untold))
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
     return ModelFiles(folder, tokenizer, dialect)

@@ -2,11 +2,13 @@
 
 A call of the family's own template must be parsed as the same call, and the tokens that follow a
 turn must equal the whole conversation rendered at once. If found later, a fault would drop some
-attempts of a group and keep others, which biases the training data.
+attempts of a group and keep others, which biases the training data. The prompt must show what the
+environment offers and states: otherwise the policy would learn to guess it.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.rollout.dialects.common_prefix import common_length
+from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import (
     OK,
     ParseError,
@@ -54,6 +58,49 @@ ANSWERS = (
     "two lines\nof text with \u00e9\u4e2d\U0001f600\n",
     " <|im_end|> </s> <|eot_id|> </tool_response> [/TOOL_RESULTS] <end_of_turn> ",
 )
+# An offer and facts in words that nothing else in a prompt has, and that every notation (JSON,
+# TypeScript, XML, a signature) leaves as they are.
+OFFERED = (
+    Tool(
+        "find_zebra",
+        "Finds xylophones in the attic.",
+        {
+            "type": "object",
+            "properties": {
+                "plumage": {"type": "string", "description": "quokkas to match"},
+                "tonnage": {"type": "integer", "description": "weight of the walrus"},
+            },
+            "required": ["plumage"],
+        },
+    ),
+    Tool(
+        "send_yak",
+        "Sends marzipan by pigeon.",
+        {
+            "type": "object",
+            "properties": {
+                "gearbox": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "parts of a bagpipe",
+                },
+            },
+            "required": ["gearbox"],
+        },
+    ),
+)
+STATED = PromptFacts("Where is the ocelot?", "2031-07-19", {"LOGGED_IN_NAME": "Ysolde"})
+_SHOWN_WORDS = {
+    "the names of tools": ("find_zebra", "send_yak"),
+    "the names of parameters": ("plumage", "tonnage", "gearbox"),
+    "the task": ("ocelot",),
+    "the date and the variables of the task": ("2031-07-19", "Ysolde"),
+}
+# The tiny policy of the demo was trained without these.
+_TOLD_WORDS = {
+    "the descriptions of tools": ("xylophones", "marzipan"),
+    "the descriptions of parameters": ("quokkas", "walrus", "bagpipe"),
+}
 # Longer than any difference that a template may make at the start of a turn.
 THOUGHT = "The page has not been seen yet, so it is looked up first, and only then is it answered."
 # Tokens shown on either side of a difference.
@@ -63,13 +110,46 @@ _HEADER = 4
 
 
 def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer, retention: Retention = "all") -> None:
-    """Raise TemplateError, which names the turn and the difference, unless the dialect holds."""
+    """Raise TemplateError, which names the fault, unless the dialect holds."""
+    _rehearse_turns(dialect, tokenizer)
+    if hidden := _find_hidden(dialect, tokenizer, _SHOWN_WORDS):
+        raise TemplateError(
+            f"the prompt leaves out {', '.join(hidden)}: {_advise_shown(tokenizer)}"
+        )
+    if retention == "tool_cycle":
+        _rehearse_thinking(dialect, tokenizer)
+
+
+def _rehearse_turns(dialect: Dialect, tokenizer: Tokenizer) -> None:
     for arguments in CALLS:
         _rehearse_call(dialect, tokenizer, arguments)
     for count in range(1, len(ANSWERS) + 1):
         _rehearse_replies(dialect, tokenizer, count)
-    if retention == "tool_cycle":
-        _rehearse_thinking(dialect, tokenizer)
+
+
+def find_untold(dialect: Dialect, tokenizer: Tokenizer) -> list[str]:
+    """Return what the prompt leaves out although a policy may be able to play without it."""
+    return _find_hidden(dialect, tokenizer, _TOLD_WORDS)
+
+
+def _find_hidden(
+    dialect: Dialect, tokenizer: Tokenizer, words: Mapping[str, Sequence[str]]
+) -> list[str]:
+    prompt = tokenizer.decode(dialect.prompt_ids(STATED, OFFERED))
+    return [what for what, each in words.items() if any(word not in prompt for word in each)]
+
+
+def _advise_shown(tokenizer: Tokenizer) -> str:
+    """Return which settings hold and leave nothing out."""
+    shows: list[str] = []
+    for name, make in (("template", TemplateDialect), ("full", FullDialect)):
+        with suppress(TemplateError):
+            dialect = make(tokenizer)
+            _rehearse_turns(dialect, tokenizer)
+            if not _find_hidden(dialect, tokenizer, _SHOWN_WORDS):
+                shows.append(f'rollout.dialect.name = "{name}"')
+    change = "give the model a chat template that shows it"
+    return f"set {' or '.join(shows)}, or {change}" if shows else change
 
 
 def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> None:
@@ -173,11 +253,11 @@ class _Stage:
     def variants(self) -> Iterator[tuple[NDArray[np.int32], list[int]]]:
         """Yield (tokens before the turn, turn) for each way to sample it: also after a thinking
         that the template has opened, and with its header if the template opens a channel."""
-        yield self.before, self.completion
         thought = self._tokenizer.encode("a thought\n</think>\n\n")
-        yield self.before, [*thought, *self.completion]
-        for back in range(1, _HEADER + 1):
-            yield self.before[:-back], [*self.before[-back:].tolist(), *self.completion]
+        for start in range(len(self.before), len(self.before) - _HEADER - 1, -1):
+            turn = [*self.before[start:].tolist(), *self.completion]
+            yield self.before[:start], turn
+            yield self.before[:start], [*thought, *turn]
 
 
 def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]) -> bool:

@@ -50,6 +50,8 @@ class Family:
     drops_thinking: bool = False
     # The reason that the dialect follows a turn with other text than this template.
     follows: str = ""
+    # The template shows no tools: the family is refused, unless with a template that does.
+    hides_tools: bool = False
     # A case, and why its call is a parse error that the policy reads.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -111,6 +113,8 @@ _APERTUS = (
     ),
     *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
 )
+# What a refusal of a template without tools says.
+HIDDEN = "the prompt leaves out the names of tools"
 _SEED = ("bos", "eos", "pad", "think", "tool_call")
 _COMMAND = (
     *(
@@ -252,6 +256,7 @@ FAMILIES = (
         "deepseek-v3",
         arguments_as_text=True,
         drops_thinking=True,
+        hides_tools=True,
     ),
     Family(
         "DeepSeek R1",
@@ -265,6 +270,7 @@ FAMILIES = (
         follows="the dialect opens the thinking of the next turn",
         think="<think>\n{}\n</think>\n\n",
         drops_thinking=True,
+        hides_tools=True,
     ),
     Family(
         "DeepSeek V3.1",
@@ -275,6 +281,7 @@ FAMILIES = (
         (_DEEPSEEK_END,),
         "template",
         parser="deepseek_v31",
+        hides_tools=True,
     ),
     Family(
         "GLM-4.5, GLM-4.6",

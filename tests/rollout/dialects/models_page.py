@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tests.rollout.dialects.families import FAMILIES, REFUSALS, Family
+from tests.rollout.dialects.families import FAMILIES, HIDDEN, REFUSALS, Family
 from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 from tests.support.repository import ROOT
 
@@ -21,8 +21,9 @@ its tokenizer or of one with its control tokens. Every call must be executed wit
 arguments: nested objects, other scripts, quotes, line breaks, numbers and texts that look like
 numbers, and texts that look like control tokens or ends of calls. A call in ordinary tokens, within
 a thinking, or cut short must not be executed. Tool results must appear as in the template, and the
-dialect must pass its rehearsal. For 15 families, vLLM's own parsers read the same calls, except
-deliberate traps. Templates and tokenizers come from public packages (`make zoo`).
+dialect must pass its rehearsal, whose prompt must show every tool, its parameters, and the date and
+variables of the task. For 15 families, vLLM's own parsers read the same calls, except deliberate
+traps. Templates and tokenizers come from public packages (`make zoo`).
 
 The last column shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that is,
 whether the template shows two turns of thinking, call and result as they were played. Otherwise
@@ -71,11 +72,19 @@ _TRAINED_COLUMNS = ("architecture", "chat template", "tokenizer", "`rollout.dial
 
 def write_page() -> str:
     """Return the page."""
-    calls = sum(_count_calls(family) for family in FAMILIES)
-    rows = [_describe(family) for family in FAMILIES]
-    total = f"{calls} native calls of {len(FAMILIES)} families are read as they were written.\n"
-    refused = sorted({(family.name, why) for family in FAMILIES for why in family.refused.values()})
+    played = [family for family in FAMILIES if not family.hides_tools]
+    calls = sum(_count_calls(family) for family in played)
+    rows = [_describe(family) for family in played]
+    total = f"{calls} native calls of {len(played)} families are read as they were written.\n"
+    refused = sorted({(family.name, why) for family in played for why in family.refused.values()})
     refusals = [
+        *(
+            (family.name, "the published template shows no tools", HIDDEN, "yes")
+            for family in FAMILIES
+            if family.hides_tools
+        ),
+    ]
+    refusals += [
         (each.models, each.why, f"{each.message}", "yes" if each.plays_full else "no")
         for each in REFUSALS
     ]

@@ -25,6 +25,9 @@ GEMMA = """\
 
 # ChatML, but for `tool` messages: put the check in place of CHECK.
 _CHATML = """\
+{%- for tool in tools or [] %}
+{{- '<|im_start|>system\n' ~ tool | tojson ~ '<|im_end|>\n' }}
+{%- endfor %}
 {%- for message in messages %}
 CHECK
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}

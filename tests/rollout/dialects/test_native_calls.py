@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.dialects.turns import OK, Reply, ToolCall
 from services.rollout.ports import TemplateError
-from tests.rollout.dialects.families import FAMILIES
+from tests.rollout.dialects.families import FAMILIES, HIDDEN
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of
 from tests.support.model_zoo import read_template
@@ -64,7 +65,14 @@ def test_the_corpus_is_large_enough() -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_family_passes_its_rehearsal(name: str) -> None:
     stage = stage_of(name)
-    rehearse_dialect(stage.dialect, stage.tokenizer)
+    if not stage.family.hides_tools:
+        rehearse_dialect(stage.dialect, stage.tokenizer)
+        return
+    with pytest.raises(TemplateError, match=f'{HIDDEN}, .*set rollout.dialect.name = "full"'):
+        rehearse_dialect(stage.dialect, stage.tokenizer)
+    full = FullDialect(stage.tokenizer)
+    rehearse_dialect(full, stage.tokenizer)
+    assert not find_untold(full, stage.tokenizer)
 
 
 def test_a_turn_that_the_next_role_ends_is_no_part_of_the_call_before_it() -> None:
@@ -81,6 +89,8 @@ def test_a_turn_that_the_next_role_ends_is_no_part_of_the_call_before_it() -> No
 def test_thinking_stays_in_a_tool_cycle_where_the_page_states_so(name: str) -> None:
     """Two thinking turns, token by token, equal the template's rendering of both."""
     stage = stage_of(name)
+    if stage.family.hides_tools:
+        pytest.skip("it is refused in any case")
     if not stage.family.drops_thinking:
         rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
         return

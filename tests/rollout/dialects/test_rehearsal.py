@@ -8,7 +8,7 @@ from services.common.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import Turn
 from services.rollout.ports import TemplateError
@@ -56,6 +56,39 @@ def test_answers_that_a_template_trims_are_appended_as_it_shows_them() -> None:
     )
     trimming = tokenizer_with(trims)
     rehearse_dialect(TemplateDialect(trimming), trimming)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "shown", "what"),
+    [
+        ("tool | tojson", "''", "the names of tools, the names of parameters: set"),
+        ("tool | tojson", "tool.function.name", "leaves out the names of parameters: set"),
+        ("tools or []", "(tools or [])[:1]", "the names of tools, the names of parameters: set"),
+        ("message.content", "'Hello'", "the task, the date and the variables of the task: give"),
+    ],
+)
+def test_a_template_that_hides_what_is_offered_is_refused_with_what_shows_it(
+    hidden: str, shown: str, what: str
+) -> None:
+    template = calls_in(NATIVE_CALLS)
+    if hidden == "message.content":
+        said = "(message.content if message.role != 'user' or 'ocelot' not in message.content"
+        hiding = template.replace(hidden, f"{said} else {shown})")
+    else:
+        assert hidden in template
+        hiding = template.replace(hidden, shown)
+    made = tokenizer_with(hiding)
+    with pytest.raises(TemplateError, match=what) as refused:
+        rehearse_dialect(TemplateDialect(made), made)
+    assert ('rollout.dialect.name = "full"' in str(refused.value)) is what.endswith("set")
+
+
+def test_tools_without_descriptions_are_played_and_reported() -> None:
+    assert find_untold(dialect("template"), tokenizer()) == [
+        "the descriptions of tools",
+        "the descriptions of parameters",
+    ]
+    assert find_untold(dialect("full"), tokenizer()) == []
 
 
 class _Forgetful(TemplateDialect):

@@ -1,5 +1,7 @@
 """The environment's date and variables stand in the prompt of every dialect, in the same words."""
 
+from typing import Literal
+
 import pytest
 
 from services.rollout.adapters.dialect_choice import choose_dialect
@@ -22,7 +24,7 @@ Where is the order?"""
 
 
 @pytest.mark.parametrize("name", ["template", "full"])
-def test_a_prompt_states_day_and_user(name: str) -> None:
+def test_a_prompt_states_day_and_user(name: Literal["template", "full"]) -> None:
     for tools in ([], TOOLS):
         prompt = tokenizer().decode(dialect(name).prompt_ids(FACTS, tools))
         assert prompt.count(TEXT) == 1

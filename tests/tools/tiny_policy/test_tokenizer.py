@@ -62,7 +62,11 @@ def test_the_prompt_names_each_tool_on_one_line(
         "find_customer(name)\n"
         "find_item(item)\n"
         "create_order(customer_id, item_id, quantity)<|im_end|>\n"
-        f"<|im_start|>user\n{instance.scenario.prompt}<|im_end|>\n"
+        "<|im_start|>user\n"
+        "Today is 2026-07-13. When a date has no year, assume the current or a future year.\n"
+        "Logged in user ID: robin@flotilla.test\n"
+        "Logged in as: Robin\n\n"
+        f"{instance.scenario.prompt}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 
@@ -70,7 +74,7 @@ def test_the_prompt_names_each_tool_on_one_line(
 @pytest.mark.parametrize("env_key", ENV_KEYS)
 def test_a_prompt_is_short(dialect: TemplateDialect, env_key: str) -> None:
     instance = open_instance(env_key, make_data_id("demo", 0))
-    assert len(prompt_ids(dialect, instance.scenario, instance.tools())) < 80
+    assert len(prompt_ids(dialect, instance.scenario, instance.tools())) < 120
 
 
 @pytest.mark.parametrize("observations", [["[]"], ['{"ok": true}', '{"error": "not found"}']])
