@@ -38,6 +38,7 @@ from services.rollout.dialects.turns import (
     ToolCall,
     Turn,
     decide_end,
+    total_reading,
 )
 from services.rollout.dialects.written_calls import (
     INVOKES,
@@ -185,6 +186,7 @@ class RendererDialect:
             return None
         return bridged.token_ids[len(known) :]
 
+    @total_reading
     def parse_turn(
         self,
         prompt_ids: NDArray[np.int32],

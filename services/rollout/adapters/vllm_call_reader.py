@@ -78,13 +78,9 @@ class VllmCallReader:
         parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]
         parser.set_prompt_token_ids(turn.prompt_ids.tolist())
         given = () if shield and not self._reads_ids else ids
-        try:
-            _, content, calls = parser.parse(
-                text, request, enable_auto_tools=True, model_output_token_ids=given
-            )
-        except Exception as error:  # noqa: BLE001
-            # Parsers may raise any error; any sampled text gives a turn.
-            return Turn((ParseError(f"a tool call could not be read: {error}"[:200]),), False, "")
+        _, content, calls = parser.parse(
+            text, request, enable_auto_tools=True, model_output_token_ids=given
+        )
         required = required_arguments(tools)
         items = [self._make_item(each, text, shield, required) for each in calls or []]
         if items and not self._is_closed(text):

@@ -14,7 +14,14 @@ from services.rollout.dialects.template import find_stop_ids, join_turn, strip_s
 from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.tool_replies import make_turn_message
-from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall, Turn
+from services.rollout.dialects.turns import (
+    OK,
+    PlayedTurn,
+    Reply,
+    ToolCall,
+    Turn,
+    total_reading,
+)
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -53,6 +60,7 @@ class FullDialect:
         shown = ShownReply("", make_call_id(0), self._shown_text(replies))
         return join_turn(self._tokenizer, completion_ids, self._turns.after_turn([shown]))
 
+    @total_reading
     def parse_turn(
         self,
         prompt_ids: NDArray[np.int32],

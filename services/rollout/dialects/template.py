@@ -20,7 +20,14 @@ from services.rollout.dialects.tool_replies import (
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import Finish, PlayedTurn, Reply, Turn, decide_end
+from services.rollout.dialects.turns import (
+    Finish,
+    PlayedTurn,
+    Reply,
+    Turn,
+    decide_end,
+    total_reading,
+)
 from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -71,6 +78,7 @@ class TemplateDialect:
         ]
         return join_turn(self._tokenizer, completion_ids, self._turns.after_turn(shown))
 
+    @total_reading
     def parse_turn(
         self,
         prompt_ids: NDArray[np.int32],

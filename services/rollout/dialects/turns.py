@@ -1,8 +1,11 @@
 """One parsed policy turn, and the replies to its calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import wraps
+from typing import Literal, ParamSpec
+
+P = ParamSpec("P")
 
 OK = "ok"
 # Outcome of a turn without a call.
@@ -14,6 +17,8 @@ Finish = Literal["answer", "done"]
 # template shows within one cycle of calls and answers.
 Retention = Literal["all", "tool_cycle"]
 PARSE_ERROR = "parse_error"
+# Characters of a reader's own error that the policy reads.
+_MOST_QUOTED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,27 @@ class Turn:
     @property
     def has_call(self) -> bool:
         return any(isinstance(item, ToolCall) for item in self.items)
+
+
+def total_reading(read: Callable[P, Turn]) -> Callable[P, Turn]:
+    """Make the reading of a turn total: what a reader cannot read is an error that the policy
+    reads.
+
+    Otherwise its attempt would be aborted and played again until the policy writes something else,
+    which biases the training data."""
+
+    @wraps(read)
+    def read_any(*args: P.args, **kwargs: P.kwargs) -> Turn:
+        try:
+            return read(*args, **kwargs)
+        except RecursionError:
+            problem = "tool call is nested too deeply"
+        except Exception as error:  # noqa: BLE001
+            # Renderers and parsers may raise any error.
+            problem = f"a tool call could not be read: {error}"[:_MOST_QUOTED]
+        return Turn((ParseError(problem),), False, "")
+
+    return read_any
 
 
 def decide_end(turn: Turn, *, ended: bool, finish: Finish) -> Turn:
