@@ -10,6 +10,7 @@ from services.rollout.adapters.renderer_choice import renderer_names
 from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_readers import READERS, CallReader
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.template import TemplateDialect
@@ -61,8 +62,9 @@ def _make_template_dialect(
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
     from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_form
 
-    def make_reader(_: Tokenizer, begin: str, end: str) -> CallReader:
-        return VllmCallReader(tokenizer, begin, end, config.parser)
+    def make_reader(_: Tokenizer, proof: CallProof | None) -> CallReader:
+        assert proof is not None
+        return VllmCallReader(tokenizer, proof, config.parser)
 
     form = ThinkingForm()
     if config.reasoning:

@@ -1,7 +1,8 @@
 """Dialects of the `renderers` package: a renderer written by hand for each family of models."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,13 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from services.rollout.adapters.renderer_choice import THINKING_FORMS, make_renderer
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.call_proof import CallProof
+from services.rollout.dialects.call_readers import (
+    MakeReader,
+    SampledTurn,
+    TaggedCallReader,
+    WrittenCallReader,
+)
 from services.rollout.dialects.call_values import (
     Required,
     check_call_keys,
@@ -41,11 +49,11 @@ from services.rollout.dialects.turns import (
     total_reading,
 )
 from services.rollout.dialects.written_calls import (
+    DSML,
     INVOKES,
     KEYED,
     KEYED_OPENSOURCE,
     PARAMETERS,
-    read_block,
 )
 from services.rollout.ports import TemplateError
 from services.rollout.types import PromptFacts, Tool
@@ -57,13 +65,22 @@ _PROBLEMS = {
     ToolCallParseStatus.MALFORMED_STRUCTURE: "tool call is not in the form of this model's calls",
 }
 # The package strips unquoted arguments and cuts them at the first tag that they contain.
-_WRITTEN = {
-    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), PARAMETERS),
-    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), PARAMETERS),
-    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), KEYED),
-    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), KEYED),
-    "hy3": KEYED_OPENSOURCE,
-    "minimax-m2": INVOKES,
+_READERS: Mapping[str, MakeReader] = {
+    **dict.fromkeys(("qwen3", "qwen3-vl"), TaggedCallReader),
+    **dict.fromkeys(
+        ("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), partial(WrittenCallReader, PARAMETERS)
+    ),
+    **dict.fromkeys(
+        ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), partial(WrittenCallReader, PARAMETERS)
+    ),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), partial(WrittenCallReader, KEYED)),
+    **dict.fromkeys(
+        ("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"),
+        partial(WrittenCallReader, KEYED),
+    ),
+    "hy3": partial(WrittenCallReader, KEYED_OPENSOURCE),
+    "minimax-m2": partial(WrittenCallReader, INVOKES),
+    "deepseek-v4": partial(WrittenCallReader, DSML),
 }
 # The key of a call's arguments, if it is not `arguments`.
 _KEYS = {"llama-3": ("parameters",)}
@@ -93,14 +110,18 @@ class RendererDialect:
         )
         self._inert = InertText(tokenizer.structure_tokens)
         self._tokenizer = tokenizer
-        self._form = _WRITTEN.get(name)
+        make_reader = _READERS.get(name)
+        self._reader = None if make_reader is None else make_reader(tokenizer, None)
         tag = tokenizer.encode(PYTHON_TAG) if name in _CALLS_ARE_TEXT else ()
         self._python_tag = tag[0] if len(tag) == 1 else None
-        self._marker = TagMarker(tokenizer, self._form.tags if self._form else ())
         start = tokenizer.decode(self.prompt_ids(_FACTS, ()))
         form = THINKING_FORMS.get(name, ThinkingForm())
         self.thinking = ThinkingMarks(tokenizer, start, self._show_thinking(), form)
         self._inert.add_tags(self._find_frame())
+        said = [{"role": "user", "content": _FACTS.task}, {"role": "assistant", "content": _ANSWER}]
+        plain = self._show_turn(self._render(said, (), generate=False))
+        self._proof = CallProof(self._write_calls, tokenizer.structure_tokens, plain)
+        self._marker = TagMarker(tokenizer, self._proof.openings)
 
     def _show_thinking(self) -> str:
         """Return a turn of THOUGHT and ANSWER in the family's form."""
@@ -193,39 +214,53 @@ class RendererDialect:
         completion_ids: Sequence[int],
         tools: Sequence[Tool],
     ) -> Turn:
+        ids, ended = strip_stop(completion_ids, self.stop_ids)
+        thinking = self.thinking.count_tokens(ids)
+        if self._reader is not None:
+            sampled = SampledTurn(ids, prompt_ids, thinking, self.thinking.is_open)
+            turn = self._reader.read_turn(sampled, tools)
+        else:
+            turn = self._read_rendered(prompt_ids, completion_ids, thinking, tools)
+            thinking = turn.thinking_tokens
+        turn = replace(turn, thinking_tokens=thinking)
+        return decide_end(turn, ended=ended, finish=self._finish)
+
+    def _read_rendered(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        thinking: int,
+        tools: Sequence[Tool],
+    ) -> Turn:
+        """Read a turn by the renderer."""
         tagged = len(completion_ids) > 0 and completion_ids[0] == self._python_tag
         parsed = self._renderer.parse_response(
             list(completion_ids[tagged:]),
             tools=self._schemas(tools),
             prompt_ids=self._last_turn(prompt_ids),
         )
-        items = tuple(self._read_items(parsed.tool_calls, completion_ids, tools))
+        ids, _ = strip_stop(completion_ids, self.stop_ids)
+        if parsed.reasoning_complete is False:
+            return Turn((), False, "", len(ids))
+        if parsed.reasoning_content is not None:
+            thinking = self.thinking.count_tokens(ids, parsed.reasoning_content)
+        required, known = required_arguments(tools), _KEYS.get(self._name, ())
+        read = [_make_item(call, required, known) for call in parsed.tool_calls]
+        text = self._marker.mark(ids[thinking:])
+        items = self._proof.check(text, parsed.content, read)
         if self._name in _CALLS_ARE_TEXT and not items:
             unread = find_unread_call(parsed.content, tagged=tagged)
             items = () if unread is None else (unread,)
-        ids, ended = strip_stop(completion_ids, self.stop_ids)
-        thinking = 0
-        if parsed.reasoning_complete is False:
-            thinking = len(ids)
-        elif parsed.reasoning_content is not None:
-            thinking = self.thinking.count_tokens(ids, parsed.reasoning_content)
-        turn = Turn(items, False, parsed.content, thinking)
-        return decide_end(turn, ended=ended, finish=self._finish)
+        return Turn(items, False, parsed.content, thinking)
 
-    def _read_items(
-        self, calls: Sequence[ParsedToolCall], ids: Sequence[int], tools: Sequence[Tool]
-    ) -> Iterator[ToolCall | ParseError]:
-        required = required_arguments(tools)
-        read = None
-        for call in calls:
-            open_ended = call.status is ToolCallParseStatus.UNCLOSED_BLOCK
-            if self._form is None or open_ended or call.token_span is None:
-                yield _make_item(call, required, _KEYS.get(self._name, ()))
-            elif call.token_span != read:
-                # All calls of a block have its span.
-                read = call.token_span
-                block = self._marker.mark(ids[read[0] + 1 : read[1] - 1])
-                yield from read_block(block, self._form, tools)
+    def _write_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Return a turn of calls in the family's form, before its end."""
+        return self._show_turn(self.render_turns(_FACTS, (), [PlayedTurn(calls)]))
+
+    def _show_turn(self, whole: Sequence[int]) -> str:
+        prompt = self.prompt_ids(_FACTS, ())
+        turn = whole[common_length(prompt, whole) :]
+        return self._tokenizer.decode([token for token in turn if token not in self.stop_ids])
 
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)

@@ -4,7 +4,7 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from vllm.tool_parsers import ToolParserManager
 
 from services.common.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.argument_kinds import find_argument_kinds
+from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_readers import SampledTurn
 from services.rollout.dialects.call_values import (
     Required,
@@ -24,7 +26,6 @@ from services.rollout.dialects.call_values import (
     required_arguments,
 )
 from services.rollout.dialects.marked_text import BREAK, TagMarker, mend_text, mend_value
-from services.rollout.dialects.template_turns import SAMPLE_NAME
 from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
@@ -37,12 +38,9 @@ if TYPE_CHECKING:
 _SHIELDS = tuple(map(chr, range(0xE000, 0xF900)))
 # The parser that reads token ids instead of text.
 _HARMONY = "openai"
-# Larger integers cannot all be floats.
-_EXACT = 2**53 - 1
 _TAG = re.compile(r"</[^<>\s]+>\Z")
 # Number of cached requests, one per set of tools.
 _MOST_REQUESTS = 256
-_UNREAD = "a tool call could not be read; one begins by {}"
 
 
 class VllmCallReader:
@@ -51,29 +49,26 @@ class VllmCallReader:
 
     Raises ConfigError if vLLM has no parser of that name, or it does not accept the tokenizer."""
 
-    def __init__(
-        self, tokenizer: TransformersTokenizer, sample: str, end: str, parser: str
-    ) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer, proof: CallProof, parser: str) -> None:
         self._tokenizer = tokenizer
         # With a cached vocabulary, because parsers read it at each turn.
         self._cached = get_cached_tokenizer(tokenizer.fast)
         self._reads_ids = parser == _HARMONY
         self._parser = _find_parser(tokenizer, parser)
-        self._sample = sample
+        self._proof = proof
         # Parsers log a stack for each malformed call; policy and metrics get the error anyway.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        self._openings = _find_openings(tokenizer, self._sample)
-        self._closing = _find_closing(tokenizer, end)
+        self._closing = _find_closing(tokenizer, proof.end)
         # After the quote of an argument.
-        self._end = end.lstrip("\"'")
+        self._end = proof.end.lstrip("\"'")
         self._marker = TagMarker(tokenizer, tokenizer.added_tokens)
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
         ids = list(turn.answer_ids)
-        text = self._marker.mark(ids)
-        shield = _choose_shield(text)
-        text = text.replace(BREAK, shield)
+        marked = self._marker.mark(ids)
+        shield = _choose_shield(marked)
+        text = marked.replace(BREAK, shield)
         request = self._request(_ToolBox(tools))
         parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]
         parser.set_prompt_token_ids(turn.prompt_ids.tolist())
@@ -82,25 +77,23 @@ class VllmCallReader:
             text, request, enable_auto_tools=True, model_output_token_ids=given
         )
         required = required_arguments(tools)
-        items = [self._make_item(each, text, shield, required) for each in calls or []]
+        items = [self._make_item(each, text, shield, required, tools) for each in calls or []]
         if items and not self._is_closed(text):
             # Some parsers complete an unfinished call, but half an argument is a different one.
             items[-1] = ParseError("tool call has no end")
-        missing = max((text.count(mark) for mark in self._openings), default=0) - len(items)
-        if missing > 0:
-            items.append(ParseError(_UNREAD.format(self._sample)))
-        return Turn(tuple(items), False, mend_text(content or "", shield).strip())
+        answer = mend_text(content or "", shield).strip()
+        return Turn(self._proof.check(marked, answer, items), False, answer)
 
     def _make_item(
-        self, call: Any, text: str, shield: str, required: Required
+        self, call: Any, text: str, shield: str, required: Required, tools: Sequence[Tool]
     ) -> ToolCall | ParseError:
         name = mend_text(call.name, shield)
         try:
             arguments = mend_value(json.loads(call.arguments or "{}"), shield)
         except ValueError:
             return ParseError("tool call has arguments that are not valid JSON")
-        if _has_large_integer(arguments):
-            return ParseError("tool call has an integer beyond 2**53, which cannot be read exactly")
+        if not self._proof.in_json and isinstance(arguments, dict):
+            arguments = _restore_texts(arguments, name, tools)
         if arguments == {} and (wrong := _check_unread_keys(text, name, required)):
             return wrong
         made = make_call({"name": name, "arguments": arguments}, required)
@@ -113,7 +106,7 @@ class VllmCallReader:
         """Return False if the last call of a text lacks its end mark or its last text."""
         if not self._closing:
             return text.rstrip().endswith(self._end)
-        begin = max((text.rfind(mark) for mark in self._openings), default=0)
+        begin = max((text.rfind(mark) for mark in self._proof.openings), default=0)
         return text.find(self._closing, max(begin, 0)) >= 0
 
 
@@ -186,14 +179,6 @@ def _check_name(key: str, name: str, known: Sequence[str]) -> None:
         raise ConfigError(f"{key}: vLLM has no {name!r}{hint}; known: {', '.join(sorted(known))}")
 
 
-def _find_openings(tokenizer: TransformersTokenizer, sample: str) -> list[str]:
-    """Return the openings of a call from a sample: its control tokens before the name, or its first
-    word."""
-    begin = sample.partition(SAMPLE_NAME)[0]
-    marks = [mark for mark in tokenizer.added_tokens if mark in begin]
-    return marks or begin.split()[:1]
-
-
 def _find_closing(tokenizer: TransformersTokenizer, end: str) -> str:
     """Return the end of a call in a sample: its last control token or tag, if it has one."""
     last = end.split()[-1] if end else ""
@@ -217,13 +202,19 @@ def _check_unread_keys(text: str, name: str, required: Required) -> ParseError |
     return check_call_keys("", name, required)
 
 
-def _has_large_integer(value: Any) -> bool:
-    """Return True if a parser that reads numbers as floats would lose digits."""
-    if isinstance(value, dict):
-        return any(map(_has_large_integer, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_large_integer, value))
-    return isinstance(value, int) and abs(value) > _EXACT
+def _restore_texts(
+    arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]
+) -> Mapping[str, Any]:
+    """Return arguments with texts where only texts are allowed: some parsers read unquoted ones
+    that look like numbers as numbers. The proof refuses those that were spelled in another way."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    kinds = {} if tool is None else find_argument_kinds(tool)
+    return {
+        key: value
+        if isinstance(value, str) or kinds.get(key) != {"string"}
+        else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
 
 
 def _choose_shield(text: str) -> str:

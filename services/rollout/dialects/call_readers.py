@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from services.common.errors import ConfigError
 from services.rollout.dialects import written_calls
+from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_values import error_reason, make_call, required_arguments
 from services.rollout.dialects.marked_text import TagMarker, mend_json, mend_text
 from services.rollout.dialects.tagged_calls import DECODER, STRICT, THINK_END, THINK_START
@@ -51,14 +52,14 @@ class CallReader(Protocol):
         ...
 
 
-# A tokenizer, and the start and the end of a call as the chat template writes it.
-MakeReader = Callable[[Tokenizer, str, str], CallReader]
+# The proof is for readers of others.
+MakeReader = Callable[[Tokenizer, CallProof | None], CallReader]
 
 
 class TaggedCallReader:
     """Reader of JSON between `<tool_call>` tags."""
 
-    def __init__(self, tokenizer: Tokenizer, begin: str = "", end: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, proof: CallProof | None = None) -> None:
         tags = (*STRICT.ends, *STRICT.ends.values(), THINK_START, THINK_END)
         self._marker = TagMarker(tokenizer, tags)
 
@@ -72,7 +73,7 @@ class WrittenCallReader:
     """Reader of calls whose arguments are unquoted between tags."""
 
     def __init__(
-        self, form: WrittenForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
+        self, form: WrittenForm, tokenizer: Tokenizer, proof: CallProof | None = None
     ) -> None:
         self._form = form
         self._marker = TagMarker(tokenizer, form.tags)
@@ -110,7 +111,7 @@ class JsonCallReader:
     """Reader of JSON after a mark. Raises ConfigError if the tokenizer lacks the mark."""
 
     def __init__(
-        self, form: JsonForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
+        self, form: JsonForm, tokenizer: Tokenizer, proof: CallProof | None = None
     ) -> None:
         if len(tokenizer.encode(form.call)) != 1:
             raise ConfigError(
@@ -181,6 +182,8 @@ READERS: Mapping[str, MakeReader] = {
     ),
     **dict.fromkeys(("glm45", "glm47"), partial(WrittenCallReader, written_calls.KEYED)),
     "minimax_m2": partial(WrittenCallReader, written_calls.INVOKES),
+    "deepseek_v32": partial(WrittenCallReader, written_calls.DSML_FUNCTIONS),
+    "deepseek_v4": partial(WrittenCallReader, written_calls.DSML),
     "seed_oss": partial(WrittenCallReader, written_calls.SEED_PARAMETERS),
     "mistral": partial(JsonCallReader, _MISTRAL),
     "deepseek_v31": partial(JsonCallReader, _DEEPSEEK_31),

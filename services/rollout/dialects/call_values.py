@@ -1,9 +1,11 @@
 """Conversion of a call's JSON value to a call, or to an error for the policy."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from services.rollout.dialects.argument_kinds import find_argument_names
 from services.rollout.dialects.turns import ParseError, ToolCall
 from services.rollout.types import Tool
 
@@ -13,13 +15,31 @@ OTHERS = ("name", "tool", "id", "type")
 # Characters of the policy's or an environment's names in one message.
 MOST_QUOTED = 100
 
-# Names of tools, and the required arguments of each.
-Required = Mapping[str, Collection[str]]
+# Part of a name that nobody gave a tool: of JSON, of a tag, or of Python.
+_NO_NAME = re.compile(r"""[\s{}\[\]()<>"'=,;]""")
+
+
+class ToolArguments(NamedTuple):
+    """Names of a tool's arguments."""
+
+    required: Collection[str] = ()
+    known: Collection[str] = ()
+
+
+# The arguments of each tool, by its name.
+Required = Mapping[str, ToolArguments]
 
 
 def required_arguments(tools: Sequence[Tool]) -> Required:
-    """Return the required arguments of each tool."""
-    return {tool.name: _required(tool) for tool in tools}
+    """Return the arguments of each tool."""
+    return {tool.name: ToolArguments(_required(tool), find_argument_names(tool)) for tool in tools}
+
+
+def is_tool_name(name: str, tools: Collection[str]) -> bool:
+    """Return True if a text is the name of a tool, or could be one that is not offered.
+
+    Otherwise it is a call in another form."""
+    return name in tools or bool(name.isprintable() and name and not _NO_NAME.search(name))
 
 
 def make_call(value: Any, required: Required) -> ToolCall | ParseError:
@@ -27,9 +47,9 @@ def make_call(value: Any, required: Required) -> ToolCall | ParseError:
     if not isinstance(value, dict):
         return ParseError('tool call must be a JSON object with "name" and "arguments"')
     name = value.get("name", value.get("tool"))
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+    if not isinstance(name, str) or not is_tool_name(name, required):
         return ParseError('tool call needs "name", the name of a tool')
-    arguments = _arguments(value, name, required.get(name, ()))
+    arguments = _arguments(value, name, required.get(name, ToolArguments()))
     if isinstance(arguments, ParseError):
         return arguments
     try:
@@ -58,15 +78,13 @@ def check_call_keys(
     if isinstance(value, dict):
         made = make_call({"name": name, **value}, required)
         return made if isinstance(made, ParseError) else None
-    demanded = required.get(name, ())
+    demanded = required.get(name, ToolArguments()).required
     if not demanded:
         return None
     return ParseError(f"tool call of {_quoted([name])} needs arguments: {_quoted(demanded)}")
 
 
-def _arguments(
-    call: dict[str, Any], name: str, required: Collection[str]
-) -> dict[str, Any] | ParseError:
+def _arguments(call: dict[str, Any], name: str, tool: ToolArguments) -> dict[str, Any] | ParseError:
     """Return the arguments. None that the policy wrote are dropped silently: a call executed
     without them would teach it something wrong."""
     places = [key for key in ARGUMENTS if key in call]
@@ -77,14 +95,18 @@ def _arguments(
         return ParseError('"arguments" of a tool call must be a JSON object')
     others = [key for key in call if key not in (*ARGUMENTS, *OTHERS)]
     if places:
-        others = [key for key in others if isinstance(call[key], dict) and not arguments]
+        others = [
+            key
+            for key in others
+            if key in tool.known or (isinstance(call[key], dict) and not arguments)
+        ]
     if others:
         return ParseError(
             f'tool call needs its arguments under "arguments", found {_quoted(others)}'
         )
-    if required and not places:
+    if tool.required and not places:
         return ParseError(
-            f'tool call of {_quoted([name])} needs "arguments" with {_quoted(required)}'
+            f'tool call of {_quoted([name])} needs "arguments" with {_quoted(tool.required)}'
         )
     return arguments
 

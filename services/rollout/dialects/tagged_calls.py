@@ -6,11 +6,13 @@ Only text outside the thinking counts.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from services.rollout.dialects.call_values import (
+    MOST_QUOTED,
     Required,
     error_reason,
     make_call,
@@ -221,11 +223,23 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+class EqualKeysError(ValueError):
+    """Two equal keys in one JSON object, of which a reader would drop one."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise EqualKeysError(f"{json.dumps(twice[:MOST_QUOTED])} occurs twice in one object")
+    return made
+
+
 class _CallDecoder(json.JSONDecoder):
-    """Strict JSON decoder: no NaN, and no integer too long for Python."""
+    """Strict JSON decoder: no NaN, no equal keys, and no integer too long for Python."""
 
     def __init__(self, **_: Any) -> None:
-        super().__init__(parse_int=_integer, parse_constant=_constant)
+        super().__init__(parse_int=_integer, parse_constant=_constant, object_pairs_hook=_object)
 
 
 DECODER = _CallDecoder()

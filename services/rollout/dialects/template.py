@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_readers import MakeReader, SampledTurn, TaggedCallReader
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.template_turns import (
@@ -57,7 +58,8 @@ class TemplateDialect:
             raise advise_full(tokenizer, error) from error
         turns = self._turns
         self.thinking = ThinkingMarks(tokenizer, turns.first_turn(), turns.shown_thinking, thinking)
-        self._reader = reader(tokenizer, self._turns.sample_call, self._turns.sample_end)
+        proof = CallProof(turns.write_calls, tokenizer.structure_tokens, end=turns.sample_end)
+        self._reader = reader(tokenizer, proof)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.thinking import ANSWER, CLOSE, THOUGHT
-from services.rollout.dialects.turns import PlayedTurn
+from services.rollout.dialects.turns import PlayedTurn, ToolCall
 from services.rollout.ports import TemplateError, Tokenizer
 
 Role = Literal["tool", "user"]
@@ -18,6 +18,8 @@ TURN = "POLICYTURN"
 THINKING_FIELD = "reasoning_content"
 # Name of the tool that a rendered turn calls.
 SAMPLE_NAME = "look_up"
+SAMPLE_ARGUMENTS = {"mark": TURN}
+_SAMPLE = ToolCall(SAMPLE_NAME, json.dumps(SAMPLE_ARGUMENTS))
 QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
 # Numbers of consecutive replies that a template must render.
 CHECKED = (1, 2, 3)
@@ -55,19 +57,24 @@ class _CallStyle:
     def make_message(self, replies: Sequence[ShownReply]) -> dict[str, Any]:
         if self.as_content:
             return {"role": "assistant", "content": TURN}
-        arguments: Any = {"mark": TURN}
-        if self.as_text:
-            arguments = json.dumps(arguments)
         called = replies if self.all_calls else replies[:1]
-        calls = [
+        sample = json.dumps(SAMPLE_ARGUMENTS)
+        return self.show_calls([(reply.call_id, reply.name, sample) for reply in called])
+
+    def show_calls(self, calls: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+        """Return the message of calls, each of an id, a name and arguments as JSON."""
+        shown = [
             {
-                "id": reply.call_id,
+                "id": call_id,
                 "type": "function",
-                "function": {"name": reply.name, "arguments": arguments},
+                "function": {
+                    "name": name,
+                    "arguments": arguments if self.as_text else json.loads(arguments),
+                },
             }
-            for reply in called
+            for call_id, name, arguments in calls
         ]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
+        return {"role": "assistant", "content": "", "tool_calls": shown}
 
     def count_marks(self, replies: int) -> int:
         return replies if self.all_calls and not self.as_content else 1
@@ -116,24 +123,24 @@ class TemplateTurns:
     @property
     def sample_end(self) -> str:
         """The template's end of a call, before the end of the turn."""
-        if self._style is _CONTENT:
-            return ""
-        message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
-        rest = self._render([QUESTION, message], generate=False).rpartition(TURN)[2].rstrip()
-        follows = self.after_turn([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
-        ends = [token for token in self._tokenizer.control_tokens if follows.startswith(token)]
-        return rest.removesuffix(max(ends, key=len, default="")).rstrip()
+        return self.write_calls([_SAMPLE]).rpartition(TURN)[2]
 
-    @property
-    def sample_call(self) -> str:
-        """The template's start of a call; empty if it writes none."""
+    def write_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Return a turn of calls in the template's form, before its end; empty if it writes
+        none."""
         if self._style is _CONTENT:
             return ""
-        message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
-        turn = self._render([QUESTION, message], generate=False).partition(TURN)[0]
+        message = self._style.show_calls(
+            [(make_call_id(n), call.name, call.arguments_json) for n, call in enumerate(calls)]
+        )
+        turn = self._render([QUESTION, message], generate=False)
         prompt = self.first_turn()
         begin = len(prompt if turn.startswith(prompt) else self._start)
-        return turn[begin:].rpartition(CLOSE)[2].strip()
+        follows = self.after_turn([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
+        ends = [token for token in self._tokenizer.control_tokens if follows.startswith(token)]
+        answer = turn[begin:].rstrip().removesuffix(max(ends, key=len, default=""))
+        thinking = turn[begin:].partition(calls[0].name)[0].rfind(CLOSE)
+        return answer[thinking + len(CLOSE) if thinking >= 0 else 0 :].strip()
 
     def after_turn(self, replies: Sequence[ShownReply]) -> str:
         """Return the text after a turn, from its end-of-turn token on."""

@@ -6,13 +6,22 @@ outside the arguments makes it malformed, because a call with half an argument i
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.rollout.dialects.argument_kinds import (
+    Kinds,
+    find_argument_kinds,
+    find_kinds,
+    kind_of,
+)
 from services.rollout.dialects.call_values import (
+    Required,
     check_call_keys,
     error_reason,
+    is_tool_name,
+    make_call,
     required_arguments,
 )
 from services.rollout.dialects.marked_text import mend_text
@@ -21,22 +30,16 @@ from services.rollout.dialects.turns import ParseError, ToolCall
 from services.rollout.types import Tool
 
 _MOST_QUOTED = 60
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "boolean"),
-    (int, "integer"),
-    (float, "number"),
-    (str, "string"),
-    (list, "array"),
-    (dict, "object"),
-    (type(None), "null"),
-)
 # In Python's spelling, from templates that do not render JSON.
 _CONSTANTS = {"True": True, "False": False, "None": None}
+_TEXT = frozenset({"string"})
+_ANY = frozenset({"boolean", "integer", "number", "string", "array", "object", "null"})
 
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """Form of calls in a block: `call` has the groups name and body, `argument` key and value.
+    """Form of calls in a block: `call` has the groups name and body, `argument` key and value, and
+    `text` if it says by "true" or "false" whether the value is a text.
 
     Neither a key nor a value contains one of the tags."""
 
@@ -91,6 +94,22 @@ INVOKES = _make_form(
     '<parameter name="',
     "</parameter>",
 )
+_DSML = "\uff5cDSML\uff5c"
+
+
+def _make_dsml(block: str) -> WrittenForm:
+    """Build DeepSeek's form, of whose tags only the mark within is a token."""
+    return _make_form(
+        (f"<{_DSML}{block}>", f"</{_DSML}{block}>"),
+        rf'<{_DSML}invoke name="(?P<name>[^"\n]+)">(?P<body>.*?)</{_DSML}invoke>',
+        rf'\s*<{_DSML}parameter name="(?P<key>[^"\n]+)" string="(?P<text>true|false)">'
+        rf"(?P<value>VALUE)</{_DSML}parameter>",
+        _DSML,
+    )
+
+
+DSML = _make_dsml("tool_calls")
+DSML_FUNCTIONS = _make_dsml("function_calls")
 KEYED = _make_keyed()
 KEYED_OPENSOURCE = _make_keyed(":opensource", "<tool_sep:opensource>")
 
@@ -102,73 +121,66 @@ def read_block(text: str, form: WrittenForm, tools: Sequence[Tool]) -> list[Tool
         return [ParseError("tool call is not in the form of this model's calls")]
     if stray := _text_between(text, matches):
         return [_refuse_stray(stray)]
-    return [_read_call(match["name"].strip(), match["body"], form, tools) for match in matches]
+    required = required_arguments(tools)
+    return [_read_call(match, form, tools, required) for match in matches]
 
 
 def _read_call(
-    name: str, body: str, form: WrittenForm, tools: Sequence[Tool]
+    call: re.Match[str], form: WrittenForm, tools: Sequence[Tool], required: Required
 ) -> ToolCall | ParseError:
-    if not name or not name.isprintable():
+    name, body = call["name"].strip(), call["body"]
+    if not is_tool_name(name, required):
         return ParseError("tool call needs the name of a tool")
     matches = list(form.argument.finditer(body))
     if stray := _text_between(body, matches):
         return _refuse_stray(stray)
-    schemas = _find_schemas(name, tools)
+    tool = next((tool for tool in tools if tool.name == name), None)
+    kinds = {} if tool is None else find_argument_kinds(tool)
     arguments: dict[str, Any] = {}
     for match in matches:
         key = mend_text(match["key"]).strip()
         if key in arguments:
             return ParseError(f"tool call has the argument {_quote(key)} twice")
         try:
-            arguments[key] = read_value(mend_text(match["value"]), schemas.get(key))
+            arguments[key] = _convert(mend_text(match["value"]), _allow(match, kinds.get(key)))
         except ValueError as error:
             return ParseError(f"argument {_quote(key)} of a tool call {error}")
-    if not arguments and (wrong := check_call_keys("", name, required_arguments(tools))):
+    if not arguments and (wrong := check_call_keys("", name, required)):
         return wrong
-    return ToolCall(name, json.dumps(arguments))
+    return make_call({"name": name, "arguments": arguments}, required)
 
 
-def read_value(text: str, schema: Any) -> Any:
+def _allow(match: re.Match[str], kinds: Kinds) -> Kinds:
+    """Return the kinds of an argument, of which the form itself may tell a text."""
+    text = match.groupdict().get("text")
+    if text is None:
+        return kinds
+    return _TEXT if text == "true" else (kinds or _ANY) - _TEXT or _ANY - _TEXT
+
+
+def read_value(text: str, schema: Any, root: Any = None) -> Any:
     """Return the text itself if the schema allows a text, else its value as JSON.
 
     Raises ValueError, with the fault, if it may not be a text and is not JSON."""
-    kinds = _find_kinds(schema)
-    if kinds == {"string"}:
+    return _convert(text, find_kinds(schema, root))
+
+
+def _convert(text: str, allowed: Kinds) -> Any:
+    kinds = allowed or frozenset()
+    if kinds == _TEXT:
         return text
     try:
         value = DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        if text in _CONSTANTS and _kind(_CONSTANTS[text]) in kinds:
+        if text in _CONSTANTS and kind_of(_CONSTANTS[text]) in kinds:
             return _CONSTANTS[text]
         if "string" in kinds or not kinds:
             return text
         reason = error_reason(error) if isinstance(error, ValueError) else "it is nested too deeply"
         raise ValueError(f"is not valid JSON: {reason}") from None
-    if kinds and _kind(value) not in kinds and "string" in kinds:
+    if kinds and kind_of(value) not in kinds and "string" in kinds:
         return text
     return value
-
-
-def _find_kinds(schema: Any) -> set[str]:
-    """Return the kinds of values that a schema allows; none if it does not specify them."""
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type")
-    kinds = {declared} if isinstance(declared, str) else set(declared or ())
-    for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        kinds |= _find_kinds(branch)
-    if not kinds:
-        kinds = {_kind(value) for value in schema.get("enum") or ()}
-    return kinds | ({"integer"} if "number" in kinds else set())
-
-
-def _kind(value: Any) -> str:
-    return next(kind for each, kind in _KINDS if isinstance(value, each))
-
-
-def _find_schemas(name: str, tools: Sequence[Tool]) -> Mapping[str, Any]:
-    found = next((tool.parameters.get("properties") for tool in tools if tool.name == name), None)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _text_between(text: str, matches: Sequence[re.Match[str]]) -> str:

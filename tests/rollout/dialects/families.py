@@ -127,8 +127,6 @@ _COMMAND = (
         for part in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT")
     ),
 )
-_LARGE = "a large integer and a small fraction"
-_FLOATS = "vLLM's parser reads numbers as floats"
 _SPELLS_END = "it contains the end mark of an argument, which is indistinguishable"
 _XML_REFUSED = {f"ends of XML in an argument, {n}": _SPELLS_END for n in (1, 2, 3)}
 _IM_END = ("<|im_end|>",)
@@ -495,8 +493,8 @@ FAMILIES = (
         _BORROWED.format("DeepSeek V3"),
         (_DEEPSEEK_END,),
         "template",
+        ("\uff5cDSML\uff5c",),
         parser="deepseek_v4",
-        refused={_LARGE: _FLOATS},
     ),
     Family(
         "Apertus",
@@ -508,7 +506,6 @@ FAMILIES = (
         "template",
         _APERTUS,
         parser="apertus",
-        refused={_LARGE: _FLOATS},
     ),
     Family(
         "Step 3.5",

@@ -186,6 +186,27 @@ def test_arguments_under_two_keys_are_an_error() -> None:
     assert "twice" in error
 
 
+@pytest.mark.parametrize("arguments", ["{}", '{"x": 1}'])
+def test_an_argument_beside_the_arguments_is_an_error(arguments: str) -> None:
+    tool = Tool("a", "", {"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}})
+    body = f'{{"name": "a", "arguments": {arguments}, "y": "2"}}'
+    [error] = parse_turn(f"<tool_call>{body}</tool_call>", [tool]).items
+    assert isinstance(error, ParseError) and 'found "y"' in error.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "a", "arguments": {"x": 1, "x": 2}}',
+        '{"name": "a", "arguments": {"x": {"y": 1, "y": 1}}}',
+        '{"name": "a", "name": "b", "arguments": {"x": 1}}',
+    ],
+)
+def test_two_equal_keys_are_an_error(body: str) -> None:
+    [error] = parse_turn(f"<tool_call>{body}</tool_call>").items
+    assert isinstance(error, ParseError) and "occurs twice in one object" in error.message
+
+
 def test_what_stands_beside_the_arguments_is_ignored() -> None:
     body = '{"id": "1", "name": "a", "arguments": {"x": 1}, "note": {"y": 2}}'
     turn = parse_turn(f"<tool_call>{body}</tool_call>", [tool("a")])

@@ -1,6 +1,7 @@
-"""Any sampled tokens give a turn in every family."""
+"""Any sampled tokens give a turn in every family, and what is executed stands in them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -40,14 +41,13 @@ _TOOL_SETS: Sequence[Sequence[Tool]] = (
     ),
     *((Tool("search", "", {"properties": odd}),) for odd in (True, None, [], "x")),
 )
-# Either a part of a native turn, by its case and two shares of its length, or a text, or tokens.
-_SLICES = st.tuples(
-    st.integers(0, len(CASES) - 1), st.floats(0, 1, width=32), st.floats(0, 1, width=32)
-)
+_PARTS = 64
+# Either a slice of a native turn, by its case and two of its parts, or a text, or tokens.
+_SLICES = st.tuples(st.integers(0, len(CASES) - 1), st.integers(0, _PARTS), st.integers(0, _PARTS))
 _PIECES = st.lists(
     st.one_of(
         _SLICES,
-        _SLICES.map(lambda piece: (piece[0], 0.0, 1.0)),
+        _SLICES.map(lambda piece: (piece[0], 0, _PARTS)),
         st.sampled_from(_TRICKS),
         st.lists(st.integers(0, 5_000), max_size=5),
     ),
@@ -67,14 +67,30 @@ def _write(stage: Stage, pieces: Sequence[Any]) -> list[int]:
             case = CASES[number]
             case = case if len(case.calls) == 1 or not stage.family.single_call else CASES[0]
             native = stage.writer.encode(stage.write(case))
-            ids += native[int(start * len(native)) : int(end * len(native))]
+            ids += native[start * len(native) // _PARTS : end * len(native) // _PARTS]
     return ids
 
 
 def _check(name: str, pieces: Sequence[Any], tools: Sequence[Tool]) -> None:
     stage = stage_of(name)
     ids = _write(stage, pieces)
-    stage.dialect.parse_turn(stage.prompt_ids, ids, tools)
+    turn = stage.dialect.parse_turn(stage.prompt_ids, ids, tools)
+    text = stage.tokenizer.decode(ids)
+    for call in executed(turn):
+        assert call.name in text
+        for part in _texts(json.loads(call.arguments_json)):
+            spellings = [part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]]
+            assert any(each in text for each in spellings), (name, part, text)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, (dict, list)) or (isinstance(each, str) and not isinstance(value, str)):
+            yield from _texts(each)
 
 
 @given(st.sampled_from(_QUICK), _PIECES, st.sampled_from(_TOOL_SETS))
