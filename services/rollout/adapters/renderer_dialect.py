@@ -216,7 +216,10 @@ class RendererDialect:
     ) -> Turn:
         ids, ended = strip_stop(completion_ids, self.stop_ids)
         thinking = self.thinking.count_tokens(ids)
-        if self._reader is not None:
+        if self.thinking.is_thinking(ids):
+            # Renderers take a call within it for its end.
+            turn = Turn((), False, "")
+        elif self._reader is not None:
             sampled = SampledTurn(ids, prompt_ids, thinking, self.thinking.is_open)
             turn = self._reader.read_turn(sampled, tools)
         else:

@@ -1,5 +1,7 @@
 """Turns of which some readers make other calls than those that were written."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.rollout.dialects.turns import ParseError
@@ -13,6 +15,7 @@ _BY_VLLM = (pytest.mark.slow, pytest.mark.filterwarnings("default"))
 _NAMES = [
     pytest.param(family.name, marks=_BY_VLLM if family.read_by_vllm else ()) for family in FAMILIES
 ]
+_THINKING = [family.name for family in FAMILIES if family.think]
 _ONE = CASES[0]
 _RED = ("search", {"query": "red shoes"})
 
@@ -22,6 +25,20 @@ def _body(stage: Stage, text: str) -> str:
     for end in stage.family.ends:
         text = text.removesuffix(end)
     return text.rpartition("</think>")[2]
+
+
+@pytest.mark.parametrize("name", _THINKING)
+def test_a_call_within_a_thinking_that_is_never_closed_is_not_executed(name: str) -> None:
+    stage = stage_of(name)
+    turn = stage.write(replace(_ONE, thought="Let me see."))
+    close = (stage.family.think or "").partition("{}")[2] or stage.family.close
+    close = close if close in turn else stage.family.close
+    assert close in turn
+    assert executed(stage.read(stage.writer.encode(turn))), "the thinking is closed"
+    ids = stage.writer.encode(turn.replace(close, "\n", 1))
+    read = stage.read(ids)
+    assert not read.items
+    assert read.thinking_tokens >= len(ids) - 1
 
 
 @pytest.mark.parametrize("name", _NAMES)
