@@ -20,14 +20,12 @@ For each family, the tests write native calls with its published chat template, 
 its tokenizer or of one with its control tokens. Every call must be executed with exactly its
 arguments: nested objects, other scripts, quotes, line breaks, numbers and texts that look like
 numbers, and texts that look like control tokens or ends of calls. A call in ordinary tokens, within
-a thinking, or cut short must not be executed. Tool results must appear as in the template, and the
-dialect must pass its rehearsal, whose prompt must show every tool, its parameters, and the date and
-variables of the task. For 15 families, vLLM's own parsers read the same calls, except deliberate
 a thinking (also one that is never closed), with two equal keys, or cut short must not be executed;
 a second section of calls, and a call that is begun again, are read as written or reported. Tool
-results must appear as in the template, and the dialect must pass its rehearsal. Any other tokens
-give a turn too: `tests/rollout/dialects/test_total_reading.py` reads 100,000 random turns, 2,000 of
-them in `make test`. For 15 families, vLLM's own parsers read the same calls, except deliberate
+results must appear as in the template, and the dialect must pass its rehearsal, whose prompt must
+show every tool, its parameters, and the date and variables of the task. Any other tokens give a
+turn too: `tests/rollout/dialects/test_total_reading.py` reads 100,000 random turns, 2,000 of them
+in `make test`. For 15 families, vLLM's own parsers read the same calls, except deliberate
 traps. Templates and tokenizers come from public packages (`make zoo`).
 
 The last column shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that is,
