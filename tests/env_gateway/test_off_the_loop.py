@@ -58,7 +58,7 @@ def mcp(result: Any) -> Any:
 def stdio(result: Any) -> Any:
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     server = McpServer(transport="stdio", command=("cat",))
-    episode: Any = SimpleNamespace(unanswered=0, note_listed=lambda _: False)
+    episode: Any = SimpleNamespace(unanswered=0, note_listed=lambda _: False, listed_ahead={})
     return StdioInstance(SimpleNamespace(), request, episode, server, mcp(result))  # pyright: ignore[reportArgumentType]
 
 

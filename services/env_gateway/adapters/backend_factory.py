@@ -1,13 +1,11 @@
 """Factory of backends. A vendor is imported only if a backend uses it."""
 
-from typing import Literal
-
-from services.env_gateway.config.backends import BackendName
+from services.env_gateway.config.backends import SourceName
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
 
-def build_backend(name: BackendName | Literal["replay"], section: EnvGatewayConfig) -> Backend:
+def build_backend(name: SourceName, section: EnvGatewayConfig) -> Backend:
     """Build the backend of this name from its settings, which EnvGatewayConfig has checked.
 
     Raises ConfigError for faults that only show here, such as a key missing in the environment."""

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
 from services.env_gateway.config.backend_tables import BackendsConfig
-from services.env_gateway.config.backends import REPLAY, BackendName, McpServer
+from services.env_gateway.config.backends import REPLAY, BackendName, McpServer, SourceName
 
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
@@ -167,7 +167,7 @@ class EnvGatewayConfig(ConfigModel):
     the episodes are recorded below the run's directory; backend "replay" plays such a recording in
     place of all environments, whatever their own backends and servers."""
 
-    backend: BackendName | Literal["replay"] = "embedded"
+    backend: SourceName = "embedded"
     record: bool = False
     servers: tuple[McpServer, ...] = ()
     backends: BackendsConfig = BackendsConfig()
@@ -227,9 +227,9 @@ class EnvGatewayConfig(ConfigModel):
         return self
 
     @property
-    def backend_names(self) -> frozenset[BackendName | Literal["replay"]]:
+    def backend_names(self) -> frozenset[SourceName]:
         """The backends in use."""
-        names: set[BackendName | Literal["replay"]] = {self.backend}
+        names: set[SourceName] = {self.backend}
         names.update(e.backend for e in self.environments.values() if e.backend)
         return frozenset(names)
 
@@ -241,7 +241,7 @@ class EnvGatewayConfig(ConfigModel):
         environment = self.environments.get(env_key)
         return (environment and environment.max_calls) or self.limits.max_calls
 
-    def backend_of(self, env_key: str) -> BackendName | Literal["replay"]:
+    def backend_of(self, env_key: str) -> SourceName:
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
 

@@ -1,6 +1,7 @@
 """A whole worker over real gRPC, with a fake engine, against a failing learner and gateway."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -228,7 +229,8 @@ async def test_a_lost_episode_fails_alone() -> None:
         await until(lambda: len(it.learner.submitted) == 3)
         failures = [s for s in it.learner.submitted if s.header.HasField("failure")]
         assert len(failures) == 1
-        assert "EPISODE_LOST" in failures[0].header.detail
+        # Told by a call, or by the renewal of its lease.
+        assert re.search("EPISODE_LOST|given up the episode", failures[0].header.detail)
 
 
 async def test_a_refused_task_is_a_failure_with_its_reason() -> None:
@@ -399,7 +401,8 @@ async def test_a_worker_whose_report_of_a_refusal_is_refused_ends() -> None:
     async with setup(learner_with(lease("a", 1), malformed=2)) as it:
         with pytest.raises(LearnerRefused, match="MALFORMED_TRAJECTORY"):
             await asyncio.wait_for(asyncio.shield(it.running), 5.0)
-        assert it.learner.released == ["a"]
+        # By the group, or by the worker as it ends, or by both.
+        assert {*it.learner.released} == {"a"}
         assert len(it.gateway.opened) == 1
 
 
