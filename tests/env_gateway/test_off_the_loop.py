@@ -2,6 +2,7 @@
 of the loop's thread, which excludes all other work."""
 
 import base64
+import gc
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -32,8 +33,9 @@ from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make
 from services.env_gateway.verify.protocol import MessageBudget
 from services.env_gateway.verify.verifier_process import VerifierProcess
 
-# Each of these takes 30 to 800 ms of CPU in all, on 2 slow cores.
-MOST_S = 0.02
+MOST_S = 0.01
+# The least of so many: on a busy machine the same work takes a thread three times as long.
+TIMES = 3
 VERDICTS: Any = grader
 MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
@@ -167,12 +169,17 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("name", WORK)
 async def test_large_answers_cost_the_event_loop_next_to_nothing(name: str) -> None:
-    work = WORK[name]()
-    began = time.thread_time()
-    made = await work
-    assert time.thread_time() - began < MOST_S
-    if isinstance(made, Execution):
-        assert made.error is None
+    seconds: list[float] = []
+    # A collection looks at all that the tests have loaded, in whichever thread it begins.
+    gc.collect()
+    for _ in range(TIMES):
+        work = WORK[name]()
+        began = time.thread_time()
+        made = await work
+        seconds.append(time.thread_time() - began)
+        if isinstance(made, Execution):
+            assert made.error is None
+    assert min(seconds) < MOST_S
 
 
 async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:

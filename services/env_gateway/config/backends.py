@@ -19,9 +19,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 EPISODE_DIR = "{episode_dir}"
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
-# A recorded run takes the place of all environments.
-SourceName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv", "replay"]
-# In place of all of them.
+# A recorded run takes the place of all of them.
+SourceName = Literal[BackendName, "replay"]
 REPLAY = "replay"
 
 
