@@ -1,5 +1,5 @@
-"""Large answers are read and passed on to the caller off the event loop, measured in CPU time
-of the loop's thread, which excludes all other work."""
+"""Large answers are read and passed on to the caller off the event loop: the CPU time of the loop's
+thread is a small share of what the process spends on them, however slow the machine is."""
 
 import base64
 import gc
@@ -33,8 +33,9 @@ from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make
 from services.env_gateway.verify.protocol import MessageBudget
 from services.env_gateway.verify.verifier_process import VerifierProcess
 
-MOST_S = 0.01
-# The least of so many: on a busy machine the same work takes a thread three times as long.
+MOST = 0.1
+# The least of so many: returning the pages of a large text to the system is charged to whichever
+# thread frees it last.
 TIMES = 3
 VERDICTS: Any = grader
 MIB = 2**20
@@ -169,17 +170,18 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("name", WORK)
 async def test_large_answers_cost_the_event_loop_next_to_nothing(name: str) -> None:
-    seconds: list[float] = []
+    shares: list[float] = []
     # A collection looks at all that the tests have loaded, in whichever thread it begins.
     gc.collect()
     for _ in range(TIMES):
         work = WORK[name]()
-        began = time.thread_time()
+        began, process_began = time.thread_time(), time.process_time()
         made = await work
-        seconds.append(time.thread_time() - began)
+        of_loop = time.thread_time() - began
+        shares.append(of_loop / (time.process_time() - process_began))
         if isinstance(made, Execution):
             assert made.error is None
-    assert min(seconds) < MOST_S
+    assert min(shares) < MOST
 
 
 async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:
