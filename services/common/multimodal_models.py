@@ -3,7 +3,7 @@
 They are trained on text only: the ranks load the published class without its other parts, whose
 weights stay in the model's own files until an export copies them from there."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from services.common.errors import ConfigError
@@ -15,7 +15,19 @@ _MARKS = (
     *("img_processor", "audio_config", "audio_processor"),
 )
 # Values of model_type whose text part is trained exactly as published.
-TRAINED_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+TRAINED_TYPES = (
+    *("gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "lfm2_vl", "mistral3"),
+    *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
+)
+# How the names of text weights begin in transformers' classes, and in the files of some families.
+_FILE_PREFIXES: Mapping[str, Sequence[str]] = {
+    "model.language_model.": ("language_model.model.", "model."),
+    "lm_head.": ("language_model.lm_head.",),
+}
+_NESTED = "language_model."
+_TEXT = ("model.language_model.", "language_model.", "lm_head.")
+# In files that name other parts beside the text's model, and not within it.
+_FLAT_TEXT = ("model.", "lm_head.")
 
 
 def is_multimodal(settings: Mapping[str, Any]) -> bool:
@@ -47,3 +59,20 @@ def _describe(settings: Mapping[str, Any]) -> str:
     names = settings.get("architectures")
     first = names[0] if isinstance(names, list) and names else "a model"
     return f"{str(first)[:80]} (model_type {str(settings.get('model_type'))[:80]!r})"
+
+
+def name_in_files(name: str, files: Container[str]) -> str:
+    """Return the name that a model's files give to a weight which its class names `name`; the same
+    name if they have no other."""
+    for own, others in _FILE_PREFIXES.items():
+        if name.startswith(own):
+            found = (other + name.removeprefix(own) for other in (own, *others))
+            return next((other for other in found if other in files), name)
+    return name
+
+
+def other_parts(files: Collection[str]) -> set[str]:
+    """Return which of the weights in a multimodal model's files are not its text part's: those that
+    training leaves as they are."""
+    nested = any(_NESTED in name for name in files)
+    return {name for name in files if not name.startswith(_TEXT if nested else _FLAT_TEXT)}

@@ -4,6 +4,7 @@ The parts of all ranks are joined, one tensor at a time. The weights are rounded
 the run was served in; the configuration is the run's own, including its rope scaling; a head that
 shares the embedding's weights is stored once.
 Adapters are merged into their base model; `export_adapters` writes them separately, for PEFT.
+The parts of a multimodal model that are not trained come from its own files, byte for byte.
 `SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
 
 import asyncio
@@ -14,17 +15,25 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from services.common.durable_files import sha256_of, sync_path, write_durably
+from services.common.json_files import read_json_object
 from services.common.log import get_logger
+from services.common.multimodal_models import is_multimodal, name_in_files, other_parts
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.merged_model import ADAPTER_CONFIG, write_merged_model
 from services.learner.checkpoints.number_formats import SERVED_DTYPES, to_bfloat16
 from services.learner.checkpoints.tensor_files import TensorSpan, encode_header
-from services.learner.checkpoints.tensor_parts import ADAPTERS, find_tensors
+from services.learner.checkpoints.tensor_parts import (
+    ADAPTERS,
+    SplitTensor,
+    find_model_tensors,
+    find_tensors,
+)
 from services.learner.checkpoints.tensor_parts import MODEL as TRAINED
 from services.learner.journal.store import Journal
 
@@ -46,6 +55,7 @@ ASSETS = (
     "additional_chat_templates/*.jinja",
     GENERATION,
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "processor_config.json",
     "LICENSE*",
 )
@@ -63,14 +73,22 @@ class ExportError(Exception):
 def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
     """Write the model of a checkpoint to `out`, replacing existing content, atomically.
 
-    `assets` is the folder of `policy.model`; with adapters its weights are read, too. Raises
+    `assets` is the folder of `policy.model`; with adapters, or parts that are
+    not trained, its weights are read, too. Raises
     ExportError."""
     with _replacing(checkpoint, out) as partial:
+        base = find_model_tensors(assets) if holds_other_parts(checkpoint) else {}
+        untouched = {name: base[name] for name in other_parts(base)}
         if has_adapters(checkpoint):
-            write_merged_model(checkpoint, assets, partial / MODEL, policy.dtype)
+            write_merged_model(checkpoint, assets, partial / MODEL, policy.dtype, untouched)
         else:
-            _write_tensors(checkpoint, TRAINED, partial / MODEL, policy.dtype)
-        _write_config(checkpoint / CONFIG, partial / CONFIG, policy.dtype)
+            trained = find_tensors(checkpoint, TRAINED)
+            named = {name_in_files(name, base): tensor for name, tensor in trained.items()}
+            _write_tensors(named, partial / MODEL, policy.dtype, untouched)
+        # A published configuration stays, unless the run has changed it.
+        published = base and policy.rope_scaling is None
+        config = (assets if published else checkpoint) / CONFIG
+        _write_config(config, partial / CONFIG, policy.dtype)
         _copy_assets(assets, partial, code=policy.trust_remote_code)
         if not (partial / GENERATION).exists():
             _write_generation_config(partial)
@@ -85,7 +103,7 @@ def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
             " it without --adapters"
         )
     with _replacing(checkpoint, out) as partial:
-        _write_tensors(checkpoint, ADAPTERS, partial / ADAPTER_FILE, "float32")
+        _write_tensors(find_tensors(checkpoint, ADAPTERS), partial / ADAPTER_FILE, "float32")
         write_durably(partial / ADAPTER_CONFIG, (checkpoint / ADAPTER_CONFIG).read_bytes())
         _copy_assets(assets, partial, code=False)
 
@@ -93,6 +111,11 @@ def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
 def has_adapters(checkpoint: Path) -> bool:
     """Return True for a checkpoint that holds only adapters."""
     return (checkpoint / ADAPTER_CONFIG).exists()
+
+
+def holds_other_parts(checkpoint: Path) -> bool:
+    """Return True for a checkpoint of a model that has parts which are not trained."""
+    return is_multimodal(read_json_object(checkpoint / CONFIG))
 
 
 @contextmanager
@@ -126,17 +149,24 @@ async def export_newest(
     _log.info("exported", step=rows[0].step, folder=str(run_dir / "model"))
 
 
-def _write_tensors(checkpoint: Path, group: str, target: Path, dtype: str) -> None:
-    tensors, kind = find_tensors(checkpoint, group), SERVED_DTYPES[dtype]
+def _write_tensors(
+    tensors: Mapping[str, SplitTensor],
+    target: Path,
+    dtype: str,
+    untouched: Mapping[str, SplitTensor] = MappingProxyType({}),
+) -> None:
+    """Write tensors, rounded to a dtype, and behind them others as they are."""
+    kind, joined = SERVED_DTYPES[dtype], {**tensors, **untouched}
+    kinds = {name: kind if each.dtype == "F32" else each.dtype for name, each in tensors.items()}
     header = encode_header(
-        (name, kind if tensor.dtype == "F32" else tensor.dtype, tensor.shape)
-        for name, tensor in tensors.items()
+        (name, kinds.get(name, tensor.dtype), tensor.shape) for name, tensor in joined.items()
     )
     with target.open("wb") as write:
         write.write(header)
-        for part in (part for tensor in tensors.values() for part in tensor.parts):
-            with part.path.open("rb") as read:
-                _copy_part(read, write, part.span, kind)
+        for name, tensor in joined.items():
+            for part in tensor.parts:
+                with part.path.open("rb") as read:
+                    _copy_part(read, write, part.span, kinds.get(name, tensor.dtype))
         write.flush()
         os.fsync(write.fileno())
 

@@ -5,24 +5,25 @@ base + scale * B A in float32, rounded once. One tensor is held at a time."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.multimodal_models import name_in_files
 from services.learner.checkpoints.number_formats import (
     SERVED_DTYPES,
     decode_numbers,
     encode_numbers,
     round_numbers,
 )
-from services.learner.checkpoints.tensor_files import TensorFileError, encode_header, read_header
+from services.learner.checkpoints.tensor_files import TensorFileError, encode_header
 from services.learner.checkpoints.tensor_parts import (
     ADAPTERS,
     SplitTensor,
-    TensorPart,
+    find_model_tensors,
     find_tensors,
 )
 
@@ -33,35 +34,38 @@ _PREFIX = "base_model.model."
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def write_merged_model(checkpoint: Path, base: Path, target: Path, dtype: str) -> None:
-    """Merge the adapters of a checkpoint into the model in `base`, and write the weights.
+def write_merged_model(
+    checkpoint: Path, base: Path, target: Path, dtype: str, untouched: Collection[str] = ()
+) -> None:
+    """Merge the adapters of a checkpoint into the model in `base`, and write the weights; those
+    called `untouched` as they are.
 
     Raises ValueError if the files of the model name its layers differently."""
     kind, adapters = SERVED_DTYPES[dtype], find_tensors(checkpoint, ADAPTERS)
     scale = _read_scale(checkpoint / ADAPTER_CONFIG)
-    saved = _base_tensors(base)
+    saved = find_model_tensors(base)
     if _is_tied(checkpoint / "config.json"):
         saved.pop(_HEAD, None)
     layers = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in adapters}
-    if missing := sorted(layers - {name.removesuffix(".weight") for name in saved}):
+    # By the name of the weight in the files.
+    merged = {name_in_files(f"{layer}.weight", saved): layer for layer in layers}
+    if missing := sorted(layer for name, layer in merged.items() if name not in saved):
         raise TensorFileError(
             f"{base} has another name for {missing[0]}, so its adapter cannot be merged here:"
             " export with --adapters, and merge with PEFT"
         )
+    kinds = {
+        name: tensor.dtype if name in untouched or tensor.dtype not in _FLOATS else kind
+        for name, tensor in saved.items()
+    }
     with target.open("wb") as write:
-        write.write(
-            encode_header(
-                (name, kind if tensor.dtype in _FLOATS else tensor.dtype, tensor.shape)
-                for name, tensor in saved.items()
-            )
-        )
+        write.write(encode_header((name, kinds[name], each.shape) for name, each in saved.items()))
         for name, tensor in saved.items():
-            layer = name.removesuffix(".weight")
-            if layer in layers and name.endswith(".weight"):
-                down, up = (adapters[f"{_PREFIX}{layer}.lora_{m}.weight"] for m in "AB")
+            if name in merged:
+                down, up = (adapters[f"{_PREFIX}{merged[name]}.lora_{m}.weight"] for m in "AB")
                 write.write(_merge(tensor, down, up, scale, kind))
             else:
-                write.write(_converted(tensor, kind))
+                write.write(_converted(tensor, kinds[name]))
         write.flush()
         os.fsync(write.fileno())
 
@@ -79,22 +83,11 @@ def _numbers(tensor: SplitTensor, kind: str) -> NDArray[np.float32]:
 
 
 def _converted(tensor: SplitTensor, kind: str) -> bytes:
-    """Return the tensor's bytes in the format; unchanged if it is not floating-point."""
+    """Return the tensor's bytes in the format."""
     data, own = tensor.read(), tensor.dtype
-    if own == kind or own not in _FLOATS:
+    if own == kind:
         return data
     return encode_numbers(decode_numbers(data, own), kind)
-
-
-def _base_tensors(folder: Path) -> dict[str, SplitTensor]:
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise TensorFileError(f"{folder} has no *.safetensors to merge adapters into")
-    return {
-        name: SplitTensor(span.dtype, span.shape, [TensorPart(path, span, 0)])
-        for path in paths
-        for name, span in read_header(path).items()
-    }
 
 
 def _read_scale(path: Path) -> float:

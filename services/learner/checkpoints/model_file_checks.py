@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.errors import ConfigError
 from services.common.json_files import read_json_object
+from services.common.multimodal_models import check_trainable_text
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.tensor_files import TensorFileError, read_header
 
@@ -41,6 +42,7 @@ def check_model_files(policy: PolicyConfig, run_dir: Path) -> None:
             read_header(path)
     except TensorFileError as error:
         raise ConfigError(f"policy.model: {error}; fetch the model again") from error
+    check_trainable_text(_read_json_object(folder / _CONFIG))
     _check_index(folder)
     _check_same_model(folder, run_dir)
 

@@ -1,4 +1,5 @@
-"""Tensors of a checkpoint whose parts are in the files of several ranks, found by their headers.
+"""Tensors of a model, or of a checkpoint whose parts are in the files of several ranks, found by
+their headers.
 
 The ranks write them with torch.distributed.checkpoint (see `rank/tensor_shards.py`), and split them
 only between rows. Nothing is loaded here, and no torch is needed."""
@@ -65,6 +66,18 @@ def find_tensors(folder: Path, group: str) -> dict[str, SplitTensor]:
         if name not in joined or joined[name].shape != shape:
             raise TensorFileError(f"{folder} lacks parts of {group}/{name}")
     return joined
+
+
+def find_model_tensors(folder: Path) -> dict[str, SplitTensor]:
+    """Return the tensors of a model's folder. Raises TensorFileError if it has none."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise TensorFileError(f"{folder} has no *.safetensors")
+    return {
+        name: SplitTensor(span.dtype, span.shape, [TensorPart(path, span, 0)])
+        for path in paths
+        for name, span in read_header(path).items()
+    }
 
 
 def _parts_of(path: Path) -> Iterator[tuple[str, TensorPart]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.multimodal_models import name_in_files
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import ModelError, find_own_files
@@ -46,7 +47,8 @@ def check_mergeable(policy: Policy, config: PolicyConfig) -> None:
     An export merges the adapters into these files. Raises ModelError."""
     assert policy.adapters is not None
     files = find_own_files(config)
-    other = [name for name in policy.adapters.layers if f"{name}.weight" not in files]
+    weights = {name: f"{name}.weight" for name in policy.adapters.layers}
+    other = [name for name, weight in weights.items() if name_in_files(weight, files) not in files]
     if other:
         raise ModelError(
             f"learner.lora: the files of {config.model} have another name for {other[0]}.weight, so"

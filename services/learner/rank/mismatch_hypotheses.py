@@ -213,7 +213,7 @@ def _unscaled_rope(config: PolicyConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None:
         options["revision"] = config.revision
-    settings = AutoConfig.from_pretrained(config.model, **options)
+    settings = AutoConfig.from_pretrained(config.model, **options).get_text_config()
     settings.standardize_rope_params()
     return dict(settings.rope_parameters)
 

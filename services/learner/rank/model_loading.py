@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from services.common.errors import ConfigError
+from services.common.multimodal_models import check_trainable_text
 from services.common.spec import PolicyConfig
 from services.learner.rank import attention, expert_products
 from services.learner.rank.sharding import ShardLayout
@@ -21,6 +23,7 @@ from services.learner.rank.split_loading import (
     read_saved_model,
 )
 from services.learner.rank.tensor_shards import TensorShardError
+from services.learner.rank.text_part import model_class
 
 
 class ModelError(Exception):
@@ -34,7 +37,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
         settings, options = _read_settings(config, source)
         if source is not None:
             return read_saved_model(make_empty_model(settings, options), Path(source), None)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class(settings).from_pretrained(
             place, use_safetensors=True, output_loading_info=True, config=settings, **options
         )
     except (OSError, ValueError, SafetensorError, TensorShardError) as error:
@@ -122,6 +125,10 @@ def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any
     if config.revision is not None and source is None:
         options["revision"] = config.revision
     settings = AutoConfig.from_pretrained(place, **options)
+    try:
+        check_trainable_text(settings.to_dict())
+    except ConfigError as error:
+        raise ModelError(str(error)) from error
     apply_rope_scaling(settings, config)
     return settings, {**options, "dtype": torch.float32, "attn_implementation": attention.NAME}
 
@@ -144,8 +151,9 @@ def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
     scaling = config.rope_scaling
     if scaling is None:
         return
-    settings.standardize_rope_params()
-    settings.rope_parameters = {**settings.rope_parameters, **scaling}
-    settings.max_position_embeddings = config.scaled_positions(settings.max_position_embeddings)
-    settings.standardize_rope_params()
-    settings.validate_rope()
+    text = settings.get_text_config()
+    text.standardize_rope_params()
+    text.rope_parameters = {**text.rope_parameters, **scaling}
+    text.max_position_embeddings = config.scaled_positions(text.max_position_embeddings)
+    text.standardize_rope_params()
+    text.validate_rope()

@@ -161,6 +161,7 @@ def _switch_dropout_off(model: nn.Module) -> None:
 
 def _logit_scale(settings: Any) -> float:
     """Return the factor of a model's logits, as in the configs of Cohere and Granite."""
-    factor = getattr(settings, "logit_scale", None)
-    divisor = getattr(settings, "logits_scaling", None)
+    text = settings.get_text_config()
+    factor = getattr(text, "logit_scale", None)
+    divisor = getattr(text, "logits_scaling", None)
     return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)

@@ -120,8 +120,8 @@ def prepare_routers(model: Any, *, replays: bool) -> RoutingReplay:
 
     Raises ValueError for a model whose routers cannot be identified."""
     experts, chosen = count_experts(model.config.to_dict())
-    blocks: Sequence[nn.Module] = getattr(model.base_model, "layers", ())
-    kind = _router_class(model)
+    blocks: Sequence[nn.Module] = getattr(model.get_decoder(), "layers", ())
+    kind = _router_class(model.get_decoder())
     routers = {
         index: router
         for index, block in enumerate(blocks)

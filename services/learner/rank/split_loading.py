@@ -12,12 +12,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from services.common.multimodal_models import name_in_files
 from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.sharding import ShardLayout, local_slices, local_tensor
 from services.learner.rank.tensor_shards import ShardFolder
+from services.learner.rank.text_part import model_class
 
 MODEL = "model"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,7 +29,7 @@ def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedMod
     """Build a model whose parameters take no memory; its buffers are allocated."""
     own = {name: value for name, value in options.items() if name != "revision"}
     with no_init_weights(), _unallocated_parameters():
-        model: Any = AutoModelForCausalLM.from_config(settings, **own)
+        model: Any = model_class(settings).from_config(settings, **own)
     # Not within the block above, which gives each registered parameter its own tensor.
     model.tie_weights()
     return model
@@ -81,11 +83,10 @@ def find_tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
-    """Return True if the files contain every parameter and persistent buffer under its own
-    name.
+    """Return True if the files contain every parameter and persistent buffer.
 
     If transformers converts while loading, as for the experts of most models, some are missing."""
-    return all(name in files for name in saved_tensors(model))
+    return all(name_in_files(name, files) in files for name in saved_tensors(model))
 
 
 @torch.no_grad()
@@ -93,7 +94,7 @@ def read_parts(
     model: Any, files: Mapping[str, Path], layout: ShardLayout, prefix: str = ""
 ) -> None:
     """Allocate the parameters of a split empty model, and read this rank's part of the files;
-    buffers, which no rank splits, are read whole. `prefix` begins their names in the files.
+    buffers, which no rank splits, are read whole. `prefix` begins their names in the whole model.
 
     Raises ValueError for a tensor of another shape."""
     _allocate(model, layout)
@@ -102,10 +103,11 @@ def read_parts(
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for name, tensor in named.items():
-            path = files[prefix + name]
+            own = name_in_files(prefix + name, files)
+            path = files[own]
             if path not in opened:
                 opened[path] = stack.enter_context(safe_open(path, "pt"))
-            _read_part(tensor, opened[path].get_slice(prefix + name), name)
+            _read_part(tensor, opened[path].get_slice(own), name)
 
 
 def _read_part(tensor: Tensor, saved: Any, name: str) -> None:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.common.json_files import read_json_object
+from services.common.multimodal_models import is_multimodal, other_parts
+
 # Learners train no adapters of these; one for the head would cost a product with the vocabulary for
 # every token.
 _NEVER = ("embed", "lm_head", "wte", "wpe")
@@ -11,12 +14,14 @@ _ROUTERS = ("gate", "router")
 
 
 def list_adapter_targets(folder: Path) -> list[str]:
-    """Return the last parts of the names of a model's linear layers except its head, from the
-    headers of its files."""
+    """Return the last parts of the names of the linear layers of a model's text part except its
+    head, from the headers of its files."""
+    names = list(_list_matrices(folder))
+    others = other_parts(names) if is_multimodal(read_json_object(folder / "config.json")) else ()
     found = {
         name.removesuffix(".weight").rpartition(".")[2]
-        for name in _list_matrices(folder)
-        if name.endswith(".weight") and ".experts." not in name
+        for name in names
+        if name.endswith(".weight") and ".experts." not in name and name not in others
     }
     return sorted(
         name for name in found if name not in _ROUTERS and not any(each in name for each in _NEVER)

@@ -6,7 +6,7 @@ from services.common.adapters.model_hub import fetch_files, stage_model
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.export import ASSETS, has_adapters
+from services.learner.checkpoints.export import ASSETS, has_adapters, holds_other_parts
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -29,7 +29,8 @@ def assets_of(policy: PolicyConfig) -> Path:
 
 def folder_under(checkpoint: Path, policy: PolicyConfig) -> Path:
     """Return the folder with everything that an export takes from the model: also its weights if
-    the checkpoint holds only adapters. Raises ConfigError."""
-    if has_adapters(checkpoint):
+    the checkpoint holds only adapters, or the model has parts that are not trained.
+    Raises ConfigError."""
+    if has_adapters(checkpoint) or holds_other_parts(checkpoint):
         return stage_model(policy.model, policy.revision)
     return assets_of(policy)
