@@ -401,8 +401,13 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
         options = {**options, "distributed_executor_backend": MachinesExecutor}
     try:
         # A loading core does not respond: `end_with_rollout` reaches it once it has loaded.
+        arguments = AsyncEngineArgs(**options)
+        if arguments.enable_chunked_prefill is False and arguments.enable_prefix_caching is None:
+            # vLLM caches the states of recurrent layers only where it may split prompts.
+            caches = not arguments.create_model_config().is_hybrid
+            arguments.enable_prefix_caching = caches
         with tie_children():
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+            return AsyncLLM.from_engine_args(arguments)
     except ValueError as error:
         # Raised before any process is started, for options that conflict.
         raise ConfigError(f"rollout.engine: vLLM refuses it: {shorten_refusal(error)}") from error

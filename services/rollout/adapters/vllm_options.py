@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from services.common.errors import ConfigError
 from services.common.expert_models import count_experts
 from services.common.redaction import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
+from services.common.text_only import add_to_python_path, find_stand_ins
 from services.rollout.adapters.adapter_targets import list_adapter_targets
 from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.config.rollout import EngineConfig
@@ -71,6 +73,8 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "generation_config": "vllm",
         # Never a pickle, which could run code when loaded.
         "load_format": "safetensors",
+        # Nothing shows images to a policy: their towers would only take memory.
+        "language_model_only": True,
         # Without seeds of attempts each engine must draw its own random numbers.
         "seed": 0 if config.seeded else secrets.randbits(31),
     }
@@ -168,6 +172,9 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
         if is_secret_name(name) or secret_values({name: os.environ[name]}):
             del os.environ[name]
     os.environ.update(engine_environment(config, local=local))
+    if stand_ins := find_stand_ins():
+        sys.path.append(stand_ins)
+        os.environ.update(add_to_python_path(stand_ins))
 
 
 def engine_environment(config: EngineConfig, *, local: bool) -> dict[str, str]:

@@ -20,6 +20,7 @@ from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_adapter import replace_adapter
 from services.rollout.adapters.vllm_copies import CheckRow, FileCopies
+from services.rollout.adapters.vllm_linear_attention import extend_linear_attention
 from services.rollout.adapters.vllm_logprobs import correct_sampler
 from services.rollout.adapters.vllm_reload import WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
@@ -49,10 +50,11 @@ class WeightLoader:
             threading.Thread(target=_end_after, args=watched, daemon=True).start()
 
     def correct_flotilla_logprobs(self) -> None:
-        """Compute logprobs exactly on CPUs, whatever the vocabulary's size."""
+        """Compute logprobs exactly on CPUs, whatever the vocabulary's size and the layers."""
         worker: Any = self
         if worker.device.type == "cpu":
             correct_sampler(worker.model_runner.sampler)
+            extend_linear_attention()
 
     def record_flotilla_experts(self, kept: int) -> None:
         """Record the experts of requests from now on; see `ExpertRecorder`.

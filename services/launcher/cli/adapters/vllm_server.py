@@ -17,6 +17,7 @@ from services.common.concurrency import running_tasks
 from services.common.deadlines import loop_time
 from services.common.python_command import python_command, tied_command
 from services.common.scratch_folders import scratch_folder
+from services.common.text_only import add_to_python_path, find_stand_ins
 from services.launcher.cli.terminal import CommandError
 
 # The program of `vllm serve`, which needs metadata that builds for CPUs lack.
@@ -26,6 +27,8 @@ _OPTIONS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     # Never a pickle, which could run code when loaded.
     *("--load-format", "safetensors"),
+    # Attempts have no images to show.
+    "--language-model-only",
 )
 _POLL_S = 0.5
 _SHOW_S = 10.0
@@ -58,7 +61,11 @@ async def serve_model(
             pass_fds=(keeper,),
             # Ctrl-C is for this process, which ends the server after the attempts.
             start_new_session=True,
-            env={"VLLM_NO_USAGE_STATS": "1", **child_environment("HF_TOKEN", ours=True)},
+            env={
+                "VLLM_NO_USAGE_STATS": "1",
+                **child_environment("HF_TOKEN", ours=True),
+                **add_to_python_path(find_stand_ins()),
+            },
         )
         lines: deque[str] = deque(maxlen=_SHOWN_LINES)
         async with running_tasks(_keep_lines(process, lines)) as (reading,):
