@@ -4,9 +4,11 @@ They are trained on text only: the ranks load the published class without its ot
 weights stay in the model's own files until an export copies them from there."""
 
 from collections.abc import Collection, Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
+from services.common.json_files import read_json_object
 
 # Keys that only the configuration of such a model has.
 _MARKS = (
@@ -52,6 +54,15 @@ def check_trainable_text(settings: Mapping[str, Any]) -> None:
             f"policy.model: the weights of {name} are quantized ({method or 'by some method'}), so"
             " they cannot be trained; choose the same model in bfloat16"
         )
+
+
+def check_trainable_folder(folder: Path) -> None:
+    """Refuse such a model by the config.json in its folder, if there is one. Raises ConfigError."""
+    try:
+        settings = read_json_object(folder / "config.json")
+    except ValueError:
+        return
+    check_trainable_text(settings)
 
 
 def _describe(settings: Mapping[str, Any]) -> str:

@@ -48,7 +48,8 @@ _SIZES: Mapping[str, Any] = {
 class Architecture:
     """One architecture, and how its policy is written to and read.
 
-    `tokenizer` is the kind of `vocabulary`."""
+    `tokenizer` is the kind of `vocabulary`; `families` are those of the page of models that have
+    the architecture."""
 
     name: str
     make_config: Callable[..., PreTrainedConfig]
@@ -63,6 +64,7 @@ class Architecture:
     # Turns of random tokens would hardly ever end by themselves.
     end_gain: float = 4.0
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    families: Sequence[str] = ()
 
     def make_folder(self, folder: Path) -> None:
         """Write the model, its tokenizer and its template, like a published one."""
@@ -105,9 +107,11 @@ def _of_family(
     make_config: Callable[..., PreTrainedConfig],
     family_name: str,
     bos: str | None = None,
+    also: Sequence[str] = (),
     **sizes: Any,
 ) -> Architecture:
-    """Return an architecture with the tokenizer and the dialect of a family."""
+    """Return an architecture with the tokenizer and the dialect of a family; `also` are further
+    families that have it."""
     family: Family = next(each for each in FAMILIES if each.name == family_name)
     dialect = {"name": family.dialect}
     if family.parser:
@@ -124,17 +128,32 @@ def _of_family(
         family.renamed,
         bos,
         sizes=sizes,
+        families=(family_name, *also),
     )
 
 
 ARCHITECTURES = (
-    _of_family("Llama", LlamaConfig, "Llama 3.1, 3.3", "<|begin_of_text|>"),
-    _of_family("Qwen2", Qwen2Config, "Qwen2.5"),
-    _of_family("Qwen3", Qwen3Config, "Qwen3", head_dim=32, tie_word_embeddings=True),
+    _of_family(
+        "Llama",
+        LlamaConfig,
+        "Llama 3.1, 3.3",
+        "<|begin_of_text|>",
+        ("Llama 3.2", "Hermes 2 Pro", "Hermes 3"),
+    ),
+    _of_family("Qwen2", Qwen2Config, "Qwen2.5", also=("QwQ",)),
+    _of_family(
+        "Qwen3",
+        Qwen3Config,
+        "Qwen3",
+        also=("Qwen3-2507",),
+        head_dim=32,
+        tie_word_embeddings=True,
+    ),
     _of_family(
         "Qwen3-MoE",
         Qwen3MoeConfig,
         "Qwen3-2507",
+        also=("Qwen3", "Qwen3-Coder"),
         head_dim=32,
         num_experts=4,
         num_experts_per_tok=2,

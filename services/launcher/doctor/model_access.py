@@ -1,4 +1,5 @@
-"""Probe of the policy's model on the hub: access, commit and size."""
+"""Probe of the policy's model: whether it can be trained; of one on the hub, access, commit and
+size."""
 
 import asyncio
 import os
@@ -6,11 +7,18 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from services.common.errors import ConfigError
+from services.common.multimodal_models import check_trainable_folder
 from services.common.spec import PolicyConfig
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.policy_files import HubModel, NoPolicyError, look_up_policy
+from services.launcher.doctor.policy_files import (
+    HubModel,
+    NoPolicyError,
+    fetch_policy_folder,
+    look_up_policy,
+)
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
 from services.launcher.run_plan import RunPlan
 from services.launcher.state import LEARNER, ROLLOUT
@@ -26,9 +34,15 @@ async def probe_model(context: RunContext) -> list[Finding]:
         context.get_section(service)
     if is_made_later(context, policy.model):
         raise NotApplicableError(f"[[prepare]] makes {policy.model}")
-    if await asyncio.to_thread(Path(policy.model).is_dir):
+    local = await asyncio.to_thread(Path(policy.model).is_dir)
+    found = None if local else await look_up_policy(context)
+    folder = await fetch_policy_folder(context)
+    try:
+        check_trainable_folder(folder)
+    except ConfigError as error:
+        return [fail(str(error), "docs/models.md lists what is trained")]
+    if found is None:
         raise NotApplicableError(f"{policy.model} is a folder")
-    found = await look_up_policy(context)
     return [_report_commit(policy, found), *_check_room(context, found)]
 
 

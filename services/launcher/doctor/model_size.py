@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from services.common.expert_models import count_experts
 from services.common.json_files import read_json_object
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -41,8 +42,16 @@ class ModelSize:
         return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
 
 
-def read_model_size(folder: Path) -> ModelSize:
-    """Read the size of the model in a folder. Raises UnknownModelSizeError."""
+def count_stored(folder: Path) -> int:
+    """Count the parameters from the weights' own files; 0 if there are none, or if they hold
+    quantized weights, whose sizes tell nothing. Raises UnknownModelSizeError."""
+    config = _read_object(folder / CONFIG)
+    return 0 if config.get("quantization_config") else _count_in_files(folder, config)
+
+
+def read_model_size(folder: Path, counted: int = 0) -> ModelSize:
+    """Read the size of the model in a folder, which has `counted` parameters; 0 if that is not
+    known. Raises UnknownModelSizeError."""
     outer = _read_object(folder / CONFIG)
     config = outer.get("text_config") or outer
     try:
@@ -64,12 +73,15 @@ def read_model_size(folder: Path) -> ModelSize:
             f"{folder / CONFIG} lacks what a decoder has: {error!r}"
         ) from error
     tied = bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    parameters = _count_parameters(folder, outer) or _estimate_parameters(found, tied)
-    return replace(found, parameters=parameters)
+    if not counted and all(count_experts(outer)):
+        raise UnknownModelSizeError(
+            f"{folder / CONFIG} describes a mixture of experts, without weights to count: its size"
+            " is known where the learner's packages are installed"
+        )
+    return replace(found, parameters=counted or _estimate_parameters(found, tied))
 
 
-def _count_parameters(folder: Path, config: Mapping[str, Any]) -> int:
-    """Count the parameters from the weights' own files; 0 if there are none."""
+def _count_in_files(folder: Path, config: Mapping[str, Any]) -> int:
     index = folder / INDEX
     if index.exists():
         metadata = _read_object(index).get("metadata") or {}

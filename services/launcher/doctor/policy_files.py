@@ -9,16 +9,28 @@ from services.common.python_command import python_command
 from services.launcher.doctor.findings import (
     FindingError,
     NotApplicableError,
+    UnprobedError,
     fail,
     first_line,
     warn,
 )
-from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
-from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.model_size import (
+    ModelSize,
+    UnknownModelSizeError,
+    count_stored,
+    read_model_size,
+)
+from services.launcher.doctor.probe_process import ScriptError, run_command, run_script
 from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.security.env_filter import HUB_VARIABLE
 from services.launcher.state import LEARNER, ROLLOUT
 
+# Prints the number of parameters.
+_COUNT = """
+import json, sys
+from services.learner.rank.parameter_count import count_parameters
+print(count_parameters(json.load(sys.stdin)))
+"""
 # Exit code of `hub_probe` if the hub has no such model for this user.
 _HUB_REFUSED = 2
 
@@ -58,10 +70,22 @@ async def fetch_policy_folder(context: RunContext) -> Path:
 
 async def measure_policy(context: RunContext) -> ModelSize:
     """Return the size of the policy's model. Raises FindingError, NotApplicableError."""
+    folder = await fetch_policy_folder(context)
     try:
-        return read_model_size(await fetch_policy_folder(context))
+        counted = count_stored(folder) or await _count_built(context, folder)
+        return read_model_size(folder, counted)
     except UnknownModelSizeError as error:
         raise FindingError(fail, str(error), "fetch the model again") from error
+
+
+async def _count_built(context: RunContext, folder: Path) -> int:
+    """Count the parameters of a model without weights by building it in the services' interpreter;
+    0 if that has no such packages, or does not know the model."""
+    try:
+        python = context.find_interpreter("torch", "transformers")
+        return await run_script(_COUNT, str(folder), context.environ, python)
+    except (UnprobedError, ScriptError):
+        return 0
 
 
 def reads_text_alone(context: RunContext) -> bool:

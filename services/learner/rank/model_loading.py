@@ -12,6 +12,7 @@ from transformers.utils.hub import cached_file
 
 from services.common.errors import ConfigError
 from services.common.multimodal_models import check_trainable_text
+from services.common.printable_text import first_line
 from services.common.spec import PolicyConfig
 from services.learner.rank import attention, expert_products
 from services.learner.rank.sharding import ShardLayout
@@ -24,6 +25,8 @@ from services.learner.rank.split_loading import (
 )
 from services.learner.rank.tensor_shards import TensorShardError
 from services.learner.rank.text_part import model_class
+
+_ERROR_CHARACTERS = 500
 
 
 class ModelError(Exception):
@@ -41,7 +44,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
             place, use_safetensors=True, output_loading_info=True, config=settings, **options
         )
     except (OSError, ValueError, SafetensorError, TensorShardError) as error:
-        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+        raise _make_error(place, error) from error
     model, loading = loaded
     if loading["missing_keys"]:
         # transformers would continue with random numbers in their place.
@@ -77,7 +80,7 @@ def read_split_model(
         layout.split_module(model)
         read_parts(model, files, layout)
     except (OSError, ValueError, SafetensorError, TensorShardError) as error:
-        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+        raise _make_error(place, error) from error
     return model
 
 
@@ -95,7 +98,7 @@ def read_split_body(config: PolicyConfig, layout: ShardLayout) -> Any:
         if files:
             read_parts(body, files, layout, f"{model.base_model_prefix}.")
     except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"policy.model {config.model!r} cannot be loaded: {error}") from error
+        raise _make_error(config.model, error) from error
     return body
 
 
@@ -131,6 +134,13 @@ def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any
         raise ModelError(str(error)) from error
     apply_rope_scaling(settings, config)
     return settings, {**options, "dtype": torch.float32, "attn_implementation": attention.NAME}
+
+
+def _make_error(place: str, error: Exception) -> ModelError:
+    """Build the error for a model that transformers does not load. The further lines of its message
+    list every class that it has."""
+    reason = first_line(str(error), _ERROR_CHARACTERS)
+    return ModelError(f"policy.model {place!r} cannot be loaded: {reason}")
 
 
 def _refuse_pickle(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Loading of a policy, whole or this rank's part of it, ready for training."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,9 @@ from services.learner.rank.policy_checks import (
 )
 from services.learner.rank.routing_replay import check_replay, prepare_routers
 from services.learner.rank.sharding import ShardLayout
+
+# Names by which transformers' modules and settings keep what is drawn in training only.
+_RANDOM = re.compile(r"drop|^(input_)?jitter_noise$")
 
 
 def load_policy(
@@ -80,7 +84,7 @@ def load_split_policy(
 def load_split_body(config: PolicyConfig, rank: RankConfig, layout: ShardLayout) -> Any:
     """Load this rank's part of `policy.model` without its head, ready for training."""
     body = read_split_body(config, layout)
-    _switch_dropout_off(body)
+    switch_dropout_off(body)
     if rank.gradient_checkpointing != "auto":
         enable_checkpointing(body, rank.gradient_checkpointing)
     return body.train()
@@ -123,7 +127,7 @@ def prepare_policy(
     device = torch.device(rank.device)
     if layout is None:
         nn.Module.to(model, device)
-    _switch_dropout_off(model)
+    switch_dropout_off(model)
     check_rope(model)
     check_attention(model.config)
     if rank.gradient_checkpointing != "auto":
@@ -150,13 +154,19 @@ def prepare_policy(
     return replace(policy, packable=packable, shares_prompts=shares)
 
 
-def _switch_dropout_off(model: nn.Module) -> None:
-    """Switch dropout off: behaviour logprobs were computed without it.
+def switch_dropout_off(model: nn.Module) -> None:
+    """Switch off what is random in training, such as dropout: behaviour logprobs were computed
+    without it.
 
     With dropout, a ratio is noise."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        # Many modules draw by functions, with a share of their own or of their settings.
+        for owner in (module, getattr(module, "config", None)):
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if isinstance(value, float) and _RANDOM.search(name):
+                    setattr(owner, name, 0.0)
 
 
 def _logit_scale(settings: Any) -> float:

@@ -7,6 +7,7 @@ from services.common.adapters.model_hub import stage_model
 from services.common.errors import ConfigError
 from services.common.expert_models import check_routing_replay
 from services.common.log import get_logger
+from services.common.multimodal_models import check_trainable_folder
 from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
@@ -38,6 +39,7 @@ def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig)
     """Read the model's files from a folder, except its weights, and rehearse the dialect. Raises
     ConfigError."""
     trusted = policy.trust_remote_code
+    check_trainable_folder(folder)
     check_routing_replay(policy, folder)
     try:
         tokenizer = load_tokenizer(

@@ -1,6 +1,7 @@
 """A hub model before a run: its commit, whether it may be read, and whether it
 fits."""
 
+import json
 from collections.abc import Generator
 from pathlib import Path
 
@@ -78,3 +79,22 @@ async def test_a_branch_is_resolved_and_what_cannot_move_is_left(
     assert await resolved("org/model", "launcher.modules.learner=other") is None
     assert len(hub.requests) == requested
     assert await resolved("org/other") is None
+
+
+PICTURED = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+
+
+async def test_a_model_whose_text_cannot_be_trained_is_refused_by_its_config_alone(
+    hub: ModelHub, tasks: Path, tmp_path: Path
+) -> None:
+    settings = json.dumps({**PICTURED, "text_config": {}, "vision_config": {"depth": 2}}).encode()
+    hub.commits[FIRST] = {**hub.commits[FIRST], "config.json": settings}
+    reported = await probed("model", about(hub, tasks, tmp_path / "hub"))
+    check(reported, Status.FAIL, "KimiK25ForConditionalGeneration (model_type 'kimi_k25')")
+    assert len(reported.detail) < 500
+    assert not [each for each in hub.requests if each.startswith("GET") and "safetensors" in each]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(settings)
+    local = await probed("model", subject(spec(folder, tasks), tmp_path))
+    assert (local.status, local.detail) == (Status.FAIL, reported.detail)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from services.common.multimodal_models import TRAINED_TYPES
 from tests.rollout.dialects.families import FAMILIES, HIDDEN, REFUSALS, Family
 from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 from tests.support.repository import ROOT
@@ -28,8 +29,15 @@ turn too: `tests/rollout/dialects/test_total_reading.py` reads 100,000 random tu
 in `make test`. For 15 families, vLLM's own parsers read the same calls, except deliberate
 traps. Templates and tokenizers come from public packages (`make zoo`).
 
-The last column shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that is,
-whether the template shows two turns of thinking, call and result as they were played. Otherwise
+The column "trained" names the architectures of a family's models that are trained in tests, see
+[below](#trained); "-" means that none is. Policies read text only, whatever else a model could
+read: no column "seen" says yes yet. Models whose files have towers for images or sound are trained
+as text where their `model_type` is one of {trained_types}; of a model's other weights nothing is
+loaded or changed, and an export copies them. `flotilla doctor` and `--check-config` refuse all
+others by their `config.json`, and what is quantized.
+
+The column `tool_cycle` shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that
+is, whether the template shows two turns of thinking, call and result as they were played. Otherwise
 `"tool_cycle"` is refused before anything starts; `"all"`, the default, keeps every thinking.
 
 """
@@ -69,6 +77,9 @@ _COLUMNS = (
     "tokenizer in tests",
     "native calls",
     "`tool_cycle`",
+    "played",
+    "trained",
+    "seen",
 )
 _TRAINED_COLUMNS = ("architecture", "chat template", "tokenizer", "`rollout.dialect`", "workers")
 
@@ -93,7 +104,7 @@ def write_page() -> str:
     ]
     return "".join(
         (
-            _HEAD,
+            _HEAD.replace("{trained_types}", ", ".join(f"`{each}`" for each in TRAINED_TYPES)),
             *_table(_COLUMNS, rows),
             f"\n{total}",
             _TAIL,
@@ -124,6 +135,10 @@ def _describe(family: Family) -> tuple[str, ...]:
         family.tokenizer,
         str(_count_calls(family)),
         "no" if family.drops_thinking else "yes",
+        "yes",
+        ", ".join(each.name for each in ARCHITECTURES if family.name in each.families) or "-",
+        # Nothing shows images to a policy.
+        "no",
     )
 
 
