@@ -25,7 +25,7 @@ def published(kind: str, name: str, text: str, **more: Any) -> dict[str, Any]:
     }
 
 
-TRAINED = {
+TRAINED: dict[str, dict[str, Any]] = {
     "Qwen3-VL-8B": published("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     "Qwen3.5-4B": published("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "Qwen3.5-35B-A3B": published(
@@ -33,15 +33,15 @@ TRAINED = {
     ),
     "Gemma 3": published("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     "Mistral Small 3.2": published("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
+    "GLM-4.5V": published("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
+    "GLM-4.1V": published("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
+    "Gemma 4": published("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"),
 }
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "Ministral 3, FP8": published(
         "mistral3", "Mistral3ForConditionalGeneration", "ministral3", quantization_config=FP8
     ),
     "Kimi K2.5": published("kimi_k25", "KimiK25ForConditionalGeneration", "kimi_k2"),
-    "GLM-4.5V": published("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
-    "GLM-4.1V": published("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
-    "Gemma 4": published("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"),
     "Llama 4": published("llama4", "Llama4ForConditionalGeneration", "llama4_text"),
     "InternVL 3.5": {
         "architectures": ["InternVLChatModel"],
