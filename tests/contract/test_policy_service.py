@@ -10,6 +10,7 @@ import pytest
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from services.common import rpc
 from services.common.host_identity import host_digest
+from tests.learner.guard.test_probes import SlowRanks
 from tests.support.learner import TOKENIZER, FakeWorker, learner, make_config
 
 
@@ -134,6 +135,31 @@ async def test_a_canary_that_differs_is_refused_and_the_policy_sent_again(tmp_pa
         assert again.policy == first.policy
         accepted = await worker.policies.ReportPolicy(report(worker, again, logprob=-1.0005))
         assert accepted.accepted
+        call.cancel()
+        await worker.channel.close()
+
+
+async def test_a_verdict_counts_though_the_worker_no_longer_waits_for_it(tmp_path: Path) -> None:
+    """Engines are judged one after another: with many, or a large model, that takes minutes."""
+    ranks = SlowRanks(tmp_path / "weights")
+    async with learner(tmp_path, make_config(tmp_path), ranks) as running, asyncio.timeout(30):
+        worker = FakeWorker(running.address)
+        stream = aiter(call := worker.policies.Attach(attach_request(worker)))
+        update = (await anext(stream)).update
+        request = report(worker, update, logprob=-1.0)
+        ids, logprobs = np.arange(3, dtype="<i4"), np.full(3, -1.0, dtype="<f4")
+        answer = pb.ProbeResult(token_ids=ids.tobytes(), logprobs=logprobs.tobytes())
+        request.probes.extend([answer] * len(update.probes))
+        reported = worker.policies.ReportPolicy(request)
+        await ranks.begun.wait()
+        reported.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reported
+        await asyncio.sleep(0.2)
+        ranks.go_on.set()
+        worker.policy.CopyFrom(update.policy)
+        while await worker.poll() is None:
+            pass
         call.cancel()
         await worker.channel.close()
 

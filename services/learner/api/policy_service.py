@@ -8,6 +8,7 @@ import numpy as np
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
+from services.common.background_tasks import BackgroundTasks
 from services.common.deadlines import loop_time
 from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
@@ -66,6 +67,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
 
     def __post_init__(self) -> None:
         self.broadcast.on_left = self.dispatcher.book.workers.detach_worker
+        self._judging = BackgroundTasks()
 
     async def Attach(
         self, request: pb.AttachRequest, context: Context
@@ -85,6 +87,12 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self, request: pb.ReportPolicyRequest, context: Context
     ) -> pb.ReportPolicyResponse:
         check_epoch(context, self.dispatcher.run_epoch)
+        # Engines are judged one after another, and a worker whose turn comes later than it waits
+        # reports no second time: its verdict counts all the same.
+        accepted = await self._judging.run_shielded(self._apply_report(request))
+        return pb.ReportPolicyResponse(accepted=accepted)
+
+    async def _apply_report(self, request: pb.ReportPolicyRequest) -> bool:
         policy = decode_policy(request.policy)
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
@@ -111,7 +119,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
                 outcome="canary or probes differ" if applied else outcome,
                 detail=request.detail[:500],
             )
-        return pb.ReportPolicyResponse(accepted=accepted)
+        return accepted
 
     async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
         """Return True if an engine serves the policy that it should."""
