@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from environments.api import ENV_KEYS
 from environments.task_generator import Split
@@ -139,9 +139,9 @@ class Scorer:
     """A model folder of the Hugging Face layout that scores tokens, by transformers alone."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+        multimodal = hasattr(AutoConfig.from_pretrained(folder), "vision_config")
+        kind = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+        self._model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
     @torch.no_grad()
     def logprobs(

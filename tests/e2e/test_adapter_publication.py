@@ -44,6 +44,7 @@ from services.rollout.ports import Engine, EngineDead, PolicyFeed
 from services.rollout.types import Completion, Publication, Sampling
 from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
 from tests.support.adapted_learner import RANK, AdaptedLearner, damaged, logprobs_across
+from tests.support.multimodal_models import make_multimodal
 from tests.support.tiny_model import load_model, make_kind, perturbed, reference_logprobs
 
 pytestmark = [
@@ -251,6 +252,17 @@ async def test_ten_updates_of_each_architecture_are_served_as_the_rank_computes_
     async with serving(tmp_path / "model", workers) as engine:
         await check_updates(engine, learner, 10)
         await check_switch_in_a_turn(engine, learner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_vl"])
+async def test_those_of_a_multimodal_models_text_part_are_served_as_the_rank_computes_them(
+    kind: str, tmp_path: Path
+) -> None:
+    make_multimodal(tmp_path / "model", kind)
+    learner = AdaptedLearner(tmp_path / "model", tmp_path / "shm")
+    async with serving(tmp_path / "model") as engine:
+        await check_updates(engine, learner, 1)
 
 
 @pytest.mark.slow

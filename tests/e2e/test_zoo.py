@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from environments.api import ENV_KEYS
 from environments.tasks import make_tasks
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Author, Sequence
+from services.common.multimodal_models import other_parts
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
-from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
+from tests.support.architectures import ARCHITECTURES, MULTIMODAL, PARALLEL, TOLERANCE, Architecture
 
 pytestmark = [
     pytest.mark.engine,
@@ -141,6 +144,16 @@ def largest_distance(trained: Trained, scorer: Scorer, version: int) -> float:
     return float(np.abs(found).max())
 
 
+def check_other_parts(trained: Trained) -> None:
+    """Check that an export has the weights that training leaves as they are, bit for bit."""
+    before, after = (
+        load_file(folder / "model.safetensors")
+        for folder in (trained.model, trained.run.folder / "model")
+    )
+    kept = other_parts(before)
+    assert kept and all(torch.equal(before[name], after[name]) for name in kept)
+
+
 def check_run(trained: Trained) -> None:
     assert trained.run.exit_code == 0, trained.run.output
     check_attempts(trained)
@@ -152,7 +165,10 @@ def check_run(trained: Trained) -> None:
 def test_it_is_trained_for_two_steps_on_what_its_engine_samples(
     architecture: Architecture, tmp_path: Path
 ) -> None:
-    check_run(train_model(architecture, tmp_path))
+    trained = train_model(architecture, tmp_path)
+    check_run(trained)
+    if architecture in MULTIMODAL:
+        check_other_parts(trained)
 
 
 @pytest.mark.parametrize("architecture", PARALLEL, ids=lambda each: each.name)

@@ -1,14 +1,17 @@
 """Architectures that whole runs are tried with: tiny and random, each with a real tokenizer and a
 published chat template."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma3TextConfig,
     Glm4Config,
     GraniteConfig,
@@ -25,6 +28,7 @@ from transformers import (
 
 from tests.rollout.dialects.families import FAMILIES, REAL, SMALL_ONE, Family
 from tests.support.model_zoo import SMALL, make_tokenizer, read_template
+from tests.support.multimodal_models import make_config
 
 # The largest difference between engine and trainer of a sampled token's logprob, in float32.
 TOLERANCE = 1e-4
@@ -74,6 +78,10 @@ class Architecture:
         model = self._make_model(len(tokenizer), ends)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if tokenizer.unk_token is None:
+            # Published ones say so: transformers' class of a model type may have one by default.
+            path = folder / "tokenizer_config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": None}))
 
     def make_tokenizer(self) -> PreTrainedTokenizerFast:
         tokenizer = make_tokenizer(
@@ -87,7 +95,13 @@ class Architecture:
     def _make_model(self, tokens: int, ends: Sequence[int]) -> PreTrainedModel:
         vocabulary = -(-tokens // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         sizes = {"vocab_size": vocabulary, "eos_token_id": list(ends), **_SIZES, **self.sizes}
-        model = AutoModelForCausalLM.from_config(self.make_config(**sizes), dtype=torch.float32)
+        config = self.make_config(**sizes)
+        kind = (
+            AutoModelForImageTextToText
+            if hasattr(config, "vision_config")
+            else AutoModelForCausalLM
+        )
+        model = kind.from_config(config, dtype=torch.float32)
         _vary_norms(model)
         with torch.no_grad():
             model.get_output_embeddings().weight[list(ends)] *= self.end_gain
@@ -132,6 +146,8 @@ def _of_family(
     )
 
 
+# Published multimodal models, trained on text.
+MULTIMODAL = (_of_family("Qwen3-VL", partial(make_config, "qwen3_vl"), "Qwen3-VL", head_dim=32),)
 ARCHITECTURES = (
     _of_family(
         "Llama",
@@ -202,6 +218,7 @@ ARCHITECTURES = (
         residual_multiplier=0.22,
         attention_multiplier=0.015625,
     ),
+    *MULTIMODAL,
 )
 # Tried with two tensor-parallel workers, too: one whose projections are fused, and one of experts.
 PARALLEL = tuple(each for each in ARCHITECTURES if each.name in ("Phi-3", "Qwen3-MoE"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.tiny_model import VOCAB
@@ -162,22 +162,30 @@ KINDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 }
 
 
+def make_config(kind: str, *, tie_word_embeddings: bool = False, **sizes: Any) -> PreTrainedConfig:
+    """Return the configuration of a whole model; `sizes` are of its text part."""
+    text, vision = KINDS[kind]
+    make: Any = CONFIG_MAPPING[kind]
+    tied = {"tie_word_embeddings": tie_word_embeddings}
+    inner = {**_TEXT, **sizes, **tied, **text}
+    last = inner["vocab_size"]
+    return make(
+        text_config=inner,
+        vision_config=dict(vision),
+        **tied,
+        image_token_id=last - 4,
+        video_token_id=last - 5,
+        vision_start_token_id=last - 6,
+        vision_end_token_id=last - 7,
+    )
+
+
 def make_multimodal(folder: Path, kind: str, *, tied: bool = False) -> PreTrainedModel:
     """Write the whole model and a tokenizer to `folder`; float32. Return it for evaluation."""
     tokenizer = train_tokenizer(["find book hotel Rome system user assistant Tools"] * 3, 290)
     save_tokenizer(tokenizer, folder)
     end = int(str(tokenizer.convert_tokens_to_ids("<|im_end|>")))
-    text, vision = KINDS[kind]
-    made: Any = CONFIG_MAPPING[kind]
-    config = made(
-        text_config={**_TEXT, "eos_token_id": end, "tie_word_embeddings": tied, **text},
-        vision_config=dict(vision),
-        tie_word_embeddings=tied,
-        image_token_id=VOCAB - 4,
-        video_token_id=VOCAB - 5,
-        vision_start_token_id=VOCAB - 6,
-        vision_end_token_id=VOCAB - 7,
-    )
+    config = make_config(kind, tie_word_embeddings=tied, eos_token_id=end)
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(folder)

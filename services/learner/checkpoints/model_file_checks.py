@@ -76,7 +76,7 @@ def _check_same_model(folder: Path, run_dir: Path) -> None:
     saved = sorted(run_dir.glob(f"checkpoints/step-*/{_CONFIG}"))
     if not saved:
         return
-    given, began = _read_json_object(folder / _CONFIG), _read_json_object(saved[-1])
+    given, began = (_read_shape(path) for path in (folder / _CONFIG, saved[-1]))
     for name in _SHAPE:
         if name in given and name in began and given[name] != began[name]:
             raise ConfigError(
@@ -84,6 +84,12 @@ def _check_same_model(folder: Path, run_dir: Path) -> None:
                 f" {given[name]!r}, in {saved[-1].parent} it is {began[name]!r}; restore it, or"
                 " start a new run"
             )
+
+
+def _read_shape(path: Path) -> Mapping[str, Any]:
+    """Return a model's configuration, with that of its text part beside it if it has one."""
+    settings = _read_json_object(path)
+    return {**(settings.get("text_config") or {}), **settings}
 
 
 def _read_json_object(path: Path) -> Mapping[str, Any]:

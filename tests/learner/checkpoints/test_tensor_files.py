@@ -201,6 +201,29 @@ def test_b58_another_model_than_that_of_the_runs_checkpoints_is_refused(
         check_model_files(policy(other), run_dir)
 
 
+def test_another_text_part_than_that_of_the_runs_checkpoints_is_refused(tmp_path: Path) -> None:
+    whole = {"model_type": "qwen3_vl", "vision_config": {"depth": 2}}
+    saved = tmp_path / "run/checkpoints/step-000001"
+    folder = tmp_path / "model"
+    for place, width in ((saved, 8), (folder, 16)):
+        place.mkdir(parents=True)
+        settings = {**whole, "text_config": {"hidden_size": width}}
+        (place / "config.json").write_text(json.dumps(settings))
+    save_file({"w": np.zeros(2, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="its hidden_size is 16"):
+        check_model_files(policy(folder), tmp_path / "run")
+
+
+def test_a_model_that_cannot_be_trained_on_text_is_refused_before_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    settings = {"model_type": "llava", "vision_config": {"depth": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    save_file({"w": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="'llava'"):
+        check_model_files(policy(tmp_path), tmp_path / "run")
+
+
 async def test_b58_a_journal_of_a_newer_schema_is_refused_and_left_as_it_is(
     tmp_path: Path,
 ) -> None:
