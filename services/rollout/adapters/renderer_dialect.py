@@ -82,8 +82,6 @@ _READERS: Mapping[str, MakeReader] = {
     "minimax-m2": partial(WrittenCallReader, INVOKES),
     "deepseek-v4": partial(WrittenCallReader, DSML),
 }
-# The key of a call's arguments, if it is not `arguments`.
-_KEYS = {"llama-3": ("parameters",)}
 _CALLS_ARE_TEXT = frozenset({"llama-3"})
 _FACTS = PromptFacts("QUESTION", "", {})
 _ANSWER = "ANSWER"
@@ -247,8 +245,8 @@ class RendererDialect:
             return Turn((), False, "", len(ids))
         if parsed.reasoning_content is not None:
             thinking = self.thinking.count_tokens(ids, parsed.reasoning_content)
-        required, known = required_arguments(tools), _KEYS.get(self._name, ())
-        read = [_make_item(call, required, known) for call in parsed.tool_calls]
+        required = required_arguments(tools)
+        read = [_make_item(call, required, self._proof.keys) for call in parsed.tool_calls]
         text = self._marker.mark(ids[thinking:])
         items = self._proof.check(text, parsed.content, read)
         if self._name in _CALLS_ARE_TEXT and not items:

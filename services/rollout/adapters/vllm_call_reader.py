@@ -94,13 +94,27 @@ class VllmCallReader:
             return ParseError("tool call has arguments that are not valid JSON")
         if not self._proof.in_json and isinstance(arguments, dict):
             arguments = _restore_texts(arguments, name, tools)
-        if arguments == {} and (wrong := _check_unread_keys(text, name, required)):
+        if arguments == {} and (wrong := self._check_unread_keys(text, name, required)):
             return wrong
         made = make_call({"name": name, "arguments": arguments}, required)
         # If the policy wrote no id, the parser has invented one.
         if isinstance(made, ToolCall) and call.id and call.id in text:
             return ToolCall(made.name, made.arguments_json, call.id)
         return made
+
+    def _check_unread_keys(self, text: str, name: str, required: Required) -> ParseError | None:
+        """Search for the JSON object of a call that was read as one without arguments."""
+        decoder = json.JSONDecoder()
+        begin = text.find("{")
+        while begin >= 0:
+            try:
+                value, _ = decoder.raw_decode(text, begin)
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict) and value.get("name") == name:
+                return check_call_keys(json.dumps(value), name, required, self._proof.keys)
+            begin = text.find("{", begin + 1)
+        return check_call_keys("", name, required)
 
     def _is_closed(self, text: str) -> bool:
         """Return False if the last call of a text lacks its end mark or its last text."""
@@ -185,21 +199,6 @@ def _find_closing(tokenizer: TransformersTokenizer, end: str) -> str:
     token = next((mark for mark in tokenizer.added_tokens if last.endswith(mark)), "")
     tag = _TAG.search(last)
     return token or (tag[0] if tag else "")
-
-
-def _check_unread_keys(text: str, name: str, required: Required) -> ParseError | None:
-    """Search for the JSON object of a call that was read as one without arguments."""
-    decoder = json.JSONDecoder()
-    begin = text.find("{")
-    while begin >= 0:
-        try:
-            value, _ = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict) and value.get("name") == name:
-            return check_call_keys(json.dumps(value), name, required)
-        begin = text.find("{", begin + 1)
-    return check_call_keys("", name, required)
 
 
 def _restore_texts(

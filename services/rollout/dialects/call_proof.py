@@ -43,7 +43,12 @@ class CallProof:
         # What opens a call: its control tokens before the name, or its first word.
         found = [mark for mark in marks if mark in before and mark not in plain]
         self.openings = found or ([] if plain else before.split()[:1])
-        self.in_json = any(value == SAMPLE_ARGUMENTS for value in _find_objects(sample))
+        objects = list(_find_objects(sample))
+        self.in_json = SAMPLE_ARGUMENTS in objects
+        # The key of the arguments in the JSON of a call.
+        self.keys = [
+            key for each in objects for key, value in each.items() if value == SAMPLE_ARGUMENTS
+        ]
 
     def check(self, text: str, answer: str, items: Sequence[Item]) -> tuple[Item, ...]:
         """Return the items of a marked text, with errors in place of calls that it does not hold,

@@ -67,16 +67,19 @@ def check_call_keys(
 ) -> ParseError | None:
     """Return the fault of a call that was read as one without arguments.
 
-    `raw` is the call as written: arguments under a key outside `known`, which no reader looks at,
-    must not become a call without any."""
+    `raw` is the call as written, in a form whose arguments stand under a key of `known`: arguments
+    under another key, which no reader looks at, must not become a call without any."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
         value = None
-    if isinstance(value, dict) and any(isinstance(value.get(key), dict) for key in known):
-        return None
     if isinstance(value, dict):
-        made = make_call({"name": name, **value}, required)
+        renamed = [(ARGUMENTS[0] if key in known else key, each) for key, each in value.items()]
+        if len(dict(renamed)) < len(renamed):
+            return ParseError(f"tool call has its arguments twice, under {_quoted(value)}")
+        made = make_call({"name": name, **dict(renamed)}, required)
+        if isinstance(made, ToolCall) and made.arguments_json != "{}":
+            return ParseError("tool call is not in the form of this model's calls")
         return made if isinstance(made, ParseError) else None
     demanded = required.get(name, ToolArguments()).required
     if not demanded:

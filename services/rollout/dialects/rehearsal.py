@@ -41,16 +41,24 @@ LOOK = Tool(
             "exact": {"type": "boolean"},
             "tags": {"type": "array", "items": {"type": "string"}},
             "filter": {"type": "object"},
+            **{key: {"type": "string"} for key in ("code", "zone", "page", "size")},
         },
         "required": ["text"],
     },
 )
-TOOLS = (LOOK,)
+LIST = Tool("list_rooms", "Lists rooms.", {"type": "object", "properties": {}})
+TOOLS = (LOOK, LIST)
 FACTS = PromptFacts('What does "the page" say?', "2026-01-31", {"LOGGED_IN_NAME": "Ann"})
-CALLS: Sequence[Mapping[str, Any]] = (
+_LOOKS: Sequence[Mapping[str, Any]] = (
     {"text": "plain"},
     {"text": 'a "quoted" line\nand a second, with \\ and \t', "count": 3, "exact": True},
     {"text": "\u00e9\u4e2d\U0001f600 & <b>", "tags": ["a", "3"], "filter": {"size": {"min": -1.5}}},
+    # Texts that look like other values.
+    {"text": "007", "code": "12345", "zone": "null", "page": "true", "size": "[1]"},
+)
+CALLS: Sequence[ToolCall] = (
+    *(ToolCall(LOOK.name, json.dumps(arguments)) for arguments in _LOOKS),
+    ToolCall(LIST.name, "{}"),
 )
 # Tools' answers, with data that looks like structure.
 ANSWERS = (
@@ -121,8 +129,8 @@ def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer, retention: Retentio
 
 
 def _rehearse_turns(dialect: Dialect, tokenizer: Tokenizer) -> None:
-    for arguments in CALLS:
-        _rehearse_call(dialect, tokenizer, arguments)
+    for call in CALLS:
+        _rehearse_call(dialect, tokenizer, call)
     for count in range(1, len(ANSWERS) + 1):
         _rehearse_replies(dialect, tokenizer, count)
 
@@ -152,9 +160,8 @@ def _advise_shown(tokenizer: Tokenizer) -> str:
     return f"set {' or '.join(shows)}, or {change}" if shows else change
 
 
-def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> None:
-    call = ToolCall(LOOK.name, json.dumps(arguments))
-    stage = _Stage(dialect, tokenizer, _answer_calls([call]))
+def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, call: ToolCall) -> None:
+    stage = _Stage(dialect, tokenizer, answer_calls([call]))
     turns = [
         dialect.parse_turn(before, completion, TOOLS) for before, completion in stage.variants()
     ]
@@ -169,8 +176,7 @@ def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[st
 
 
 def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> None:
-    calls = [ToolCall(LOOK.name, json.dumps(CALLS[0])) for _ in range(count)]
-    turn = _answer_calls(calls)
+    turn = answer_calls([CALLS[0]] * count)
     try:
         stage = _Stage(dialect, tokenizer, turn)
     except TemplateError:
@@ -190,7 +196,7 @@ def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> Non
 
 def _rehearse_thinking(dialect: Dialect, tokenizer: Tokenizer) -> None:
     """Play two turns that think: the template must keep both in later renderings."""
-    turn = _answer_calls([ToolCall(LOOK.name, json.dumps(CALLS[0]))], THOUGHT)
+    turn = answer_calls([CALLS[0]], THOUGHT)
     for earlier in ([], [turn]):
         try:
             _rehearse_thought(_Stage(dialect, tokenizer, turn, earlier), dialect, tokenizer, turn)
@@ -215,7 +221,8 @@ def _rehearse_thought(
         )
 
 
-def _answer_calls(calls: Sequence[ToolCall], thought: str = "") -> PlayedTurn:
+def answer_calls(calls: Sequence[ToolCall], thought: str = "") -> PlayedTurn:
+    """Return a turn of these calls, each with a different answer."""
     replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
     return PlayedTurn(calls, replies, thought)
 
