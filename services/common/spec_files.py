@@ -9,6 +9,7 @@ _KEYS = (
     ("env_gateway", "verifiers", "digests"),
     ("env_gateway", "environments", "*", "verifier"),
     ("env_gateway", "servers", "*", "template"),
+    ("rollout", "dialect", "chat_template"),
 )
 
 
@@ -17,18 +18,18 @@ def resolve_spec_files(spec: dict[str, Any], folder: Path) -> None:
 
     Names of other files are left alone and count from the working directory, so a second call
     changes nothing."""
-    for table, key in named_files(spec):
+    for table, key, _ in named_files(spec):
         there = folder / table[key]
-        if there.exists():
+        if table[key] and there.exists():
             table[key] = str(_from_here(there))
 
 
-def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each of these keys that holds a text, with its table."""
+def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield the table, the key and its dotted name for each of these keys that holds a text."""
     for *path, key in _KEYS:
         for table in _tables(spec, path):
             if isinstance(table.get(key), str):
-                yield table, key
+                yield table, key, ".".join((*path, key))
 
 
 def _tables(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:

@@ -244,9 +244,9 @@ def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
         return f"the dialect of {shared.policy.model} is rehearsed once it has been downloaded"
     if find_spec("transformers") is None or find_spec("renderers") is None:
         return "the dialect is rehearsed where the rollout's packages are installed"
-    from services.rollout.adapters.model_files import read_model_files
+    from services.rollout.adapters.dialect_search import check_model_folder
 
-    read_model_files(shared, config)
+    check_model_folder(Path(shared.policy.model), shared.policy, config.dialect)
     return ""
 
 

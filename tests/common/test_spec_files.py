@@ -62,3 +62,21 @@ def test_an_override_counts_from_the_working_directory_as_in_any_shell(
     given = "--env_gateway.verifiers.digests=other.sha256"
     assert named(path, given)[0] == "other.sha256"
     assert not os.path.exists("other.sha256")
+
+
+def test_a_chat_template_is_named_from_the_working_directory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/own.jinja").touch()
+    (tmp_path / "mine/run.toml").write_text(
+        '[rollout.dialect]\nchat_template = "own.jinja"\n[rollout.engine]\nkind = "vllm"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    found = load_spec(Path("mine/run.toml"))["rollout"]["dialect"]
+    assert found == {"chat_template": "mine/own.jinja"}
+    # The default names no file, and not the folder of the spec.
+    given = ["--rollout.dialect.chat_template="]
+    stored = tmp_path / "mine/run.json"
+    stored.write_text('{"rollout": {"dialect": {"chat_template": ""}}}')
+    assert load_spec(stored, given)["rollout"]["dialect"] == {"chat_template": ""}

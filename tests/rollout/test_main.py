@@ -12,6 +12,7 @@ from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
 from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
+from services.rollout.types import PromptFacts, Tool
 from tests.rollout.dialects.templates import (
     GEMMA,
     MISTRAL,
@@ -76,11 +77,8 @@ def test_a_model_whose_template_breaks_is_refused_before_anything_is_started(
     tokenizer_with(template).fast.save_pretrained(tmp_path)
     Qwen3Config(vocab_size=VOCABULARY, eos_token_id=5).save_pretrained(tmp_path)
     policy = PolicyConfig(model=str(tmp_path), max_model_len=64)
-    config = RolloutConfig(
-        max_input_length=8, max_generate_length=8, dialect=DialectConfig(name="template")
-    )
     with pytest.raises(ConfigError) as refused:
-        check_dialect(SharedConfig(name="x", policy=policy), config)
+        read_model_folder(tmp_path, policy, DialectConfig(name="template"))
     assert words in str(refused.value)
 
 
@@ -116,3 +114,34 @@ def test_a_turn_ends_by_the_end_of_text_of_the_tokenizer_too(tmp_path: Path) -> 
     assert files.dialect.stop_ids == (*files.tokenizer.encode("<|im_end|>"), end)
     message = [*files.tokenizer.encode("find"), end]
     assert files.dialect.parse_turn(np.zeros(0, np.int32), message, ()).done
+
+
+def test_a_chat_template_of_the_run_replaces_that_of_the_model(tmp_path: Path) -> None:
+    """Prompts, rehearsal and calls go by it."""
+    tokenizer_with(chatml("")).fast.save_pretrained(tmp_path / "model")
+    policy = PolicyConfig(model=str(tmp_path / "model"), max_model_len=64)
+    with pytest.raises(ConfigError, match="no call is read"):
+        read_model_folder(tmp_path / "model", policy, DialectConfig())
+    own = tmp_path / "own.jinja"
+    own.write_text(calls_in(NATIVE_CALLS).replace("system\n", "own\n"))
+    files = read_model_folder(
+        tmp_path / "model", policy, DialectConfig(name="template", chat_template=str(own))
+    )
+    shown = files.dialect.prompt_ids(PromptFacts("Go.", "", {}), [Tool("look", "Looks.", {})])
+    assert "<|im_start|>own\n" in files.tokenizer.decode(shown)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "cannot be read: .*No such file"), (b"\xff", "cannot be read"), (b" \n", "is empty")],
+)
+def test_a_chat_template_that_is_no_text_is_refused_by_its_key(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    tokenizer_with(calls_in(NATIVE_CALLS)).fast.save_pretrained(tmp_path / "model")
+    own = tmp_path / "own.jinja"
+    if content is not None:
+        own.write_bytes(content)
+    policy = PolicyConfig(model=str(tmp_path / "model"), max_model_len=64)
+    with pytest.raises(ConfigError, match=rf"^rollout\.dialect\.chat_template: .*{problem}"):
+        read_model_folder(tmp_path / "model", policy, DialectConfig(chat_template=str(own)))

@@ -8,7 +8,7 @@ from tests.support.process_forge import fork_children
 
 _NAMES = (
     *("services.env_gateway.__main__", "services.learner.__main__", "services.rollout.__main__"),
-    *("services.rollout.adapters.dialect_choice", "services.rollout.adapters.model_files"),
+    *("services.rollout.adapters.dialect_choice", "services.rollout.adapters.dialect_search"),
     *("services.rollout.adapters.chat_template_child", "services.rollout.api.codec"),
     "services.launcher.doctor.adapters.tokenizer_probe",
     *("services.launcher.doctor.echo_server", "transformers.models.auto.tokenization_auto"),

@@ -103,6 +103,7 @@ def _prompt_inputs(context: RunContext) -> object:
         (policy.model, policy.revision, policy.trust_remote_code),
         [rollout.get(key) for key in keys],
         [_file_digest(Path(policy.model) / name) for name in files],
+        _file_digest(Path(rollout.get("dialect", {}).get("chat_template", ""))),
     )
 
 

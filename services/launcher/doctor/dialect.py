@@ -24,12 +24,12 @@ if question["text_only"]:
     hide_torch()
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
-from services.rollout.adapters.model_files import read_model_folder
+from services.rollout.adapters.dialect_search import check_model_folder
 from services.rollout.config.rollout import DialectConfig
 
 policy, dialect = PolicyConfig(**question["policy"]), DialectConfig(**question["dialect"])
 try:
-    read_model_folder(Path(question["folder"]), policy, dialect)
+    check_model_folder(Path(question["folder"]), policy, dialect)
 except ConfigError as error:
     print(json.dumps(str(error)))
 else:
@@ -50,7 +50,7 @@ async def probe_dialect(context: RunContext) -> list[Finding]:
     except NoPolicyError as error:
         # The probe `model` or `tokenizer` reports it.
         raise NotApplicableError(str(error)) from error
-    # vLLM's parsers come with vLLM.
+    # vLLM's parsers come with vLLM; without it, those that might play the model are not tried.
     needed = ("vllm",) if dialect["parser"] else ()
     python = context.find_interpreter("tokenizers", "transformers", "renderers", *needed)
     question = {

@@ -46,7 +46,7 @@ PROBES = (
     _lazy_probe("memory", "memory", 60.0),
     _lazy_probe("disk", "disk", 60.0),
     _lazy_probe("tokenizer", "tokenizer", 60.0, local=False),
-    _lazy_probe("dialect", "dialect", 120.0, local=False),
+    _lazy_probe("dialect", "dialect", 300.0, local=False),
     _lazy_probe("dataset", "adapters.dataset_probe", 30.0),
     _lazy_probe("echo", "node_echo", 30.0, local=False),
     _lazy_probe("ring", "ring", 90.0, local=False),

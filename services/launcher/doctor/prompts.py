@@ -44,6 +44,7 @@ tokenizer = load_tokenizer(
     Path(question["folder"]),
     trust_remote_code=question["trust_remote_code"],
     template_options=config.options,
+    chat_template=config.chat_template,
 )
 counted = {}
 for env_key, ready in question["ready"].items():

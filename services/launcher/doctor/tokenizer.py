@@ -8,6 +8,7 @@ from services.launcher.doctor.findings import Finding, Status, UnprobedError, fa
 from services.launcher.doctor.policy_files import fetch_policy_folder
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.state import ROLLOUT
 
 
 async def probe_tokenizer(context: RunContext) -> list[Finding]:
@@ -30,7 +31,11 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
     except UnprobedError as error:
         return [*findings, error.finding]
     module = "services.launcher.doctor.adapters.tokenizer_probe"
-    question = {"folder": str(folder), "chat_template": digests.chat_template.hex()}
+    question = {
+        "folder": str(folder),
+        "chat_template": digests.chat_template.hex(),
+        "replaced": bool(context.get_section(ROLLOUT)["dialect"]["chat_template"]),
+    }
     loaded = await run_probe_module(python, module, question, context.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*findings, *(bad or loaded)]

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from renderers.base import MODEL_RENDERER_MAP
 
 from services.common.errors import ConfigError
+from services.common.log import get_logger
 from services.rollout.adapters.renderer_choice import renderer_names
 from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
@@ -13,9 +14,13 @@ from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_readers import READERS, CallReader
 from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.own_prompt import find_other_prompt
+from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
+
+log = get_logger(__name__)
 
 AUTO, TEMPLATE, FULL = "auto", "template", "full"
 
@@ -26,15 +31,23 @@ def choose_dialect(
     config: DialectConfig,
     extra_stop_ids: Sequence[int] = (),
 ) -> Dialect:
-    """Return the dialect for `model`. Raises ConfigError and TemplateError."""
+    """Return the dialect for `model`. Raises ConfigError, and TemplateError if the template cannot
+    be played or a renderer writes another prompt than the template."""
     name = config.name
     if name == AUTO:
         # Naming a parser implies the model's own template.
-        name = (None if config.parser else MODEL_RENDERER_MAP.get(model)) or TEMPLATE
+        family = None if config.parser else MODEL_RENDERER_MAP.get(model)
+        if family is not None and not config.own_prompt:
+            return _choose_of_model(family, tokenizer, config, extra_stop_ids)
+        name = family or TEMPLATE
     if name != TEMPLATE and (config.parser or config.reasoning):
         raise ConfigError(
             f"rollout.dialect: parser and reasoning are read with name = {TEMPLATE!r} alone, and"
             f" name is {name!r}"
+        )
+    if name in (TEMPLATE, FULL) and config.own_prompt:
+        raise ConfigError(
+            f"rollout.dialect.own_prompt: a renderer has one, and name is {name!r}; leave it out"
         )
     if name == FULL:
         return FullDialect(tokenizer, extra_stop_ids)
@@ -43,9 +56,47 @@ def choose_dialect(
     if name not in renderer_names():
         known = ", ".join([AUTO, TEMPLATE, FULL, *renderer_names()])
         raise ConfigError(f"rollout.dialect.name: there is no {name!r}; known: {known}")
-    return RendererDialect(
-        tokenizer, name, config.options, extra_stop_ids, config.finish, config.retention
+    dialect = _make_renderer_dialect(name, tokenizer, config, extra_stop_ids)
+    if not config.own_prompt and (difference := find_other_prompt(dialect, tokenizer)):
+        raise TemplateError(
+            f"rollout.dialect.name: {name!r} writes another prompt than the model's chat template:"
+            f" {difference}; name the model's own family, or set rollout.dialect.own_prompt = true"
+        )
+    return dialect
+
+
+def _choose_of_model(
+    family: str,
+    tokenizer: TransformersTokenizer,
+    config: DialectConfig,
+    extra_stop_ids: Sequence[int],
+) -> Dialect:
+    """Return the model's renderer, or its own template where the renderer writes another prompt
+    and the template can be played."""
+    dialect = _make_renderer_dialect(family, tokenizer, config, extra_stop_ids)
+    difference = find_other_prompt(dialect, tokenizer)
+    if not difference:
+        return dialect
+    try:
+        own = _make_template_dialect(tokenizer, config, extra_stop_ids)
+        rehearse_dialect(own, tokenizer, config.retention)
+        chosen, why = TEMPLATE, "it can be played"
+    except TemplateError as error:
+        own, chosen, why = dialect, family, f"the template cannot be played: {error}"
+    log.warning(
+        "the model's renderer writes another prompt than its chat template",
+        renderer=family,
+        difference=difference,
+        chosen=chosen,
+        why=why,
     )
+    return own
+
+
+def _make_renderer_dialect(
+    name: str, tokenizer: TransformersTokenizer, config: DialectConfig, extra: Sequence[int]
+) -> RendererDialect:
+    return RendererDialect(tokenizer, name, config.options, extra, config.finish, config.retention)
 
 
 def _make_template_dialect(

@@ -19,6 +19,10 @@ from services.rollout.ports import Dialect, TemplateError
 log = get_logger(__name__)
 
 
+class UnplayedError(ConfigError):
+    """The configured dialect does not play the model; another one may."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """The model's folder, and the parts of it that are read besides the weights."""
@@ -37,20 +41,39 @@ def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
 
 def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig) -> ModelFiles:
     """Read the model's files from a folder, except its weights, and rehearse the dialect. Raises
-    ConfigError."""
-    trusted = policy.trust_remote_code
+    UnplayedError, ConfigError."""
     check_trainable_folder(folder)
     check_routing_replay(policy, folder)
+    tokenizer = load_model_tokenizer(folder, policy, config)
+    extra = find_stop_candidates(folder, tokenizer)
     try:
-        tokenizer = load_tokenizer(
-            folder, trust_remote_code=trusted, template_options=config.options
-        )
-        extra = [*read_eos_ids(folder), *tokenizer.eos_ids]
         dialect = choose_dialect(policy.model, tokenizer, config, extra)
-        check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
         rehearse_dialect(dialect, tokenizer, config.retention)
-        if untold := find_untold(dialect, tokenizer):
-            log.warning("the prompt leaves out what tools do", left_out=", ".join(untold))
-    except (OSError, TemplateError) as error:
-        raise ConfigError(f"policy.model: {error}") from error
+    except TemplateError as error:
+        raise UnplayedError(f"policy.model: {error}") from error
+    except ConfigError as error:
+        raise UnplayedError(str(error)) from error
+    check_stop_ids(dialect.stop_ids, folder, trust_remote_code=policy.trust_remote_code)
+    if untold := find_untold(dialect, tokenizer):
+        log.warning("the prompt leaves out what tools do", left_out=", ".join(untold))
     return ModelFiles(folder, tokenizer, dialect)
+
+
+def load_model_tokenizer(
+    folder: Path, policy: PolicyConfig, config: DialectConfig
+) -> TransformersTokenizer:
+    """Load the tokenizer of a model, with the chat template of the run. Raises ConfigError."""
+    try:
+        return load_tokenizer(
+            folder,
+            trust_remote_code=policy.trust_remote_code,
+            template_options=config.options,
+            chat_template=config.chat_template,
+        )
+    except OSError as error:
+        raise ConfigError(f"policy.model: {error}") from error
+
+
+def find_stop_candidates(folder: Path, tokenizer: TransformersTokenizer) -> list[int]:
+    """Return the ids at which model and tokenizer end a text. Raises ConfigError."""
+    return [*read_eos_ids(folder), *tokenizer.eos_ids]

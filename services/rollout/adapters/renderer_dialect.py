@@ -27,7 +27,7 @@ from services.rollout.dialects.call_values import (
 from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.marked_text import TagMarker
-from services.rollout.dialects.template import strip_stop
+from services.rollout.dialects.template import render_conversation, strip_stop
 from services.rollout.dialects.template_turns import THINKING_FIELD
 from services.rollout.dialects.text_calls import PYTHON_TAG, find_unread_call
 from services.rollout.dialects.thinking import ANSWER, THOUGHT, ThinkingForm, ThinkingMarks
@@ -137,16 +137,26 @@ class RendererDialect:
         return self._tokenizer.decode(whole[shared:]).split(_ANSWER)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
-        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
-        return self._render([user], tools, generate=True)
+        return self.render_turns(facts, tools, ())
 
     def render_turns(
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
-        if self._name.startswith("kimi"):
-            turns = [replace(turn, calls=_name_ids(turn.calls)) for turn in turns]
-        messages = make_conversation(facts, turns, self._inert)
-        return self._render(messages, tools, generate=bool(turns[-1].replies))
+        messages = make_conversation(facts, self._name_calls(turns), self._inert)
+        return self._render(messages, tools, generate=not turns or bool(turns[-1].replies))
+
+    def render_by_template(
+        self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
+    ) -> list[int]:
+        """Return the same conversation as the model's own chat template renders it."""
+        named = self._name_calls(turns)
+        text = render_conversation(self._tokenizer, facts, tools, named, self._inert)
+        return self._tokenizer.encode(text)
+
+    def _name_calls(self, turns: Sequence[PlayedTurn]) -> Sequence[PlayedTurn]:
+        if not self._name.startswith("kimi"):
+            return turns
+        return [replace(turn, calls=_name_ids(turn.calls)) for turn in turns]
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool

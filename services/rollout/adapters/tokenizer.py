@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.common.errors import ConfigError
 from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
@@ -29,7 +30,7 @@ class TransformersTokenizer:
         # Bypasses transformers' processing of text: it does not clean up spaces in sampled text,
         # and a turn costs a third less.
         self._backend = tokenizer.backend_tokenizer
-        self._options = dict(template_options or {})
+        self.template_options = dict(template_options or {})
         added = tokenizer.added_tokens_decoder.values()
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
         # Also tokens that are not control tokens, such as `<tool_call>` in some vocabularies.
@@ -99,7 +100,7 @@ class TransformersTokenizer:
             "chat_template": self._tokenizer.get_chat_template(tools=tools),
             "add_generation_prompt": generate,
             **self._tokenizer.special_tokens_map,
-            **self._options,
+            **self.template_options,
         }
         try:
             return TEMPLATES.render_template(tools=tools, **arguments)
@@ -137,8 +138,10 @@ def load_tokenizer(
     *,
     trust_remote_code: bool = False,
     template_options: Mapping[str, Any] | None = None,
+    chat_template: str = "",
 ) -> TransformersTokenizer:
-    """Load the tokenizer of a model folder. Raises OSError if there is no usable one."""
+    """Load the tokenizer of a model folder, with its own chat template or with that of a file.
+    Raises OSError if there is no usable one, and ConfigError if there is no such file."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, use_fast=True
@@ -147,10 +150,23 @@ def load_tokenizer(
     except Exception as error:
         problem = f"the tokenizer of {folder} cannot be loaded: {' '.join(str(error).split())}"
         raise OSError(_without_files(folder) or problem) from error
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and chat_template:
+        tokenizer.chat_template = _read_template(chat_template)
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not tokenizer.chat_template:
         problem = f"{folder} has no fast tokenizer with a chat template"
         raise OSError(_without_files(folder) or problem)
     return TransformersTokenizer(tokenizer, template_options)
+
+
+def _read_template(path: str) -> str:
+    key = "rollout.dialect.chat_template"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"{key}: {path} is empty")
+    return text
 
 
 def _without_files(folder: Path) -> str:

@@ -33,6 +33,11 @@ class DialectConfig(ConfigModel):
     # its own template shows, "tool_cycle". Shown text is never removed: a template that drops some
     # of it before the next turn is refused.
     retention: Retention = "all"
+    # With a renderer: accept that it writes another prompt than the model's own chat template.
+    own_prompt: bool = False
+    # A Jinja file in place of the model's own chat template, from the spec's folder or the working
+    # directory; absent: the model's.
+    chat_template: str = ""
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 

@@ -190,7 +190,7 @@ def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> Non
     if stage.whole[end:] != bridge or not _keeps_turn(tokenizer, played, stage.whole[:end]):
         raise TemplateError(
             f"{count} answers appended to a turn are not what the chat template renders:"
-            f" {_describe_difference(tokenizer, [*played, *bridge], stage.whole)}"
+            f" {describe_difference(tokenizer, [*played, *bridge], stage.whole)}"
         )
 
 
@@ -217,7 +217,7 @@ def _rehearse_thought(
     if played != stage.whole:
         raise TemplateError(
             "after a turn that thinks, the chat template renders"
-            f" {_describe_difference(tokenizer, stage.whole, played)}"
+            f" {describe_difference(tokenizer, stage.whole, played)}"
         )
 
 
@@ -250,7 +250,7 @@ class _Stage:
         if shared < len(prompt) - _SHOWN:
             raise TemplateError(
                 "the chat template changes the prompt once a turn follows:"
-                f" {_describe_difference(tokenizer, prompt, alone)}"
+                f" {describe_difference(tokenizer, prompt, alone)}"
             )
         self.before = np.array(alone[:shared], np.int32)
         self.whole = dialect.render_turns(FACTS, TOOLS, [*earlier, turn])
@@ -302,7 +302,8 @@ def _describe_item(item: ToolCall | ParseError) -> str:
     return f"{item.name}({item.arguments_json})"
 
 
-def _describe_difference(tokenizer: Tokenizer, got: Sequence[int], wanted: Sequence[int]) -> str:
+def describe_difference(tokenizer: Tokenizer, got: Sequence[int], wanted: Sequence[int]) -> str:
+    """Return both texts around the first token that differs."""
     start = common_length(got, wanted)
     shown = slice(max(start - _SHOWN, 0), start + _SHOWN)
     return (

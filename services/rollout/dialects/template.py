@@ -63,9 +63,8 @@ class TemplateDialect:
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
-        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
-        schemas = self._inert.tool_schemas(tools)
-        return self._tokenizer.encode(self._tokenizer.apply_chat_template([user], schemas, True))
+        prompt = render_conversation(self._tokenizer, facts, tools, (), self._inert)
+        return self._tokenizer.encode(prompt)
 
     def bridge_ids(
         self,
@@ -98,19 +97,38 @@ class TemplateDialect:
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
         marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
-        messages = make_conversation(facts, turns, self._inert, marks)
-        schemas = self._inert.tool_schemas(tools)
-        continues = bool(turns[-1].replies)
-        try:
-            text = self._tokenizer.apply_chat_template(messages, schemas, continues)
-        except TemplateError:
-            # Some templates expect arguments as text.
-            messages = make_conversation(facts, turns, self._inert, marks, as_text=True)
-            text = self._tokenizer.apply_chat_template(messages, schemas, continues)
+        text = render_conversation(self._tokenizer, facts, tools, turns, self._inert, marks)
         return self._tokenizer.encode(self._turns.without_closing(text))
+
+    @property
+    def shown_thinking(self) -> str:
+        """A turn of THOUGHT and ANSWER in the template's form."""
+        return self._turns.shown_thinking
 
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)
+
+
+def render_conversation(
+    tokenizer: Tokenizer,
+    facts: PromptFacts,
+    tools: Sequence[Tool],
+    turns: Sequence[PlayedTurn],
+    inert: InertText,
+    marks: ThinkingMarks | None = None,
+) -> str:
+    """Return a prompt and turns as the chat template renders them, with the start of the next turn
+    where one follows. Raises TemplateError."""
+    schemas, continues = inert.tool_schemas(tools), not turns or bool(turns[-1].replies)
+    try:
+        messages = make_conversation(facts, turns, inert, marks)
+        return tokenizer.apply_chat_template(messages, schemas, continues)
+    except TemplateError:
+        if not turns:
+            raise
+        # Some templates expect arguments as text.
+        messages = make_conversation(facts, turns, inert, marks, as_text=True)
+        return tokenizer.apply_chat_template(messages, schemas, continues)
 
 
 def find_stop_ids(

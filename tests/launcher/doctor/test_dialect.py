@@ -14,7 +14,8 @@ from tests.support.model_hub import FIRST, ModelHub, model_hub
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-async def test_a_template_that_cannot_be_played_is_named_with_its_page(
+@pytest.mark.slow
+async def test_a_template_that_cannot_be_played_is_named_with_what_plays_it(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "policy"
@@ -22,7 +23,7 @@ async def test_a_template_that_cannot_be_played_is_named_with_its_page(
     (folder / "chat_template.jinja").write_text(chatml(""))
     result = await probed("dialect", subject(spec(folder, tasks), tmp_path))
     check(result, Status.FAIL, "policy.model: a call that the chat template writes", "no call is")
-    check(result, Status.FAIL, "docs/models.md")
+    check(result, Status.FAIL, "native calls", '[rollout.dialect]\nname = "full"', "docs/models.md")
 
 
 @pytest.mark.slow

@@ -172,3 +172,17 @@ async def test_versions_that_fleet_lacks_are_reported_with_those_that_it_has(
     check(result, Status.FAIL, "Fleet has no environment teleporter", "correct env_id")
     check(result, Status.FAIL, "Fleet has no version v0.0.1 of booking, but")
     check(result, Status.FAIL, "no task of booking@v9, but of v0.3", "correct data_version")
+
+
+@pytest.mark.slow
+async def test_a_model_without_a_chat_template_may_have_one_of_the_run(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(policy, folder)
+    shutil.copy(folder / "chat_template.jinja", tmp_path / "own.jinja")
+    no_template(folder)
+    own = f"--rollout.dialect.chat_template={tmp_path / 'own.jinja'}"
+    about = subject(spec(folder, tasks, own), tmp_path)
+    check(await probed("tokenizer", about), Status.OK, "the same tokenizer")
+    check(await probed("dialect", about), Status.OK, "is read as")

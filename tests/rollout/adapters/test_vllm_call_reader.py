@@ -12,6 +12,8 @@ from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.ports import Dialect
 from services.rollout.types import Tool
+from tests.rollout.dialects.families import FAMILIES, REAL, Family
+from tests.rollout.dialects.stages import Stage
 from tests.support.rollout import tokenizer
 
 # What vLLM and torch warn about at import is theirs to mend.
@@ -116,3 +118,39 @@ def test_private_characters_and_spelled_tags_in_an_argument_are_kept(
 def test_names_that_do_not_fit_are_refused(named: dict[str, str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         choose_dialect("", tokenizer(), DialectConfig.model_validate({"name": "template", **named}))
+
+
+LLAMA = Family(
+    "Llama 3.1 by its template",
+    ("meta-llama/Llama-3.1-8B-Instruct",),
+    "llama-cpp/meta-llama-Llama-3.1-8B-Instruct.jinja",
+    "llama3_1",
+    REAL,
+    ("<|eot_id|>", "<|eom_id|>"),
+    "template",
+    renamed=next(each for each in FAMILIES if each.name == "Llama 3.1, 3.3").renamed,
+    parser="llama3_json",
+)
+
+
+def test_a_call_has_its_arguments_where_the_template_writes_them() -> None:
+    """Llama's under "parameters", which may be empty."""
+    stage = Stage(LLAMA)
+    rehearse_dialect(stage.dialect, stage.tokenizer)
+
+    def read_llama(text: str) -> Turn:
+        ids = [*stage.tokenizer.encode(text), stage.dialect.stop_ids[0]]
+        return stage.dialect.parse_turn(np.zeros(0, np.int32), ids, (LOOK, FREE))
+
+    [call] = read_llama('{"name": "list", "parameters": {}}').items
+    assert call == ToolCall("list", "{}")
+    for wrong in ('"args": {"at": "x"}', '"parameters": {}, "arguments": {"at": "x"}'):
+        [error] = read_llama(f'{{"name": "list", {wrong}}}').items
+        assert isinstance(error, ParseError)
+
+
+def test_arguments_beside_empty_ones_are_an_error(hermes: Dialect) -> None:
+    for other in ("params", "parameters"):
+        call = {"name": "list", "arguments": {}, other: {"at": "x"}}
+        [error] = read(hermes, f"<tool_call>{json.dumps(call)}</tool_call>").items
+        assert isinstance(error, ParseError)

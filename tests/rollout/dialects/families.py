@@ -52,6 +52,8 @@ class Family:
     follows: str = ""
     # The template shows no tools: the family is refused, unless with a template that does.
     hides_tools: bool = False
+    # The renderer writes another prompt than this template.
+    own_prompt: bool = False
     # A case, and why its call is a parse error that the policy reads.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -64,12 +66,22 @@ class Family:
         cases = [*CASES, *XML_CASES, *((*THINKING_CASES, THOUGHT_OF_CALLS) if self.think else ())]
         return [case for case in cases if len(case.calls) == 1 or not self.single_call]
 
+    @property
+    def begin(self) -> str:
+        """The token at the start of a conversation, where the renderer writes one."""
+        return "" if self.dialect == "template" else _BEGINS.get(self.vocabulary, "")
+
     def make_tokenizer(self) -> PreTrainedTokenizerFast:
         return make_tokenizer(
             self.vocabulary, self.control_tokens, read_template(self.template), self.renamed
         )
 
 
+_BEGINS = {
+    "llama3_1": "<|begin_of_text|>",
+    "deepseek_v3": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+    "gemma3": "<bos>",
+}
 _CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _THINK = ("<think>", "</think>")
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -154,6 +166,7 @@ FAMILIES = (
         REAL,
         ("<|eot_id|>", "<|eom_id|>"),
         "llama-3",
+        own_prompt=True,
         renamed=_LLAMA_31,
         single_call=True,
         calls_are_text=True,
@@ -252,6 +265,7 @@ FAMILIES = (
         REAL,
         (_DEEPSEEK_END,),
         "deepseek-v3",
+        own_prompt=True,
         arguments_as_text=True,
         drops_thinking=True,
         hides_tools=True,
@@ -264,6 +278,7 @@ FAMILIES = (
         REAL,
         (_DEEPSEEK_END,),
         "deepseek-r1",
+        own_prompt=True,
         arguments_as_text=True,
         follows="the dialect opens the thinking of the next turn",
         think="<think>\n{}\n</think>\n\n",
@@ -313,6 +328,7 @@ FAMILIES = (
         _IM_END,
         "kimi-k2",
         (*_KIMI, *_THINK),
+        own_prompt=True,
         follows="this copy of the template escapes a line's end and leaves out the tool's name",
         drops_thinking=True,
     ),
@@ -324,6 +340,7 @@ FAMILIES = (
         REAL,
         ("<|call|>", "<|return|>"),
         "gpt-oss",
+        own_prompt=True,
         think="<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
         close="<|end|><|start|>assistant",
         single_call=True,
@@ -338,6 +355,7 @@ FAMILIES = (
         ("[e~[",),
         "minimax-m2",
         _MINIMAX,
+        own_prompt=True,
         think="<think>\n{}\n</think>\n\n",
         refused=_XML_REFUSED,
     ),

@@ -40,6 +40,12 @@ The column `tool_cycle` shows whether `rollout.dialect.retention = "tool_cycle"`
 is, whether the template shows two turns of thinking, call and result as they were played. Otherwise
 `"tool_cycle"` is refused before anything starts; `"all"`, the default, keeps every thinking.
 
+Renderers write the same tokens as the published template, except where `own_prompt = true` is
+listed: Llama 3.2's template states the day of the rendering, its renderer a fixed one; gpt-oss's
+renderer opens the analysis and spells an object without properties in another way; MiniMax M2's
+names M2.5; Kimi K2's lists tools as a later template does. With `name = "auto"` these models need
+no key: their own renderer is used, with a warning in the log.
+
 """
 _TAIL = """
 Some arguments are refused as parse errors, and the policy gets the error:
@@ -133,6 +139,8 @@ def _describe(family: Family) -> tuple[str, ...]:
     named = f'name = "{family.dialect}"'
     if family.parser:
         named += f', parser = "{family.parser}"'
+    if family.own_prompt:
+        named += ", own_prompt = true"
     models = ", ".join(f"`{model}`" for model in family.models)
     return (
         family.name,

@@ -22,7 +22,7 @@ FACTS = PromptFacts(TASK, "", {})
 def make_tokenizer(family: Family) -> TransformersTokenizer:
     """Return the tokenizer of a family with its template and, for `template`, the options."""
     options = family.options if family.dialect == "template" else {}
-    special = {"bos_token": "", "eos_token": family.ends[0]}
+    special = {"bos_token": family.begin, "eos_token": family.ends[0]}
     return TransformersTokenizer(family.make_tokenizer(), {**special, **options})
 
 
@@ -37,6 +37,7 @@ class Stage:
             name=family.dialect,
             options={} if own else dict(family.options),
             parser=family.parser if own else "",
+            own_prompt=family.own_prompt,
         )
         self.dialect = choose_dialect(family.models[0], self.tokenizer, config)
         self.writer = NativeWriter(family, self.tokenizer.fast)

@@ -1,5 +1,9 @@
 """A dialect must be able to read its own output, or nothing is started."""
 
+import json
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,7 +14,7 @@ from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import Turn
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.ports import TemplateError
 from tests.rollout.dialects.templates import (
     CLOSED,
@@ -105,6 +109,56 @@ class _Inventive(TemplateDialect):
         self, prompt_ids: NDArray[np.int32], completion_ids: object, tools: object
     ) -> Turn:
         return Turn((), True, "")
+
+
+class _Converting(TemplateDialect):
+    """A dialect that reads a text that looks like a value as that value."""
+
+    wrong: Any = None
+
+    def parse_turn(self, *args: Any) -> Turn:
+        turn = super().parse_turn(*args)
+        return replace(turn, items=tuple(self._convert(item) for item in turn.items))
+
+    def _convert(self, item: ToolCall | ParseError) -> ToolCall | ParseError:
+        assert isinstance(item, ToolCall)
+        read = {
+            key: json.loads(value) if value == self.wrong else value
+            for key, value in json.loads(item.arguments_json).items()
+        }
+        return ToolCall(item.name, json.dumps(read))
+
+
+class _Demanding(TemplateDialect):
+    """A dialect that reads no call without arguments."""
+
+    def parse_turn(self, *args: Any) -> Turn:
+        turn = super().parse_turn(*args)
+        items = [ParseError("no") if "{}" in repr(each) else each for each in turn.items]
+        return replace(turn, items=tuple(items))
+
+
+@pytest.mark.parametrize("text", ["12345", "null", "true", "[1]"])
+def test_a_reader_that_makes_another_value_of_a_text_is_refused(text: str) -> None:
+    converting = _Converting(tokenizer())
+    converting.wrong = text
+    with pytest.raises(TemplateError, match=r"is not read again: .*007.* is read"):
+        rehearse_dialect(converting, tokenizer())
+
+
+def test_a_reader_that_makes_a_number_of_leading_zeros_is_refused() -> None:
+    class Shortening(_Converting):
+        def _convert(self, item: ToolCall | ParseError) -> ToolCall | ParseError:
+            assert isinstance(item, ToolCall)
+            return ToolCall(item.name, item.arguments_json.replace('"007"', "7"))
+
+    with pytest.raises(TemplateError, match=r"is not read again: .*007"):
+        rehearse_dialect(Shortening(tokenizer()), tokenizer())
+
+
+def test_a_reader_that_reads_no_call_without_arguments_is_refused() -> None:
+    with pytest.raises(TemplateError, match=r"list_rooms.* an error \(no\) is read"):
+        rehearse_dialect(_Demanding(tokenizer()), tokenizer())
 
 
 def test_a_bridge_that_differs_from_the_whole_conversation_is_refused_with_the_difference() -> None:

@@ -35,7 +35,7 @@ def test_a_prompt_of_every_family_states_day_and_user(family: Family) -> None:
     made = make_tokenizer(family)
     options = {} if family.dialect == "template" else dict(family.options)
     # A parser reads turns and does not change prompts.
-    config = DialectConfig(name=family.dialect, options=options)
+    config = DialectConfig(name=family.dialect, options=options, own_prompt=family.own_prompt)
     chosen = choose_dialect(family.models[0], made, config)
     assert made.decode(chosen.prompt_ids(FACTS, TOOLS)).count(TEXT) == 1
 

@@ -55,8 +55,9 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "learner.tasks", learner["tasks"]
     for number, each in enumerate(learner.get("eval", {}).get("sets", [])):
         yield f"learner.eval.sets.{number}.tasks", each["tasks"]
-    for table, key in named_files(spec):
-        yield f"env_gateway: {key}", table[key]
+    for table, key, dotted in named_files(spec):
+        if table[key]:
+            yield dotted, table[key]
 
 
 def _is_within(name: str) -> bool:

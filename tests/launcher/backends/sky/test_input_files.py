@@ -146,3 +146,14 @@ def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:
     }
     assert copy_inputs({**SPEC, "env_gateway": gateway}, root, folder) == []
     assert (folder / "own/list.sha256").exists() and (folder / "own/notes.py").exists()
+
+
+def test_a_chat_template_is_brought_and_its_default_is_not(tmp_path: Path) -> None:
+    root, folder = made(tmp_path / "root"), tmp_path / "code"
+    (root / "own.jinja").write_text("{{ messages }}")
+    spec = {**SPEC, "rollout": {"dialect": {"chat_template": "own.jinja"}}}
+    assert key_by_input(spec)["own.jinja"] == "rollout.dialect.chat_template"
+    assert copy_inputs(spec, root, folder) == []
+    assert (folder / "own.jinja").read_text() == "{{ messages }}"
+    plain = {**SPEC, "rollout": {"dialect": {"chat_template": ""}}}
+    assert key_by_input(plain) == key_by_input(SPEC)
