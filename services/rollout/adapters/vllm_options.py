@@ -136,10 +136,12 @@ def _rope_overrides(model: ServedModel) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(
         str(model.folder), trust_remote_code=model.policy.trust_remote_code
     )
-    return {
-        "rope_parameters": {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})},
-        "max_position_embeddings": model.policy.scaled_positions(config.max_position_embeddings),
+    text = config.get_text_config()
+    overrides = {
+        "rope_parameters": {**(text.rope_parameters or {}), **(model.policy.rope_scaling or {})},
+        "max_position_embeddings": model.policy.scaled_positions(text.max_position_embeddings),
     }
+    return overrides if text is config else {"text_config": overrides}
 
 
 def installed_versions() -> dict[str, str]:
