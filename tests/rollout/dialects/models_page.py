@@ -43,8 +43,8 @@ is, whether the template shows two turns of thinking, call and result as they we
 Renderers write the same tokens as the published template, except where `own_prompt = true` is
 listed: Llama 3.2's template states the day of the rendering, its renderer a fixed one; gpt-oss's
 renderer opens the analysis and spells an object without properties in another way; MiniMax M2's
-names M2.5; Kimi K2's lists tools as a later template does. With `name = "auto"` these models need
-no key: their own renderer is used, with a warning in the log.
+names M2.5; Kimi K2's writes the JSON of tools without spaces and in another order. With
+`name = "auto"` these models need no key: their own renderer is used, with a warning in the log.
 
 """
 _TAIL = """
