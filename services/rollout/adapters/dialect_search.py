@@ -188,6 +188,10 @@ def _add_reasoning(
 class _RememberingTokenizer(TransformersTokenizer):
     """A tokenizer that renders each conversation once: all candidates ask for the same ones."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._known: dict[str, str | TemplateError] = {}
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -206,10 +210,6 @@ class _RememberingTokenizer(TransformersTokenizer):
         if isinstance(known, TemplateError):
             raise TemplateError(str(known))
         return known
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._known: dict[str, str | TemplateError] = {}
 
 
 def describe_settings(found: Found) -> str:
