@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from services.common.multimodal_models import TRAINED_TYPES
 from tests.rollout.dialects.families import FAMILIES, HIDDEN, REFUSALS, Family
+from tests.rollout.dialects.template_corpus import read_rows
 from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 from tests.support.repository import ROOT
 
+_FULL = 'name = "full"'
 PAGE = ROOT / "docs" / "models.md"
 _HEAD = """\
 # Models
@@ -56,6 +58,21 @@ _REFUSED = """
 
 These models are refused before anything starts, with the message below. If the last column says
 yes, `rollout.dialect.name = "full"` plays the model, without native calls.
+
+"""
+_SETTINGS = """
+## Which settings play my model
+
+If the configured dialect does not play a model, `flotilla doctor SPEC` and, for a model in a
+folder, `--check-config` try every reader, every parser of vLLM and every renderer on its chat
+template and tokenizer, and print those that pass the [rehearsal](running.md#a-rehearsal), ready for
+`[rollout.dialect]`, with the parser of vLLM for a thinking in other marks than `<think>`.
+
+The table lists the first that is found for each of {total} chat templates of public packages
+(`make zoo`): {native} are played with native calls, {full} in full, {none} not at all. The
+tokenizers are those of the families above, or small ones with the control tokens that a template
+names; your model's own may differ, so ask the doctor.
+`python -m tests.rollout.dialects.template_corpus` searches again.
 
 """
 _TRAINED = f"""
@@ -123,9 +140,27 @@ def write_page() -> str:
             *_table(("family", "an argument is refused where"), refused),
             _REFUSED,
             *_table(("model", "why", "message", "full"), refusals),
+            *_describe_corpus(),
             _TRAINED,
             *_table(_TRAINED_COLUMNS, map(_describe_trained, ARCHITECTURES)),
         )
+    )
+
+
+def _describe_corpus() -> Iterator[str]:
+    """Yield the section on chat templates, which are grouped by the first settings."""
+    groups: dict[str, list[str]] = {}
+    for row in read_rows().values():
+        written = ", ".join(f'{key} = "{value}"' for key, value in row.first.items())
+        groups.setdefault(written, []).append(f"`{row.name.removesuffix('.jinja')}`")
+    # Native calls first, then those in full, then nothing.
+    ranked = sorted(groups, key=lambda key: (not key, key == _FULL, key))
+    counts = {key: len(names) for key, names in groups.items()}
+    total, full, none = sum(counts.values()), counts.get(_FULL, 0), counts.get("", 0)
+    yield _SETTINGS.format(total=total, native=total - full - none, full=full, none=none)
+    yield from _table(
+        ("settings", "chat templates"),
+        ((f"`{key}`" if key else "none", ", ".join(groups[key])) for key in ranked),
     )
 
 

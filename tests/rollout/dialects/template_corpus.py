@@ -27,6 +27,7 @@ _END = "</s>"
 _TOKEN = re.compile(
     r"<\|[^<>|\s'\"{}]{1,40}\|?>|<[A-Za-z_:]{1,40}\|>|<\uff5c[^<>\s'\"{}]{1,40}\uff5c>"
     r"|\uff5cDSML\uff5c|\[/?[A-Z_]{3,}\]|\]~!?b\[|\[e~\["
+    r"|<SPECIAL_[0-9]+>"
     r"|</?(?:think|tool_calls?|tool_response|arg_key|arg_value|seed:\w+|minimax:tool_call"
     r"|(?:start|end)_of_\w+|sop|assistant)>"
 )

@@ -1,6 +1,7 @@
 """A dialect must be able to read its own output, or nothing is started."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.ports import TemplateError
+from services.rollout.types import Tool
 from tests.rollout.dialects.templates import (
     CLOSED,
     GEMMA,
@@ -116,8 +118,10 @@ class _Converting(TemplateDialect):
 
     wrong: Any = None
 
-    def parse_turn(self, *args: Any) -> Turn:
-        turn = super().parse_turn(*args)
+    def parse_turn(
+        self, prompt_ids: NDArray[np.int32], completion_ids: Sequence[int], tools: Sequence[Tool]
+    ) -> Turn:
+        turn = super().parse_turn(prompt_ids, completion_ids, tools)
         return replace(turn, items=tuple(self._convert(item) for item in turn.items))
 
     def _convert(self, item: ToolCall | ParseError) -> ToolCall | ParseError:
@@ -132,8 +136,10 @@ class _Converting(TemplateDialect):
 class _Demanding(TemplateDialect):
     """A dialect that reads no call without arguments."""
 
-    def parse_turn(self, *args: Any) -> Turn:
-        turn = super().parse_turn(*args)
+    def parse_turn(
+        self, prompt_ids: NDArray[np.int32], completion_ids: Sequence[int], tools: Sequence[Tool]
+    ) -> Turn:
+        turn = super().parse_turn(prompt_ids, completion_ids, tools)
         items = [ParseError("no") if "{}" in repr(each) else each for each in turn.items]
         return replace(turn, items=tuple(items))
 
