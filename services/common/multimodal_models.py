@@ -16,9 +16,9 @@ _MARKS = (
     *("vision_config", "visual", "vision_encoder", "vision_tower", "mm_vision_tower"),
     *("img_processor", "audio_config", "audio_processor"),
 )
-# Values of model_type whose text part is trained exactly as published.
+# Values of model_type whose text part trainer and engine both compute exactly as published.
 TRAINED_TYPES = (
-    *("gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "lfm2_vl", "mistral3"),
+    *("gemma3", "gemma4", "internvl", "mistral3"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
 )
 # How the names of text weights begin in transformers' classes, and in the files of some families.

@@ -33,11 +33,11 @@ TRAINED: dict[str, dict[str, Any]] = {
     ),
     "Gemma 3": published("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     "Mistral Small 3.2": published("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
-    "GLM-4.5V": published("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
-    "GLM-4.1V": published("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
     "Gemma 4": published("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"),
 }
 REFUSED: dict[str, dict[str, Any]] = {
+    "GLM-4.5V": published("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
+    "GLM-4.1V": published("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
     "Ministral 3, FP8": published(
         "mistral3", "Mistral3ForConditionalGeneration", "ministral3", quantization_config=FP8
     ),

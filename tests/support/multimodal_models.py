@@ -75,15 +75,6 @@ _SIGLIP: Mapping[str, Any] = {
     "image_size": 16,
     "patch_size": 4,
 }
-_GLM_VISION: Mapping[str, Any] = {
-    "depth": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "patch_size": 4,
-    "out_hidden_size": 64,
-    "image_size": 16,
-}
 # The text's and the vision's settings of each kind, by `model_type`.
 KINDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "qwen3_vl": (_ROTATED, {**_QWEN_VISION, **_DEEPSTACK}),
@@ -118,26 +109,9 @@ KINDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         },
         {**_SIGLIP, "head_dim": 16, "num_key_value_heads": 2, "global_head_dim": 16},
     ),
-    "glm4v": (_PARTLY_ROTATED, _GLM_VISION),
-    "glm4v_moe": (
-        {
-            **_PARTLY_ROTATED,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-        _GLM_VISION,
-    ),
     "internvl": (
         {"model_type": "qwen3"},
         {**_SIGLIP, "image_size": [16] * 2, "patch_size": [4] * 2},
-    ),
-    "lfm2_vl": (
-        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
-        {**_SIGLIP, "num_patches": 16},
     ),
     "qwen2_vl": (
         {

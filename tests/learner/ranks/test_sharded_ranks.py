@@ -129,7 +129,6 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         pytest.param("qwen3_vl", 2, "everything", marks=pytest.mark.slow),
         # Their files have other names than their class, and one of them another layout.
         pytest.param("mistral3", 2, "everything", marks=pytest.mark.slow),
-        pytest.param("glm4v_moe", 2, "plain", marks=pytest.mark.slow),
         pytest.param("untied", 4, "plain", marks=pytest.mark.slow),
         pytest.param("tied", 4, "everything", marks=pytest.mark.slow),
         pytest.param("untied", 2, "everything", marks=pytest.mark.slow),
