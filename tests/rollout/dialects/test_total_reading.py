@@ -93,6 +93,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
+@pytest.mark.timeout(400)
 @given(st.sampled_from(_QUICK), _PIECES, st.sampled_from(_TOOL_SETS))
 @settings(max_examples=2_000, deadline=None, suppress_health_check=_SUPPRESSED, database=None)
 def test_any_turn_is_read_in_every_family(
