@@ -20,7 +20,6 @@ from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_adapter import replace_adapter
 from services.rollout.adapters.vllm_copies import CheckRow, FileCopies
-from services.rollout.adapters.vllm_linear_attention import extend_linear_attention
 from services.rollout.adapters.vllm_logprobs import correct_sampler
 from services.rollout.adapters.vllm_reload import WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
@@ -53,6 +52,9 @@ class WeightLoader:
         """Compute logprobs exactly on CPUs, whatever the vocabulary's size and the layers."""
         worker: Any = self
         if worker.device.type == "cpu":
+            # It extends operators that vLLM has for CPUs only.
+            from services.rollout.adapters.vllm_linear_attention import extend_linear_attention
+
             correct_sampler(worker.model_runner.sampler)
             extend_linear_attention()
 
