@@ -39,8 +39,8 @@ _EXAMINATION_S = 5.0
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One call in progress. `sent_at` is when it first held a place; `unknown` is set once a
-    failed attempt may have changed something."""
+    """One call in progress. `sent_at` is when it first held a place; `took_s` is of the last
+    attempt; `unknown` is set once a failed attempt may have changed something."""
 
     session: Session
     seq: int
@@ -49,6 +49,7 @@ class _PendingCall:
     until: float
     attempts: int = 0
     sent_at: float | None = None
+    took_s: float = 0.0
     unknown: bool = False
 
     @property
@@ -162,6 +163,7 @@ class ToolCaller:
                     repeatable=tool.is_repeatable or call.is_read_only,
                     unknown=call.unknown,
                     remaining_s=call.until - loop_time(),
+                    took_s=call.took_s,
                     backoff=backoff,
                     budget=budget,
                 )
@@ -176,6 +178,8 @@ class ToolCaller:
     async def _run_attempt(self, call: _PendingCall, instance: Instance) -> CallResult:
         async with self.gates.hold_call_place(call.session, call.tool.name, call.until):
             now = loop_time()
+            if call.attempts and call.until - now <= call.took_s:
+                raise TimeoutError
             call.sent_at = call.sent_at or now
             call.attempts += 1
             try:
@@ -183,6 +187,7 @@ class ToolCaller:
                     call.tool.name, call.arguments, timeout_s=max(0.001, call.until - now)
                 )
             except BackendError as error:
+                call.took_s = loop_time() - now
                 event_metrics.upstream_attempts(call.session.env_key, error.kind)()
                 raise
             except Exception as error:

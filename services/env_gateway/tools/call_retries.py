@@ -51,10 +51,13 @@ def decide_retry(
     repeatable: bool,
     unknown: bool,
     remaining_s: float,
+    took_s: float,
     backoff: Backoff,
     budget: RetryBudget,
 ) -> RetryDecision:
-    """Judge one failed attempt of a tool call with `remaining_s` left until its deadline.
+    """Judge an attempt of a tool call that failed after `took_s`, with `remaining_s` left until the
+    call's deadline. A retry that would have less time than that is not begun: cut off, it would
+    leave unknown whether it was executed.
 
     `unknown`: this attempt or one before it may have changed something.
     """
@@ -63,7 +66,7 @@ def decide_retry(
     if error.lost or error.invalid or error.bad_arguments or not safe:
         return RetryDecision(outcome)
     wait_s = backoff.next_wait_s(error.retry_after_s)
-    if wait_s >= remaining_s:
+    if wait_s + took_s >= remaining_s:
         return RetryDecision(outcome)
     throttled = error.kind == "throttled"
     if not throttled and not budget.try_spend():

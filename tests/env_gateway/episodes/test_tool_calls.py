@@ -72,6 +72,17 @@ async def test_an_idempotent_write_that_hangs_taints() -> None:
         assert session.episode.tainted
 
 
+async def test_a_retry_that_would_be_cut_off_is_not_begun() -> None:
+    backend = backend_with(*[failure("throttled", delivered=False)] * 9)
+    backend.delays["call"] = 0.3
+    retry = {"base_s": 0.001, "cap_s": 0.01}
+    async with running(backend, retry=retry) as gateway:
+        session = await opened(gateway)
+        answer = await call(gateway, session, "set", 0.5)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.SESSION_LOST, 1)
+        assert not session.episode.tainted
+
+
 async def test_a_read_that_never_succeeds_is_the_environments_fault() -> None:
     backend = backend_with(*[failure(delivered=None)] * 9)
     retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
