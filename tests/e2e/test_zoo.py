@@ -23,7 +23,7 @@ from tests.support.architectures import ARCHITECTURES, MULTIMODAL, PARALLEL, TOL
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.timeout(560),
+    pytest.mark.timeout(1500),
     # What transformers and torch warn about is theirs to mend.
     pytest.mark.filterwarnings("default"),
 ]
@@ -56,7 +56,7 @@ def train_model(architecture: Architecture, folder: Path, *overrides: str) -> Tr
     architecture.make_folder(model)
     spec = folder / "spec.json"
     spec.write_text(json.dumps(make_spec(architecture, model, folder)))
-    return Trained(model, train(spec, folder / "runs", *overrides, timeout_s=500.0))
+    return Trained(model, train(spec, folder / "runs", *overrides, timeout_s=1400.0))
 
 
 def make_spec(architecture: Architecture, model: Path, folder: Path) -> dict[str, Any]:

@@ -147,7 +147,13 @@ def _of_family(
 
 
 # Published multimodal models, trained on text.
-MULTIMODAL = (_of_family("Qwen3-VL", partial(make_config, "qwen3_vl"), "Qwen3-VL", head_dim=32),)
+MULTIMODAL = (
+    _of_family("Qwen3-VL", partial(make_config, "qwen3_vl"), "Qwen3-VL", head_dim=32),
+    # With weights as large as the others' one update makes all attempts alike.
+    _of_family(
+        "Qwen3.5", partial(make_config, "qwen3_5"), "Qwen3.5", head_dim=32, initializer_range=0.1
+    ),
+)
 ARCHITECTURES = (
     _of_family(
         "Llama",
