@@ -18,7 +18,7 @@ from tests.support.model_zoo import need_zoo
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3000),
     # What transformers and torch warn about is theirs to mend.
     pytest.mark.filterwarnings("default"),
 ]
@@ -33,7 +33,10 @@ VARIANTS = {
     "adapters": (LORA, "--policy.adapter_rank=8", "--learner.optimizer.lr=1e-3"),
     "merged-adapters": (LORA, "--learner.optimizer.lr=1e-3"),
     "two-ranks": ("--learner.rank.processes=2", "--learner.rank.shard=true"),
+    "bfloat16": ("--policy.dtype=bfloat16",),
 }
+# In bfloat16 single tokens differ by up to 0.6 (docs/mismatch.md).
+BOUNDS = {"bfloat16": ("abs_diff_mean", 0.1)}
 AUDITED = ("tokens", "abs_diff_mean", "abs_diff_tail", "abs_diff_max", "kl")
 
 
@@ -139,14 +142,15 @@ def check_agreement(run: FinishedRun, variant: str) -> None:
         found = {name: row[f"mismatch/audit_{name}"] for name in AUDITED}
         print(variant, f"version {row['step'] - 1}", found)
         assert found["tokens"] > 50
-        assert found["abs_diff_max"] <= TOLERANCE
+        name, bound = BOUNDS.get(variant, ("abs_diff_max", TOLERANCE))
+        assert found[name] <= bound
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_trained_for_two_steps_on_what_its_engine_samples(
     variant: str, tmp_path: Path
 ) -> None:
-    run = train(make_spec(tmp_path), tmp_path / "runs", *VARIANTS[variant], timeout_s=1100.0)
+    run = train(make_spec(tmp_path), tmp_path / "runs", *VARIANTS[variant], timeout_s=2900.0)
     assert run.exit_code == 0, run.output[-4000:]
     check_attempts(run)
     check_updates(run)

@@ -15,7 +15,8 @@ from tests.env_gateway.episodes.test_episode_session_deadlines import DAY_S, sha
 from tests.support.fake_gateway import task_json
 from tests.support.gateway_process import gateway_process
 
-CALLERS, CALLS, NAP_S = 4, 15, 0.2
+# Naps so long that what else the machine does hardly counts.
+CALLERS, CALLS, NAP_S = 4, 15, 1.0
 STUCK = 64
 SECTION = """
 [env_gateway]
