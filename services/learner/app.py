@@ -26,15 +26,16 @@ from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
 from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
-from services.learner.run.eval_report import EvalSet
 from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import (
+    check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
     check_tokenizer_is_the_same,
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
+from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 
 # Alarms that one heartbeat carries.
@@ -54,6 +55,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
+        await check_eval_sets_are_the_same(journal, eval_sets)
         target = remote_target_of(vendors.store, runtime)
         await remote_claim.check_claims(target, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)

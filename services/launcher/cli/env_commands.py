@@ -67,7 +67,7 @@ def env_try(
     attempts: Annotated[int, _play_option("Attempts at each task, k of pass@k.", min=1)] = 4,
     concurrency: Annotated[int, _play_option("Concurrent attempts.", min=1)] = 8,
     limit: Annotated[
-        int | None, _play_option("Play only the first tasks of the file.", min=1)
+        int | None, _play_option("Play only so many tasks, from all environments.", min=1)
     ] = None,
     max_turns: Annotated[int, _play_option("Turns of an attempt.", min=1)] = 50,
     temperature: Annotated[

@@ -95,7 +95,7 @@ async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:
         raise NotApplicableError(comes_later(context, paths[0]))
     try:
         files = {path: read_tasks(Path(path)) for path in here}
-        used = await select_tasks(context, section, here)
+        used = (await select_tasks(context, section, here)).files
     except (TaskFileError, TaskSelectionError) as error:
         raise NotApplicableError(f"there is no task to open: {error}") from error
     wrong = next((reason for _, reason in used.values() if reason), "")

@@ -9,42 +9,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.doctor.findings import Finding, Status, fail, ok
+from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext, is_made_later
-from services.launcher.state import GATEWAY, LEARNER
+from services.launcher.state import GATEWAY, LEARNER, RunMode
 
 FLEET_OPENENV = "fleet_openenv"
 # The learner's own functions select the tasks, in a separate process. Prints for each file the keys
-# of the selected tasks, each with its offered tools unless all are, and an error with its fix.
+# of the selected tasks, each with its offered tools unless all are, and an error with its fix; and
+# the evaluation sets.
 _SELECT_SCRIPT = """
 import json, sys
 from pathlib import Path
 from services.common.config import parse_config
+from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
-from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
+from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, refuse_trained_tasks
+from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 
 question = json.load(sys.stdin)
-config = parse_config(SelectConfig, question["select"], where="learner.select")
+select = parse_config(SelectConfig, question["select"], where="learner.select")
+used = {path: [{}, ""] for path in question["files"]}
 
-def chosen(path):
-    tasks = load_tasks(Path(path))
-    left = filter_eval_tasks(tasks, config, path=path) if path in question["sets"] else []
-    if path == question["tasks"]:
-        left += filter_tasks(tasks, config, path=path, seed=question["seed"])
-    return {task.key: json.loads(task.json).get("offered_tools") for task in left}
-
-used = {}
-for path in question["files"]:
+def choose(path, load):
     try:
-        used[path] = [chosen(path), ""]
+        tasks = load()
     except TaskFileError as error:
-        used[path] = [{}, f"{error}; correct the file"]
+        used[path][1] = f"{error}; correct the file"
     except TaskFilterError as error:
-        used[path] = [{}, f"{error}; correct learner.select, or the file"]
-print(json.dumps(used))
+        used[path][1] = f"{error}; correct learner.select, or the file"
+    else:
+        found = tasks if isinstance(tasks, list) else tasks.tasks
+        used[path][0] |= {task.key: json.loads(task.json).get("offered_tools") for task in found}
+        return tasks
+
+path = question["tasks"]
+trained = path in used and choose(
+    path, lambda: filter_tasks(load_tasks(Path(path)), select, path=path, seed=question["seed"])
+)
+sets = []
+for each in question["sets"]:
+    config = parse_config(EvalSetConfig, each, where="learner.eval.sets")
+    if config.tasks in used and not used[config.tasks][1]:
+        sets.append(choose(config.tasks, lambda: load_eval_set(config, select)))
+sets = [each for each in sets if each]
+try:
+    refuse_trained_tasks(trained or [], sets if question["trains"] else [])
+except TrainedOnError as error:
+    used[path][1] = str(error)
+shown = [[each.config.name, each.by_env, each.why_empty, each.thin] for each in sets]
+print(json.dumps([used, shown]))
 """
 _FILE_FIX = "correct {key}, or make the file"
 
@@ -60,6 +76,34 @@ class EnvVersion:
     env_key: str
     env_version: str
     data_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedSet:
+    """An evaluation set: its tasks by environment, why it has none, and the environments of which
+    its `count` leaves few."""
+
+    name: str
+    by_env: Mapping[str, int]
+    why_empty: str
+    thin: Sequence[str]
+
+    def describe(self) -> Finding:
+        if self.why_empty:
+            what = f"evaluation set {self.name} is left out: {self.why_empty}"
+            return warn(what, "hold out tasks of these environments to evaluate them")
+        envs = ", ".join(f"{count} of {env}" for env, count in self.by_env.items())
+        what = f"evaluation set {self.name}: {sum(self.by_env.values())} tasks, {envs}"
+        return warn(f"{what}: few", "raise its count") if self.thin else ok(what)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSelection:
+    """What the learner uses: by file the tasks with their tools, and its objection to the file; and
+    the evaluation sets."""
+
+    files: Mapping[str, tuple[Offered, str]]
+    sets: Sequence[SelectedSet] = ()
 
 
 class TaskFileError(Exception):
@@ -85,13 +129,13 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
         except TaskFileError as error:
             findings.append(fail(f"{key}: {error}", _FILE_FIX.format(key=key)))
     try:
-        used = await select_tasks(context, section, list(files)) if files else {}
+        used = await select_tasks(context, section, list(files))
     except TaskSelectionError as error:
         findings.append(fail(str(error), "check that the learner's environment is complete"))
         return findings, []
     counts: Counter[EnvVersion] = Counter()
     named: list[tuple[str, str]] = []
-    for path, (keys, wrong) in used.items():
+    for path, (keys, wrong) in used.files.items():
         if wrong:
             findings.append(Finding(Status.FAIL, wrong))
         left = filter_tasks(files[path], keys)
@@ -101,6 +145,7 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
         named += [(key_of(task), env_key_of(task)) for task in left]
     if counts:
         findings.append(ok(_format_counts(counts)))
+    findings += [each.describe() for each in used.sets]
     if gateway := context.sections.get(GATEWAY):
         findings += find_misnamed(gateway, named)
     return findings, sorted(counts, key=str)
@@ -125,21 +170,26 @@ def comes_later(context: RunContext, path: str) -> str:
 
 async def select_tasks(
     context: RunContext, section: Mapping[str, Any], paths: list[str]
-) -> dict[str, tuple[Offered, str]]:
-    """Return, by file, the tasks that the run uses with their tools, and the learner's objection
-    to the file. Raises TaskSelectionError."""
+) -> TaskSelection:
+    """Return what the run uses of these files. Raises TaskSelectionError."""
+    if not paths:
+        return TaskSelection({})
     question = {
         "files": paths,
         "tasks": section["tasks"],
-        "sets": [each["tasks"] for each in section["eval"]["sets"]],
+        "sets": section["eval"]["sets"],
         "select": section["select"],
         "seed": context.shared.seed,
+        "trains": context.mode is RunMode.TRAIN,
     }
     try:
-        used = await run_script(_SELECT_SCRIPT, question, context.environ)
+        files, sets = await run_script(_SELECT_SCRIPT, question, context.environ)
     except ScriptError as error:
         raise TaskSelectionError(f"the learner's selection of tasks {error}") from error
-    return {path: (offered, wrong) for path, (offered, wrong) in used.items()}
+    return TaskSelection(
+        {path: (offered, wrong) for path, (offered, wrong) in files.items()},
+        [SelectedSet(*each) for each in sets],
+    )
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
@@ -151,8 +201,6 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     tasks = content.get("tasks") if isinstance(content, dict) else content
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
         raise TaskFileError(f'{path}: expected a list of tasks or {{"tasks": [...]}}')
-    if not tasks:
-        raise TaskFileError(f"{path} holds no task")
     for number, task in enumerate(tasks):
         if not (key_of(task) and env_key_of(task)):
             raise TaskFileError(f"{path}: task {number} has no key, or no env_id")

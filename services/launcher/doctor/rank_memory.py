@@ -60,7 +60,8 @@ def estimate_rank(
     held = 0 if away and split > 1 else part
     whole = _whole_parameters(model) if split > 1 else 0
     # Without a KL term no reference policy is loaded.
-    reference = part * FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
+    kl = algorithm["kl"]
+    reference = part * FLOAT32 if kl["coefficient"] > 0 and kl["to"] == "reference" else 0
     if rank["offload_reference"]:
         offloaded, reference = offloaded + reference, 0
     offloaded += offloaded_activation_bytes(model, dtype, max_len, rank)

@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from the sampled tokens."""
+"""Estimates of KL(policy || reference) from the sampled tokens; `reference` may be the sampler."""
 
 import torch
 from torch import Tensor

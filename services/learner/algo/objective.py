@@ -69,7 +69,7 @@ class ObjectiveSums:
     masked: int = 0
     masked_sequences: int = 0
     sequences: int = 0
-    # Sum of the corrections' weights, and of the estimates of KL(policy || reference).
+    # Sum of the corrections' weights, and of the estimates of the penalty's KL.
     weight: float = 0.0
     kl: float = 0.0
 
@@ -96,7 +96,7 @@ class Objective:
     @property
     def needs_reference_logprobs(self) -> bool:
         """True if the reference policy's logprobs are needed."""
-        return self._config.kl.coefficient > 0
+        return self._config.kl.needs_reference
 
     @property
     def needs_proximal_logprobs(self) -> bool:
@@ -121,7 +121,7 @@ class Objective:
     @property
     def moves_without_advantage(self) -> bool:
         """True if tokens with advantage 0 have a gradient too."""
-        in_loss = self.needs_reference_logprobs and self._config.kl.place == "loss"
+        in_loss = self._config.kl.coefficient > 0 and self._config.kl.place == "loss"
         return in_loss or self._config.entropy_coefficient != 0
 
     def make_pack_loss(self, tokens: PackTokens) -> "PackLoss":
@@ -188,10 +188,11 @@ class PackLoss:
 
     def _kl_loss_term(self, moving: Tensor, span: slice) -> Tensor | float:
         """Return the KL penalty's part of the loss; also measured if it is part of the reward."""
-        reference, kl = self._tokens.reference, self._config.kl
-        if reference is None:
+        kl = self._config.kl
+        other = self._tokens.behaviour if kl.to == "sampler" else self._tokens.reference
+        if kl.coefficient == 0 or other is None:
             return 0.0
-        penalty = kl_penalty(moving, reference[span], kl.estimator)
+        penalty = kl_penalty(moving, other[span], kl.estimator)
         self.kl[span] = penalty.detach()
         return kl.coefficient * penalty if kl.place == "loss" else 0.0
 

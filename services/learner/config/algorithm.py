@@ -19,14 +19,30 @@ LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "dppo", "importa
 
 
 class KlConfig(ConfigModel):
-    """Penalty on leaving the reference policy, the one that the run started with."""
+    """Penalty on leaving another policy."""
 
-    # 0 switches it off; then no reference policy is loaded.
+    # 0 switches it off.
     coefficient: float = Field(default=0.0, ge=0, le=1000)
-    # Estimator of KL(policy || reference) from sampled tokens.
+    # `reference`: the policy that the run started with, which is then loaded too. `sampler`: the
+    # one that wrote the token, by the engine's logprobs.
+    to: Literal["reference", "sampler"] = "reference"
+    # Estimator of KL(policy || the other) from sampled tokens.
     estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     # `loss`: a term of the loss, with its gradient. `reward`: subtracted from each token's reward.
     place: Literal["loss", "reward"] = "loss"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.coefficient > 0 and self.to == "reference"
+
+    @model_validator(mode="after")
+    def _the_reward_has_a_reference(self) -> Self:
+        if self.place == "reward" and self.to == "sampler":
+            raise ValueError(
+                'to: "sampler" needs place = "loss": the reward is fixed when a step starts, before'
+                " the policy leaves its sampler"
+            )
+        return self
 
 
 class CorrectionConfig(ConfigModel):

@@ -84,11 +84,30 @@ class EvalSetConfig(ConfigModel):
     tasks: str
     # 0 is greedy decoding.
     temperature: float = Field(default=1.0, ge=0, le=10)
-    # Tasks to use, from the start of what `learner.select` leaves; absent: all.
+    # Most tasks to use, spread evenly over the environments that `learner.select` leaves; absent:
+    # all.
     count: Tasks | None = None
-    # Attempts at each task; pass@k is reported up to this k.
+    # Attempts at each task.
     attempts: int = Field(default=1, ge=1, le=64)
+    # pass@k is reported for these k, and always for 1 and `attempts`; absent: for powers of two.
+    pass_at: tuple[Annotated[int, Field(ge=1, le=64)], ...] | None = None
     when: tuple[EvalMoment, ...] = ("before", "during", "after")
+
+    @property
+    def reported_k(self) -> tuple[int, ...]:
+        """Every k of which pass@k is reported, in order."""
+        powers = [2**n for n in range(self.attempts.bit_length())]
+        chosen = powers if self.pass_at is None else self.pass_at
+        return tuple(sorted({1, self.attempts, *chosen}))
+
+    @model_validator(mode="after")
+    def _attempts_suffice(self) -> Self:
+        if self.pass_at and max(self.pass_at) > self.attempts:
+            raise ValueError(
+                f"pass_at: pass@{max(self.pass_at)} needs as many attempts, but attempts is"
+                f" {self.attempts}"
+            )
+        return self
 
 
 class EvalConfig(ConfigModel):

@@ -248,7 +248,7 @@ def _load_adapters(setup: RankSetup, policy: Policy) -> BaseRecord | None:
 def _load_reference(
     setup: RankSetup, policy: Policy, layout: ShardLayout | None
 ) -> ReferencePolicy | None:
-    if setup.algorithm.kl.coefficient == 0:
+    if not setup.algorithm.kl.needs_reference:
         return None
     if policy.adapters is not None:
         return BaseReference(policy, policy.adapters)

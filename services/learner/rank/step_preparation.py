@@ -121,7 +121,7 @@ class BatchPreparer:
 
     @property
     def _kl_in_reward(self) -> bool:
-        return self.algorithm.kl.coefficient > 0 and self.algorithm.kl.place == "reward"
+        return self.algorithm.kl.needs_reference and self.algorithm.kl.place == "reward"
 
     def _batch_rewards(
         self, batch: TrainBatch, rows: Sequence[Row], scored: _ModelScores

@@ -93,8 +93,8 @@ def routing_metrics(history: UpdateHistory) -> dict[str, float]:
 
 
 def kl_metrics(history: UpdateHistory) -> dict[str, float]:
-    """Return policy/kl: the estimate of KL(policy || reference), mean over the first epoch's
-    tokens."""
+    """Return policy/kl: the estimate of the KL that algorithm.kl penalises, mean over the first
+    epoch's tokens."""
     seen = _sum_outcomes(history.made_in_first_epoch).objective
     return {"policy/kl": seen.kl / seen.tokens} if seen.tokens else {}
 

@@ -51,7 +51,7 @@ class Trainer:
         A missing reference or critic that the algorithm needs is made from the current policy.
         Raises ValueError for unregistered names, and for anything that the algorithm lacks."""
         _check_algorithm(algorithm)
-        if reference is None and algorithm.kl.coefficient > 0:
+        if reference is None and algorithm.kl.needs_reference:
             reference = ReferencePolicy.copy_of(policy, offload=rank.offload_reference)
         if critic is None and algorithm.advantage == "gae":
             offload = rank.offload_optimizer

@@ -14,7 +14,6 @@ from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
 from services.learner.journal.store import Journal
 from services.learner.run.engine_resync import EngineResync
-from services.learner.run.eval_report import EvalSet
 from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.policy_publisher import PolicyPublisher
 from services.learner.run.result_sinks import ResultSinks
@@ -24,6 +23,7 @@ from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, 
 from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.run.train_loop import TrainLoop
+from services.learner.sampling.eval_sets import EvalSet
 from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
 
 

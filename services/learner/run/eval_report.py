@@ -2,17 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import pvariance
 from typing import Any, Literal
 
 from services.common.domain.attempts import Purpose
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.domain.policy import PolicyId
-from services.learner.config.learner import EvalMoment, EvalSetConfig
+from services.learner.config.learner import EvalMoment
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import ReadyGroup
-from services.learner.sampling.tasks import Task
+from services.learner.sampling.eval_sets import EvalSet
+from services.learner.sampling.group_signal import has_signal
 
 # The 97.5 % quantile of the normal distribution.
 _Z = 1.959963984540054
@@ -25,21 +27,22 @@ Moment = EvalMoment | Literal["eval_only"]
 
 
 @dataclass(frozen=True, slots=True)
-class EvalSet:
-    """A configured set with its tasks loaded."""
-
-    config: EvalSetConfig
-    tasks: tuple[Task, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Attempts at one task: how many were graded, how many passed, their mean reward."""
+    """Graded attempts at one task: their rewards, and sums over all of them."""
 
     env_key: str
-    attempts: int
-    passed: int
-    mean_reward: float
+    rewards: Sequence[float]
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+
+    @property
+    def attempts(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def passed(self) -> int:
+        return sum(reward >= PASS_REWARD for reward in self.rewards)
 
 
 class Evaluation:
@@ -94,31 +97,51 @@ class Evaluation:
     def _set_report(self, chosen: EvalSet) -> dict[str, Any]:
         name = chosen.config.name
         results = [r for i, r in self._results.items() if self._set_of[i] == name and r.attempts]
-        envs = sorted({task.env_key for task in chosen.tasks})
-        missing = len(chosen.tasks) - len(results)
+        every = chosen.config.reported_k
         return {
-            **summarize_results(results),
-            "missing": missing,
+            **summarize_results(results, every),
+            "missing": len(chosen.tasks) - len(results),
+            "incomplete": sum(r.attempts < chosen.config.attempts for r in results),
             "by_env": {
-                env: summarize_results([r for r in results if r.env_key == env]) for env in envs
+                env: summarize_results([r for r in results if r.env_key == env], every)
+                for env in chosen.by_env
             },
         }
 
 
-def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """Compute `pass_at_k` for each k for which all tasks have enough attempts, `ci95`,
-    `avg_score` and `tasks`.
+def summarize_results(results: Sequence[TaskResult], every: Iterable[int]) -> dict[str, Any]:
+    """Compute `tasks`, `ci95` of pass@1, and the figures that become metrics, all floats.
 
-    `ci95` belongs to pass@1: the Wilson score interval with the number of tasks as n, exact in kind
-    for one attempt a task and conservative for more; the same holds for the intervals of other k
-    among the metrics. Figures are fractions; without tasks there is only the count."""
+    - pass_at_{k} for each of `every` k, over the tasks with at least k graded attempts, and its
+      interval pass_at_{k}_low to _high: the Wilson score interval with the number of these tasks as
+      n, exact in kind for one attempt a task and conservative for more
+    - avg_score: mean over tasks of the mean r
+    - variance_per_prompt, signal_ratio: mean over tasks of the population variance of r, and the
+      share of tasks whose attempts differ in r; of tasks with at least two graded attempts
+    - mean_positive_reward: mean of the r > 0 of all attempts, or 0
+    - avg_turns, avg_tool_calls: means over attempts; tool_error_rate: failed calls / calls
+
+    Without tasks there is only the count."""
     if not results:
         return {"tasks": 0}
     report: dict[str, Any] = {"tasks": len(results)}
-    for k in _powers_of_two(min(r.attempts for r in results)):
-        report[f"pass_at_{k}"] = _mean([pass_at_k(r.attempts, r.passed, k) for r in results])
-    report["ci95"] = list(wilson_interval(report["pass_at_1"], len(results)))
-    report["avg_score"] = _mean([r.mean_reward for r in results])
+    for k in every:
+        figures = [pass_at_k(r.attempts, r.passed, k) for r in results if r.attempts >= k]
+        if figures:
+            name, fraction = f"pass_at_{k}", _mean(figures)
+            low, high = wilson_interval(fraction, len(figures))
+            report |= {name: fraction, f"{name}_low": low, f"{name}_high": high}
+    report["ci95"] = [report["pass_at_1_low"], report["pass_at_1_high"]]
+    report["avg_score"] = _mean([_mean(r.rewards) for r in results])
+    if repeated := [r.rewards for r in results if r.attempts > 1]:
+        report["variance_per_prompt"] = _mean([pvariance(rewards) for rewards in repeated])
+        report["signal_ratio"] = _mean([has_signal(rewards) for rewards in repeated])
+    positive = [reward for r in results for reward in r.rewards if reward > 0]
+    report["mean_positive_reward"] = _mean(positive) if positive else 0.0
+    attempts, calls = sum(r.attempts for r in results), sum(r.tool_calls for r in results)
+    report["avg_turns"] = sum(r.turns for r in results) / attempts
+    report["avg_tool_calls"] = calls / attempts
+    report["tool_error_rate"] = sum(r.tool_errors for r in results) / max(1, calls)
     return report
 
 
@@ -136,32 +159,23 @@ def eval_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, result in report.items():
         prefix = "eval" if name == MAIN_SET else f"eval_{name}"
-        metrics.update(_flatten_metrics(f"{prefix}/all", result))
-        metrics[f"{prefix}/all/missing"] = float(result["missing"])
-        for env, by_env in result["by_env"].items():
-            metrics.update(_flatten_metrics(f"{prefix}/{env.replace('/', '_')}", by_env))
+        for count in ("missing", "incomplete"):
+            metrics[f"{prefix}/all/{count}"] = float(result[count])
+        for env, figures in {"all": result, **result["by_env"]}.items():
+            own = f"{prefix}/{env.replace('/', '_')}"
+            metrics |= {f"{own}/{k}": v for k, v in figures.items() if isinstance(v, float)}
     return metrics
 
 
-def _flatten_metrics(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
-    if "pass_at_1" not in result:
-        return {}
-    flat = {f"{prefix}/{k}": v for k, v in result.items() if k.startswith(("pass_at_", "avg_"))}
-    for name in [name for name in result if name.startswith("pass_at_")]:
-        low, high = wilson_interval(result[name], result["tasks"])
-        flat |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
-    return flat
-
-
 def _task_result(group: ReadyGroup) -> TaskResult:
-    rewards = group.rewards
-    passed = sum(1 for reward in rewards if reward >= PASS_REWARD)
-    mean = _mean(rewards) if rewards else 0.0
-    return TaskResult(group.spec.task.env_key, len(rewards), passed, mean)
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    return [2**n for n in range(limit.bit_length()) if 2**n <= limit]
+    counts = [record.trajectory.counts for record in group.graded]
+    return TaskResult(
+        group.spec.task.env_key,
+        group.rewards,
+        turns=sum(each.turns for each in counts),
+        tool_calls=sum(each.tool_calls for each in counts),
+        tool_errors=sum(sum(each.tool_errors.values()) for each in counts),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,9 +12,10 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
-from services.learner.run.eval_report import EvalSet, Evaluation, Moment, eval_metrics
+from services.learner.run.eval_report import Evaluation, Moment, eval_metrics
 from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.status import Phase
+from services.learner.sampling.eval_sets import EvalSet
 
 _log = get_logger(__name__)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import TypeVar
 
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
@@ -13,8 +14,12 @@ from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.curriculum_tables import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
+from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
+
+# A value that JSON can hold.
+V = TypeVar("V")
 
 _KEY = "began_with"
 _log = get_logger(__name__)
@@ -73,6 +78,34 @@ async def check_tasks_are_the_same(
     )
 
 
+async def check_eval_sets_are_the_same(journal: Journal, sets: Sequence[EvalSet]) -> None:
+    """Check the evaluation sets, so that a run's results are those of the same tasks. If they
+    differ, the run continues with them and logs an error."""
+    for chosen in sets:
+        name = chosen.config.name
+        now = {task.key: _short_digest(task.json) for task in chosen.tasks}
+        began: dict[str, str] = await _initial_value(journal, f"eval_set/{name}", now)
+        # Mappings are equal in any order.
+        if list(began.items()) == list(now.items()):
+            continue
+        _log.error(
+            "an evaluation set is not what the run started with: earlier results of it are not"
+            " comparable"
+            if began != now
+            else "the tasks of an evaluation set are in another order than the run started with:"
+            " they are sampled with other seeds",
+            set=name,
+            path=chosen.config.tasks,
+            gone=len(began.keys() - now.keys()),
+            new=len(now.keys() - began.keys()),
+            changed=sum(began[key] != now[key] for key in began.keys() & now.keys()),
+        )
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 async def _check_no_sampled_task_is_gone(
     journal: Journal, tasks: Sequence[Task], path: str
 ) -> None:
@@ -100,7 +133,7 @@ async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info:
         raise ConfigError(f"{changed}its KL penalty or its adapters depend on them{remedy}")
 
 
-async def _initial_value(journal: Journal, name: str, value: str | int) -> str | int:
+async def _initial_value(journal: Journal, name: str, value: V) -> V:
     """Return the value that the run started with; `value` if this is its first start."""
     began = (await journal.read_meta()).get(_KEY, {})
     if name not in began:

@@ -4,27 +4,46 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
-from services.learner.config.learner import EvalSetConfig, LearnerConfig
-from services.learner.run.eval_report import EvalSet
-from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
+from services.learner.config.learner import LearnerConfig
+from services.learner.sampling.eval_sets import (
+    EvalSet,
+    TrainedOnError,
+    load_eval_set,
+    refuse_trained_tasks,
+)
+from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
 from services.learner.sampling.tasks import Task, TaskFileError, load_tasks
 
 _log = get_logger(__name__)
 
 
 def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[EvalSet]]:
-    """Load training tasks and evaluation sets. Raises ConfigError."""
+    """Load training tasks, and the evaluation sets that have tasks. Raises ConfigError."""
     try:
         loaded = load_tasks(Path(config.tasks))
         tasks = filter_tasks(loaded, config.select, path=config.tasks, seed=seed)
-        sets = [_load_eval_set(config, chosen) for chosen in config.eval.sets]
-    except (TaskFileError, TaskFilterError) as error:
+        sets = [load_eval_set(chosen, config.select) for chosen in config.eval.sets]
+        if config.mode == "train":
+            refuse_trained_tasks(tasks, sets)
+    except (TaskFileError, TaskFilterError, TrainedOnError) as error:
         raise ConfigError(str(error)) from error
     if len(tasks) < len(loaded):
         _log.info("tasks selected", path=config.tasks, tasks=len(tasks), of=len(loaded))
-    return tasks, sets
+    for chosen in sets:
+        _report_set(chosen)
+    return tasks, [chosen for chosen in sets if chosen.tasks]
 
 
-def _load_eval_set(config: LearnerConfig, chosen: EvalSetConfig) -> EvalSet:
-    tasks = filter_eval_tasks(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
-    return EvalSet(chosen, tuple(tasks[: chosen.count]))
+def _report_set(chosen: EvalSet) -> None:
+    name = chosen.config.name
+    if chosen.why_empty:
+        _log.warning("an evaluation set is left out", set=name, why=chosen.why_empty)
+        return
+    _log.info("evaluation set", set=name, tasks=len(chosen.tasks), by_env=dict(chosen.by_env))
+    if chosen.thin:
+        _log.warning(
+            "learner.eval.sets: count leaves few tasks of some environments; raise it",
+            set=name,
+            count=chosen.config.count,
+            environments=chosen.thin,
+        )

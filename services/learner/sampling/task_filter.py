@@ -36,14 +36,14 @@ def filter_tasks(
     """Return the training tasks of the file `path`, in its order. Raises TaskFilterError."""
     _check_environments(tasks, config, path)
     _check_tools(tasks, config, path)
-    left = filter_eval_tasks(tasks, config, path=path)
+    left = apply_filters(tasks, config, path=path)
     if config.max_tasks is None or len(left) <= config.max_tasks:
         return left
     chosen = {task.key for task in sorted(left, key=_selection_hash(seed))[: config.max_tasks]}
     return [task for task in left if task.key in chosen]
 
 
-def filter_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
+def apply_filters(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
     """Return all tasks of the file `path` that pass, each with the tools on offer.
 
     Raises TaskFilterError if none does."""

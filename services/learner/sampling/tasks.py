@@ -32,7 +32,7 @@ class Task:
         return _required_capabilities(self.json)
 
 
-def load_tasks(path: Path) -> list[Task]:
+def load_tasks(path: Path, *, may_be_empty: bool = False) -> list[Task]:
     """Read a task file in either of Fleet's vocabularies. Raises TaskFileError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -43,7 +43,7 @@ def load_tasks(path: Path) -> list[Task]:
     except (ValueError, RecursionError) as error:
         raise TaskFileError(f"{path}: not JSON: {error}") from None
     rows = data.get("tasks") if isinstance(data, dict) else data
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list) or not (rows or may_be_empty):
         raise TaskFileError(
             f'{path}: expected a JSON array of tasks, or an object with the key "tasks"'
             " that holds one, and at least one task in it"

@@ -54,8 +54,35 @@ async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file
     content = spec(policy, three, "learner.select.env_keys=booking")
     content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(heldout)}]}
     result = await probed("dataset", subject(content, tmp_path))
-    check(result, Status.FAIL, f"leaves none of the 1 tasks of {heldout}", "these have tracker")
-    check(result, Status.FAIL, f"2 of the 3 tasks of {three} are used")
+    check(result, Status.WARN, f"leaves none of the 1 tasks of {heldout}", "these have tracker")
+    check(result, Status.WARN, f"2 of the 3 tasks of {three} are used")
+    heldout.write_text('{"tasks": []}')
+    check(await probed("dataset", subject(content, tmp_path)), Status.WARN, "has no tasks")
+
+
+async def test_an_evaluation_set_is_shown_by_environment_as_it_is_counted(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    held = [task(env, number) for env in ("booking", "tracker") for number in range(10, 20)]
+    heldout = write(tmp_path / "heldout.json", *held)
+    content = spec(policy, three)
+    sets = {"name": "heldout", "tasks": str(heldout), "count": 9}
+    content["learner"]["eval"] = {"sets": [sets]}
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.OK, "set heldout: 9 tasks, 5 of booking, 4 of tracker")
+    check(result, Status.OK, f"9 of the 20 tasks of {heldout} are used")
+    sets["count"] = 3
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.WARN, "3 tasks, 2 of booking, 1 of tracker: few", "raise its count")
+
+
+async def test_an_evaluation_set_that_is_trained_on_is_refused(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    content = spec(policy, three)
+    content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(three)}]}
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, "3 of the 3 tasks of the set 'heldout'", "also trained on")
 
 
 @pytest.mark.parametrize(

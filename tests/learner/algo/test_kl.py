@@ -59,6 +59,26 @@ def test_in_the_loss_it_moves_the_policy_where_nothing_else_does(estimator: str)
     assert (slope != 0).all()
 
 
+def test_to_the_sampler_it_moves_tokens_back_to_what_the_engine_computed() -> None:
+    drawn = sample([4, 3])
+    objective = Objective(config(kl={"coefficient": 0.5, "estimator": "k2", "to": "sampler"}))
+    index, tokens = drawn.pack([0, 1], [0.1, 0.2], proximal=False, reference=False)
+    tokens.advantages.zero_()
+    leaf = drawn.logprobs[index].clone().requires_grad_()
+    pack = objective.make_pack_loss(tokens)
+    (slope,) = torch.autograd.grad(pack(leaf, slice(0, 7)).sum(), leaf)
+    differences = (drawn.logprobs - drawn.behaviour)[index]
+    torch.testing.assert_close(slope, 0.5 * tokens.weights * differences)
+    assert (slope != 0).all()
+    measured = ObjectiveSums.from_figures(pack.measure().tolist()).kl
+    assert measured == pytest.approx(float((differences.square() / 2).sum()))
+
+
+def test_a_kl_to_the_sampler_is_no_part_of_the_reward() -> None:
+    with pytest.raises(ValueError, match='"sampler" needs place = "loss"'):
+        KlConfig(coefficient=0.1, to="sampler", place="reward")
+
+
 def test_k1_and_k3_estimate_the_kl_without_bias_and_k3_is_never_negative() -> None:
     policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)

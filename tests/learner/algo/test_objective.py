@@ -172,6 +172,7 @@ def test_the_trainer_of_corrections_is_the_one_as_the_step_began() -> None:
         ({"correction": {"staleness_decay": 0.9}, "epochs": 2}, False, False, False, False),
         ({"kl": {"coefficient": 0.1}}, False, False, True, True),
         ({"kl": {"coefficient": 0.1, "place": "reward"}}, False, True, True, False),
+        ({"kl": {"coefficient": 0.1, "to": "sampler"}}, False, False, False, True),
         ({"entropy_coefficient": -0.1}, False, False, False, True),
     ],
 )

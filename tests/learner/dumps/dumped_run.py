@@ -104,7 +104,7 @@ async def dumped_run(
     ranks = TellingRanks(tmp_path / "weights", shm)
     values: dict[str, Any] = {
         "steps": STEPS,
-        "eval": {"sets": [{"name": "heldout", "tasks": str(heldout)}]},
+        "eval": {"sets": [{"name": "heldout", "tasks": str(heldout), "attempts": 3}]},
         **changes,
     }
     async with (

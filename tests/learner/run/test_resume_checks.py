@@ -1,5 +1,7 @@
 """Errors of a learner that resumes a run with other tasks or from other weights."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -7,13 +9,17 @@ import pytest
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
+from services.learner.config.learner import EvalSetConfig
+from services.learner.config.sampling import SelectConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.run.resume_checks import (
+    check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
     check_weights_are_the_same,
 )
+from services.learner.sampling.eval_sets import load_eval_set
 from services.learner.sampling.tasks import load_tasks
 from services.learner.types import ModelInfo
 from tests.support.fake_ranks import FakeRanks
@@ -41,6 +47,37 @@ async def test_another_order_of_tasks_is_used_with_a_warning(
         await journal.close()
     out, err = capfd.readouterr()
     assert ("task order changes from here on" in out + err) == warns
+
+
+@pytest.mark.parametrize(
+    ("began", "now", "words"),
+    [
+        ([0, 1, 2], [0, 1, 2], ()),
+        ([0, 1, 2], [2, 1, 0], ("in another order", "gone=0", "new=0", "changed=0")),
+        ([0, 1, 2], [0, 3], ("are not comparable", "gone=2", "new=1", "changed=0")),
+        ([0, 1], [0, -1], ("are not comparable", "gone=0", "new=0", "changed=1")),
+    ],
+)
+async def test_other_evaluation_tasks_or_another_order_of_them_is_noticed(
+    tmp_path: Path,
+    began: list[int],
+    now: list[int],
+    words: tuple[str, ...],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "heldout.json"
+    config = EvalSetConfig(name="heldout", tasks=str(path))
+    journal = open_journal(tmp_path / "run")
+    try:
+        for numbers in (began, now):
+            tasks = [{"key": f"t{abs(n)}", "prompt": f"do {n}", "env_id": "e"} for n in numbers]
+            path.write_text(json.dumps(tasks))
+            await check_eval_sets_are_the_same(journal, [load_eval_set(config, SelectConfig())])
+    finally:
+        await journal.close()
+    text = re.sub(r"\x1b\[\d+m", "", "".join(capfd.readouterr()))
+    assert bool(text) == bool(words)
+    assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize(

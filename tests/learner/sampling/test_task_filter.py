@@ -12,7 +12,7 @@ from services.common.config import apply_override, parse_config
 from services.common.errors import ConfigError
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
-from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
+from services.learner.sampling.task_filter import TaskFilterError, apply_filters, filter_tasks
 from services.learner.sampling.tasks import Task
 from tests.support.learner import make_config, write_tasks
 
@@ -63,7 +63,7 @@ def test_tools_are_offered_by_environment_or_by_task() -> None:
 
 
 def test_evaluation_offers_the_tools_that_training_does() -> None:
-    (only,) = filter_eval_tasks([task("e")], wish(tools={"shop": ["buy"]}), path="eval.json")
+    (only,) = apply_filters([task("e")], wish(tools={"shop": ["buy"]}), path="eval.json")
     assert json.loads(only.json)["offered_tools"] == ["buy"]
 
 
@@ -152,12 +152,12 @@ def test_of_many_values_a_few_are_shown() -> None:
         chosen(tasks, data_version="w")
 
 
-def test_evaluation_sets_are_filtered_but_keep_all_that_pass() -> None:
+def test_what_evaluation_sets_use_is_filtered_but_keeps_all_that_pass() -> None:
     config = wish(env_keys=["env0"], max_tasks=1)
-    left = filter_eval_tasks(many(30), config, path="heldout.json")
+    left = apply_filters(many(30), config, path="heldout.json")
     assert [t.env_key for t in left] == ["env0"] * 10
     with pytest.raises(TaskFilterError, match=r"none of the 1 tasks of heldout\.json"):
-        filter_eval_tasks([task("a")], config, path="heldout.json")
+        apply_filters([task("a")], config, path="heldout.json")
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,6 @@ def test_the_files_of_a_spec_are_selected_from(tmp_path: Path) -> None:
     tasks, (held,) = load_task_files(config, 0)
     assert len(tasks) == 5
     assert {t.env_key for t in tasks} == {"env1", "env2"}
-    assert [t.key for t in held.tasks] == ["held-1", "held-2", "held-4", "held-5"]
+    assert held.by_env == {"env1": 2, "env2": 2}
     with pytest.raises(ConfigError, match=r"learner\.select leaves none of the 12 tasks"):
         load_task_files(make_config(tmp_path, select={"modality": "joint"}), 0)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from services.common.config import parse_config
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.trajectory import Counts, Trajectory, TurnTiming
+from services.common.errors import ConfigError
+from services.learner.config.learner import EvalSetConfig
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
 from services.learner.groups.counters import StepCounters, Tally
@@ -130,21 +133,64 @@ def test_wilson_intervals_are_the_published_ones() -> None:
 
 
 def test_an_evaluations_figures_by_hand() -> None:
-    results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
-    report = summarize_results(results)
-    assert report["pass_at_1"] == pytest.approx((0.25 + 1.0) / 2)
-    assert report["pass_at_2"] == pytest.approx((0.5 + 1.0) / 2)
-    assert "pass_at_4" not in report, "a task has too few attempts for it"
-    assert report["avg_score"] == 0.625
-    assert summarize_results([]) == {"tasks": 0}
+    results = [
+        TaskResult("a", (1.0, 0.0, 0.0, 0.0), turns=8, tool_calls=4, tool_errors=1),
+        TaskResult("a", (1.0, 1.0), turns=4, tool_calls=4),
+        TaskResult("a", (0.5,), turns=2),
+    ]
+    report = summarize_results(results, (1, 2, 4))
+    assert report["pass_at_1"] == pytest.approx((0.25 + 1.0 + 0.0) / 3)
+    assert report["pass_at_2"] == pytest.approx((0.5 + 1.0) / 2), "of tasks with two attempts"
+    assert report["pass_at_4"] == 1.0
+    assert report["avg_score"] == pytest.approx((0.25 + 1.0 + 0.5) / 3)
+    assert report["variance_per_prompt"] == pytest.approx((3 / 16 + 0) / 2)
+    assert report["signal_ratio"] == 0.5
+    assert report["mean_positive_reward"] == pytest.approx(3.5 / 4)
+    assert (report["avg_turns"], report["avg_tool_calls"]) == (2.0, 8 / 7)
+    assert report["tool_error_rate"] == 0.125
+    assert summarize_results([], (1,)) == {"tasks": 0}
+    single = summarize_results([TaskResult("a", (0.0,))], (1, 2))
+    assert not single.keys() & {"pass_at_2", "variance_per_prompt", "signal_ratio"}
+    assert single["mean_positive_reward"] == single["tool_error_rate"] == 0.0
 
 
 def test_every_pass_at_k_of_an_evaluation_has_its_interval() -> None:
-    results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
-    metrics = eval_metrics({"heldout": {**summarize_results(results), "missing": 0, "by_env": {}}})
-    for k, fraction in ((1, 0.625), (2, 0.75)):
-        found = (metrics[f"eval/all/pass_at_{k}_low"], metrics[f"eval/all/pass_at_{k}_high"])
-        assert found == pytest.approx(wilson_interval(fraction, 2))
+    results = [TaskResult("a", (1.0, 0.0, 0.0, 0.0)), TaskResult("a", (1.0, 1.0))]
+    figures = summarize_results(results, (1, 2, 4))
+    report = {**figures, "missing": 1, "incomplete": 1, "by_env": {"web/shop": figures}}
+    metrics = eval_metrics({"heldout": report, "greedy": report})
+    for prefix in ("eval/all", "eval/web_shop", "eval_greedy/all", "eval_greedy/web_shop"):
+        for k, fraction, tasks in ((1, 0.625, 2), (2, 0.75, 2), (4, 1.0, 1)):
+            name = f"{prefix}/pass_at_{k}"
+            assert (metrics[f"{name}_low"], metrics[f"{name}_high"]) == pytest.approx(
+                wilson_interval(fraction, tasks)
+            )
+        assert metrics[f"{prefix}/avg_turns"] == 0.0
+    assert metrics["eval/all/missing"] == metrics["eval_greedy/all/incomplete"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "pass_at", "reported"),
+    [
+        (3, None, (1, 2, 3)),
+        (8, None, (1, 2, 4, 8)),
+        (6, None, (1, 2, 4, 6)),
+        (8, [3, 5], (1, 3, 5, 8)),
+        (3, [], (1, 3)),
+        (1, None, (1,)),
+    ],
+)
+def test_pass_at_k_is_reported_for_the_configured_k_and_for_1_and_all_attempts(
+    attempts: int, pass_at: list[int] | None, reported: tuple[int, ...]
+) -> None:
+    values = {"name": "heldout", "tasks": "t.json", "attempts": attempts, "pass_at": pass_at}
+    assert parse_config(EvalSetConfig, values, where="set").reported_k == reported
+
+
+def test_a_k_beyond_the_attempts_is_refused() -> None:
+    values = {"name": "heldout", "tasks": "t.json", "attempts": 3, "pass_at": [2, 4]}
+    with pytest.raises(ConfigError, match="pass@4 needs as many attempts, but attempts is 3"):
+        parse_config(EvalSetConfig, values, where="set")
 
 
 def test_the_kolmogorov_smirnov_distance_by_hand() -> None:

@@ -111,7 +111,8 @@ def trained(model_folder: Path) -> StepResult:
 
 async def logged(tmp_path: Path, trained: StepResult) -> Names:
     heldout = write_tasks(tmp_path / "heldout.json", 3, prefix="heldout")
-    sets = [{"name": name, "tasks": str(heldout)} for name in ("heldout", "greedy")]
+    attempts = {"tasks": str(heldout), "attempts": 2}
+    sets = [{"name": name, **attempts} for name in ("heldout", "greedy")]
     names = Names()
     await run_with(
         tmp_path,

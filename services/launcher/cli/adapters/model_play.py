@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.concurrency import raise_failure, running_tasks
+from services.common.even_spread import spread_evenly
 from services.common.printable_text import one_line
 from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, open_endpoint
 from services.launcher.cli.adapters.model_attempts import ModelAttempt, play_attempt
@@ -18,7 +19,7 @@ from services.launcher.cli.adapters.vllm_server import serve_model
 from services.launcher.cli.command_runner import FAILED, OK
 from services.launcher.cli.task_scores import TaskScore, format_scores
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.doctor.dataset import key_of
+from services.launcher.doctor.dataset import env_key_of, key_of
 
 _URL = ("http://", "https://")
 # Host of a server that listens on a socket of this machine.
@@ -52,7 +53,7 @@ async def play_tasks(
 ) -> int:
     """Play all attempts; print each as it ends, and then the scores, also after Ctrl-C. Return the
     exit code. `section` is the gateway's. Raises CommandError."""
-    tasks = tasks[: play.limit]
+    tasks = spread_evenly(tasks, play.limit, group_of=env_key_of, key_of=key_of)
     scores = [TaskScore(key_of(task) or f"task {n}") for n, task in enumerate(tasks)]
     waiting = iter([(n, number) for n in range(len(tasks)) for number in range(play.attempts)])
     try:
