@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.parity.fixtures import Case, load
 
-PEERS = ("trl", "verl", "skyrl")
+PEERS = ("trl", "verl", "skyrl", "prime_rl")
 CASES: tuple[Case, ...] = tuple(case for peer in PEERS for case in load(peer))
 TOLERANCE = 1e-6
 

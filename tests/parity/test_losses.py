@@ -22,6 +22,7 @@ _SYMMETRIC = {"clip_low": 0.2, "clip_high": 0.2}
 _HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
 _TIGHT = {"clip_low": 0.03, "clip_high": 0.07}
 _SUM_NORM = "sequence_mean_token_sum_norm"
+_TO_SAMPLER = {"to": "sampler", "estimator": "k2"}
 _K3 = {"kl": {"coefficient": 0.04, "estimator": "k3"}}
 
 # What each case of the fixtures is called in `[learner.algorithm]`.
@@ -50,6 +51,14 @@ LOSSES: Mapping[str, dict[str, Any]] = {
         "sapo_negative": 4.0,
     },
     "importance_sampling": {"loss": "importance_sampling"},
+    # prime-rl's kl_tau is half the coefficient: its term is the squared log-ratio, k2 half of that.
+    "dppo_default": {"loss": "dppo", **_SYMMETRIC, "kl": {"coefficient": 2e-3, **_TO_SAMPLER}},
+    "dppo_strong_kl": {
+        "loss": "dppo",
+        "clip_low": 0.05,
+        "clip_high": 0.1,
+        "kl": {"coefficient": 1.0, **_TO_SAMPLER},
+    },
 }
 # verl's loss is the ratio, held fixed, times the logprob: another value of the same gradient.
 GRADIENTS: Mapping[str, dict[str, Any]] = {
@@ -97,7 +106,7 @@ def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Te
         count=given.count,
         staleness=torch.zeros_like(given.sequence),
         proximal=given["trainer"] if corrected else None,
-        reference=given["reference"] if config.kl.coefficient else None,
+        reference=given["reference"] if config.kl.needs_reference else None,
     )
     logprobs = given["logprobs"].requires_grad_()
     loss = Objective(config).make_pack_loss(tokens)(logprobs, slice(None)).sum()
