@@ -47,6 +47,8 @@ class ReplicaStatus:
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     alarms: Sequence[RaisedAlarm] = ()
+    # URL of the run's page at a tracker.
+    tracker_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ class Membership:
             total_steps=status.total_steps,
             metrics=status.metrics,
             alarms=[_alarm_to_wire(alarm) for alarm in status.alarms],
+            tracker_url=status.tracker_url,
         )
 
 

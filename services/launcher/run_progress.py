@@ -31,6 +31,8 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     # Alarms of all services.
     alarms: tuple[Alarm, ...] = ()
+    # URL of the run's page at a tracker.
+    tracker_url: str = ""
 
     def with_metrics_of(self, known: "Progress") -> "Progress":
         """Add metrics that only earlier learners reported: an evaluating learner reports no

@@ -212,6 +212,8 @@ class Run:
     error: str = ""
     # Why the backend is unreachable at present; empty if it is reachable.
     unreachable: str = ""
+    # URL of the run's page at a tracker; empty if there is none.
+    tracker_url: str = ""
     # Cost up to `metered`.
     cost: Cost = field(default_factory=Cost)
     metered: float = 0.0

@@ -146,7 +146,9 @@ def _heartbeat_status(state: RunState, limits: asyncio.Future[TokenLimits]) -> R
         for v in (alarm.verdict,)
     ]
     head = (status.phase, limits.done(), status.step, status.total_steps)
-    return ReplicaStatus(*head, metrics=status.metrics, alarms=raised)
+    return ReplicaStatus(
+        *head, metrics=status.metrics, alarms=raised, tracker_url=status.tracker_url
+    )
 
 
 async def _run_with_helpers(

@@ -81,10 +81,10 @@ class TrackedRun:
 class Tracker(Protocol):
     """Destination of metrics. `step` is the number of optimizer steps behind the policy."""
 
-    def open_run(self, run: TrackedRun) -> None:
-        """Get ready, once, before the first point; by default there is nothing to do. Raises
-        ConfigError if the user must act."""
-        return
+    def open_run(self, run: TrackedRun) -> str | None:
+        """Get ready, once, before the first point; by default there is nothing to do. Return the
+        URL of the run's page, if it has one. Raises ConfigError if the user must act."""
+        return None
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]

@@ -137,6 +137,7 @@ def progress_from_pb(request: registry_pb.HeartbeatRequest) -> Progress:
         total_steps=request.total_steps,
         metrics=dict(request.metrics),
         alarms=tuple(_alarm_from_pb(each) for each in request.alarms),
+        tracker_url=one_line(request.tracker_url, _TEXT_CHARACTERS),
     )
 
 

@@ -19,6 +19,8 @@ class NotifyConfig(ConfigModel):
 
     slack: SlackConfig = SlackConfig()
     disable_slack: bool = False
+    # Page of whatever submitted the run, such as a CI job, for the messages.
+    link: str | None = Field(default=None, max_length=2_000)
     # Name of the environment variable with the URL that receives every message as JSON.
     webhook_env: str | None = None
     # Log lines quoted in a message about a failure.

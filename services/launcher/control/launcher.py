@@ -35,6 +35,7 @@ from services.launcher.control.admission import (
 )
 from services.launcher.control.background_loops import run_safely
 from services.launcher.control.reaper import ReapReport
+from services.launcher.control.run_end import LAUNCHER_STOPPED
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
@@ -338,7 +339,7 @@ class Launcher:
             # A start in progress is active by now, and is stopped with the others.
             pass
         for supervisor in self._active.values():
-            supervisor.request_stop(grace_s)
+            supervisor.request_stop(grace_s, LAUNCHER_STOPPED)
         while self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_LOOK_S)
             self._leave_unreachable()

@@ -10,6 +10,10 @@ from services.launcher.state import Cleanup, Outcome, Run, RunState
 CLEAN_AGAIN_S, CLEAN_AGAIN_MAX_S = 0.5, 30.0
 
 
+# Why a run ends with its launcher.
+LAUNCHER_STOPPED = "its launcher was stopped (SIGTERM or Ctrl-C); resume the run to continue it"
+
+
 def end_run(run: Run, outcome: Outcome, now: float, config: LauncherConfig, error: str = "") -> Run:
     """Drain the run towards this outcome; a run that is already ending keeps its outcome."""
     if run.is_ending:
@@ -17,13 +21,14 @@ def end_run(run: Run, outcome: Outcome, now: float, config: LauncherConfig, erro
     return _drain_towards(replace(run, error=error), outcome, now + config.drain_s)
 
 
-def request_stop(run: Run, now: float, grace_s: float) -> Run:
-    """End the run by request. For a draining run, this can only shorten the rest."""
+def request_stop(run: Run, now: float, grace_s: float, why: str = "") -> Run:
+    """End the run by request, for people: `why`. For a draining run, this can only shorten the
+    rest."""
     if run.state is RunState.DRAINING:
         return replace(run, drain_by=min(run.drain_by, now + grace_s))
     if run.is_ending:
         return run
-    return _drain_towards(run, Outcome.STOPPED, now + grace_s)
+    return _drain_towards(replace(run, error=why), Outcome.STOPPED, now + grace_s)
 
 
 def _drain_towards(run: Run, outcome: Outcome, by: float) -> Run:
@@ -58,5 +63,5 @@ def record_cleanup(run: Run, gone: bool, detail: str, now: float) -> tuple[Run, 
 def hurry_run(run: Run, now: float) -> Run:
     """Hurry the end of the run because the launcher must exit: stop draining, and search for
     remains at most once more."""
-    run = request_stop(run, now, 0.0)
+    run = request_stop(run, now, 0.0, LAUNCHER_STOPPED)
     return replace(run, clean_by=min(run.clean_by, now)) if run.clean_by else run

@@ -221,9 +221,9 @@ class Supervisor:
         self._silent.discard(key)
         if self.roster.version != version:
             self.changed.notify_all()
-        self.commit_run(
-            transitions.mark_heartbeat(self.run, key, progress.phase, serving), cause="it serves"
-        )
+        run = transitions.mark_heartbeat(self.run, key, progress.phase, serving)
+        run, notes = transitions.set_tracker_url(run, progress.tracker_url)
+        self.commit_run(run, notes, cause="it serves")
         self._alarms.replace_alarms(key, progress.alarms, self.progress.step)
         if key[0] == state.LEARNER:
             self._note_progress(progress.with_metrics_of(self.progress))
@@ -258,11 +258,10 @@ class Supervisor:
         run = transitions.scale_service(self.run, service, replicas)
         self.commit_run(run, [RunNote(f"{service}={replicas}")], cause=f"scaled to {replicas}")
 
-    def request_stop(self, grace_s: float) -> None:
+    def request_stop(self, grace_s: float, why: str = "stopped on request") -> None:
         """Drain and end the run; a repeat can only shorten the grace."""
-        self.commit_run(
-            run_end.request_stop(self.run, clock.now(), grace_s), cause="stop requested"
-        )
+        run = run_end.request_stop(self.run, clock.now(), grace_s, why)
+        self.commit_run(run, cause=why)
 
     def end_now(self) -> None:
         """End the run at once because the launcher must exit."""

@@ -53,6 +53,13 @@ def mark_heartbeat(run: Run, key: ReplicaKey, phase: str, serving: bool) -> Run:
     return run.with_replicas([replica])
 
 
+def set_tracker_url(run: Run, url: str) -> tuple[Run, list[RunNote]]:
+    """Record where a tracker shows the run, and announce it; empty if that is not known."""
+    if not url or url == run.tracker_url:
+        return run, []
+    return replace(run, tracker_url=url), [RunNote(f"metrics: {url}")]
+
+
 def set_replica_price(run: Run, key: ReplicaKey, price: float | None) -> tuple[Run, list[RunNote]]:
     """Set the hourly price of this replica's machines; None if it is unknown."""
     replica = run.replicas.get(key)

@@ -82,10 +82,12 @@ class RunContext:
 
 
 def is_made_later(context: RunContext, path: str) -> bool:
-    """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet."""
-    tables = context.plan.spec.get("prepare", [])
-    made = {str(table.get("creates")) for table in tables if isinstance(table, Mapping)}
-    return path in made and not Path(path).exists()
+    """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet: what
+    it creates, or another file that it is given the name of."""
+    tables = [t for t in context.plan.spec.get("prepare", []) if isinstance(t, Mapping)]
+    waiting = [table for table in tables if not Path(str(table.get("creates"))).exists()]
+    named = any(path in (t.get("creates"), *t.get("command", ())) for t in waiting)
+    return named and not Path(path).exists()
 
 
 def make_run_context(plan: RunPlan, folder: Path, environ: Mapping[str, str]) -> RunContext:

@@ -47,7 +47,13 @@ class RunFacts:
     max_cost: float | None = None
     max_hours: float | None = None
     hours: float = 0.0
+    # The run's page at its tracker, and the page of all runs there.
     tracker: str = ""
+    tracker_project: str = ""
+    # Page of whatever submitted the run.
+    link: str = ""
+    # Where its logs are: HOST:FOLDER.
+    logs: str = ""
     # The tasks, as the spec selects them.
     tasks: str = ""
     # Share of held-out tasks that passed, in the first evaluation and in the newest.
@@ -116,7 +122,8 @@ def _started_message(facts: RunFacts, *, resumed: bool) -> Message:
         ("Services", services),
         ("Tasks", facts.tasks),
         ("Cost", _estimate_text(facts)),
-        ("Tracker", facts.tracker),
+        ("Tracker", facts.tracker or facts.tracker_project),
+        ("Submitted by", facts.link),
     ]
     kind, title = (
         (MessageKind.RESUMED, "Run resumed") if resumed else (MessageKind.STARTED, "Run started")
@@ -137,9 +144,16 @@ def _estimate_text(facts: RunFacts) -> str:
 
 
 def _failed_message(facts: RunFacts) -> Message:
-    text = facts.run.error[:_TEXT_CHARACTERS]
     log = facts.log[-_LOG_CHARACTERS:]
+    text = _without_lines_of(log, facts.run.error)[:_TEXT_CHARACTERS]
     return Message(MessageKind.FAILED, "Run failed", _ending_facts(facts), text, log)
+
+
+def _without_lines_of(log: str, error: str) -> str:
+    """Return an error without the log's lines that it quotes."""
+    known = set(log.splitlines())
+    head, *quoted = error.splitlines() or [""]
+    return "\n".join([head, *(line for line in quoted if line not in known)])
 
 
 def _stopped_message(facts: RunFacts) -> Message:
@@ -172,6 +186,8 @@ def _ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
         ("Machines", facts.run.cleanup.value.replace("_", " ")),
         *_spent_facts(facts),
         ("Tracker", facts.tracker),
+        ("Submitted by", facts.link),
+        ("Logs", facts.logs),
     ]
     return tuple(pair for pair in pairs if pair[1])
 

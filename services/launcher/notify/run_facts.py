@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def gather_facts(
         max_cost=config.max_cost,
         max_hours=config.max_hours,
         hours=max(0.0, (stored.ended or now) - stored.begun) / 3600,
-        tracker=tracker_link(stored.spec_json),
+        tracker=run.tracker_url,
+        tracker_project=tracker_project(stored.spec_json),
+        link=config.notify.link or "",
+        logs=f"{socket.gethostname()}:{runs / run.run_id / 'logs'}",
         tasks=selected_tasks(stored.spec_json),
         before=before,
         after=stored.metrics.get(FIRST_LAST),
@@ -49,8 +53,8 @@ def log_tail(run_dir: Path, error: str, lines: int) -> str:
     return logs.read_last_lines(run_dir / "logs" / f"{name}.log", lines)
 
 
-def tracker_link(spec_json: str) -> str:
-    """Return the run's URL at wandb; empty unless the spec names the entity."""
+def tracker_project(spec_json: str) -> str:
+    """Return the URL of the run's project at wandb; empty unless the spec names the entity."""
     learner: Any = json.loads(spec_json or "{}").get("learner", {})
     tracking: Any = learner.get("tracking", {})
     if "wandb" not in tracking.get("backends", ()) or not tracking.get("entity"):

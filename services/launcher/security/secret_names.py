@@ -13,7 +13,7 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 # Every service's identity within the run, from the launcher.
 IDENTITY_VARIABLES = (TOKEN_VARIABLE, TLS_VARIABLE)
-_FLEET_DEFAULT, _WANDB = "FLEET_API_KEY", "WANDB_API_KEY"
+_FLEET_DEFAULT, WANDB_KEY = "FLEET_API_KEY", "WANDB_API_KEY"
 # Backends of Fleet, whose `api_key_env` defaults to FLEET_API_KEY.
 FLEET_BACKENDS = ("fleet", "fleet_openenv")
 # Secrets that a store may need; all are optional.
@@ -27,7 +27,7 @@ MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{n}" for n in ("URI", "USERNAME", "PASS
 # Services that may get each secret with a fixed name.
 SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
     _FLEET_DEFAULT: (GATEWAY,),
-    _WANDB: (LEARNER,),
+    WANDB_KEY: (LEARNER,),
     **dict.fromkeys((*STORE_SECRETS, *MLFLOW_SECRETS), (LEARNER,)),
     HUB_TOKEN: (LEARNER, ROLLOUT),
 }
@@ -45,7 +45,7 @@ def required_secrets(
     if service == GATEWAY:
         named += _backend_keys(section)
     if service == LEARNER and "wandb" in tracker_backends(section):
-        named.append(_WANDB)
+        named.append(WANDB_KEY)
     return tuple(dict.fromkeys((*IDENTITY_VARIABLES, *named, *config.sky.secrets)))
 
 

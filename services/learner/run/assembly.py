@@ -76,11 +76,11 @@ async def build_train_loop(
     state: RunState,
     eval_sets: Sequence[EvalSet],
 ) -> TrainLoop:
-    """Build the loop and its stages; open the trackers."""
+    """Build the loop and its stages; open the trackers, and report where the run is shown."""
     config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
     tracked, dumps = await load_tracked_run(journal), vendors.dumps
     dumps.hold_in(journal.holds)
-    await asyncio.to_thread(vendors.tracker.open_run, tracked)
+    state.status.tracker_url = await asyncio.to_thread(vendors.tracker.open_run, tracked) or ""
     clock = await load_clock(journal)
     sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
     return TrainLoop(

@@ -30,6 +30,8 @@ class LearnerStatus:
     policy: PolicyId | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
+    # URL of the run's page at a tracker; empty without one.
+    tracker_url: str = ""
     # Raised alarms, as metrics.
     flags: Callable[[], Mapping[str, float]] = dict
 

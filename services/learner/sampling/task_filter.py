@@ -28,6 +28,8 @@ class _Filter:
     key: str
     wanted: Sequence[str]
     value_of: Callable[[Task], str]
+    # Appended to the error if it leaves nothing.
+    hint: str = ""
 
 
 def filter_tasks(
@@ -53,7 +55,7 @@ def apply_filters(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> 
         before, left = left, [task for task in left if each.value_of(task) in each.wanted]
         details.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
         if not left:
-            details[-1] += f"; these have {_format_values(each, before)}"
+            details[-1] += f"; these have {_format_values(each, before)}{each.hint}"
             raise TaskFilterError(
                 "\n".join(
                     [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *details]
@@ -68,7 +70,12 @@ def _active_filters(config: SelectConfig) -> list[_Filter]:
         _Filter("modality", [config.modality or ""], lambda task: modality_of(task.json)),
         _Filter("env_keys", config.env_keys, lambda task: task.env_key),
         _Filter("difficulty", [str(level) for level in config.difficulty], _field_of("difficulty")),
-        _Filter("data_version", [config.data_version or ""], _field_of("data_version")),
+        _Filter(
+            "data_version",
+            [config.data_version or ""],
+            _field_of("data_version"),
+            "\n  it selects by each task's own data_version; for another dataset, set learner.tasks",
+        ),
     ]
     return [each for each in facts if any(each.wanted)]
 

@@ -34,9 +34,10 @@ class BackgroundTracker:
         self._failing = False
         self.dropped = 0
 
-    def open_run(self, run: TrackedRun) -> None:
-        self._tracker.open_run(run)
+    def open_run(self, run: TrackedRun) -> str | None:
+        url = self._tracker.open_run(run)
         self._thread.start()
+        return url
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]

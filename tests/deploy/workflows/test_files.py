@@ -98,6 +98,14 @@ def test_every_input_reaches_the_step_that_submits_and_is_read() -> None:
     assert unread(submit, variables | {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}) == set()
 
 
+def test_no_spec_that_may_be_chosen_loses_a_tracker_to_a_key_of_wandb() -> None:
+    """The step lists them anew."""
+    for name in request()["task_name"]["options"]:
+        spec = tomllib.loads((ROOT / f"deploy/runs/{name}.toml").read_text())
+        named = spec["learner"].get("tracking", {}).get("backends", [])
+        assert set(named) <= {"jsonl", "console", "wandb"}, name
+
+
 def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
     submit, credentials = named_step("submit")["env"], named_step("credentials")["env"]
     of_runs = set(re.findall(r"secrets\.(\w+)", " ".join(map(str, submit.values()))))

@@ -266,6 +266,42 @@ async def test_clouds_and_the_run_to_resume_are_chosen_by_name(tmp_path: Path) -
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
 
 
+# A value of each input that differs from the empty form.
+TYPED = {
+    "TASK_NAME": "fake-2",
+    "MODALITY": "computer_use",
+    "ENV_KEY": "shop",
+    "ENV_KEYS": "shop,booking",
+    "DIFFICULTY": "2",
+    "MAX_TASKS": "9",
+    "CLOUD": "lambda",
+    "DATA_VERSION": "v0.0.14",
+    "RESUME_RUN_NAME": "demo-1",
+    "MAX_COST": "5",
+    "DISABLE_SLACK": "true",
+    "WANDB_API_KEY": "k",
+}
+
+
+async def test_every_input_changes_what_is_submitted(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/train-skypilot.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    (given,) = [each["env"] for each in job["steps"] if each.get("id") == "submit"]
+    assert {name for name, value in given.items() if "inputs." in value} == set(TYPED)
+    empty = await arguments_of(tmp_path / "empty")
+    for name, value in TYPED.items():
+        assert await arguments_of(tmp_path / name, **{name: value}) != empty, name
+
+
+async def test_messages_link_to_the_page_of_the_job(tmp_path: Path) -> None:
+    job = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "team/code"}
+    arguments = await arguments_of(tmp_path, **job, GITHUB_RUN_ID="7")
+    overrides = [each for each in arguments if each.startswith("--launcher.")]
+    text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
+    link = run_plan.parse_spec(json.dumps(text)).config.notify.link
+    assert link == "https://git.example/team/code/actions/runs/7"
+
+
 @pytest.mark.parametrize("disabled", ["true", "false"])
 async def test_people_are_notified_where_the_repository_sets(tmp_path: Path, disabled: str) -> None:
     given = {"SLACK_CHANNEL": "#fleet-runs", "WANDB_API_KEY": "key-of-wandb"}

@@ -47,6 +47,22 @@ async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
+async def test_files_that_one_prepare_command_makes_together_are_all_made_later(
+    policy: Path, tmp_path: Path
+) -> None:
+    train, heldout = tmp_path / "train.json", tmp_path / "heldout.json"
+    content = spec(policy, train)
+    content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(heldout)}]}
+    command = ["python", "-m", "split", "--train", str(train), "--heldout", str(heldout)]
+    content["prepare"] = [{"creates": str(train), "command": command}]
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.SKIPPED, f"{train} is made by [[prepare]]", f"{heldout} is made by")
+    # A command that does not run again makes nothing.
+    write(train, task("booking", 0))
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, f"{heldout}: ", "No such file")
+
+
 async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The events of a run that become messages, and their recipients."""
 
 import json
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -47,7 +48,9 @@ def facts(**changes: Any) -> RunFacts:
 
 
 def test_the_start_shows_what_runs_where_and_its_maximum_cost() -> None:
-    (message,) = state_messages(RunState.PREFLIGHT, facts(tracker="https://wandb.ai/team/project"))
+    (message,) = state_messages(
+        RunState.PREFLIGHT, facts(tracker_project="https://wandb.ai/team/project")
+    )
     text = slack_text(message)
     assert message.kind is MessageKind.STARTED
     for part in (RUN, "1 learner, 2 rollout", "sky", "https://wandb.ai/team/project"):
@@ -90,6 +93,38 @@ def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
     assert "learner-0 exited with code 1" in text
     assert text.endswith("line &lt;&amp;&gt;\n```")
     assert len(text) < 10_000
+
+
+def test_a_failure_shows_the_end_of_the_log_once() -> None:
+    error = (
+        "learner-0 exited with code 1; gave up after 1 failure. Its last lines:\nTraceback\nboom"
+    )
+    (message,) = state_messages(
+        RunState.FAILED, facts(error=error, log="before\nTraceback\nboom\n")
+    )
+    text = slack_text(message)
+    assert text.count("boom") == text.count("Traceback") == 1
+    assert "gave up after 1 failure. Its last lines:\n```before\n" in text
+    # Without that log, the error has the lines.
+    (bare,) = state_messages(RunState.FAILED, facts(error=error))
+    assert slack_text(bare).endswith("Traceback\nboom")
+
+
+@pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED, RunState.STOPPED])
+def test_an_end_links_to_the_job_the_logs_and_the_runs_own_page(state: RunState) -> None:
+    ended = facts(
+        link="https://git.example/runs/7",
+        logs="host:/runs/demo/logs",
+        tracker="https://wandb.ai/team/project/runs/1",
+        tracker_project="https://wandb.ai/team/project",
+    )
+    (message,) = state_messages(state, ended)
+    shown = dict(message.facts)
+    assert shown["Submitted by"] == "https://git.example/runs/7"
+    assert shown["Logs"] == "host:/runs/demo/logs"
+    assert shown["Tracker"] == "https://wandb.ai/team/project/runs/1"
+    (never,) = state_messages(state, facts(tracker_project="https://wandb.ai/team/project"))
+    assert "Tracker" not in dict(never.facts), "that run is not there"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +230,7 @@ async def test_a_run_has_one_thread_and_each_event_one_message(tmp_path: Path) -
         assert "Run started" in start["text"] and "$2.00 an hour" in start["text"]
         assert end["thread_ts"] == start["ts"]
         assert "Run failed" in end["text"] and "of the rollout" in end["text"]
+        assert f"*Logs:* {socket.gethostname()}:{logs}" in end["text"]
 
 
 async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
@@ -208,6 +244,22 @@ async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
             "*Run resumed*",
         ]
         assert all("thread_ts" in message for message in double.messages[1:])
+
+
+async def test_messages_name_the_page_of_the_run_once_its_learner_has_reported_it(
+    tmp_path: Path,
+) -> None:
+    notify = {"link": "https://git.example/runs/7"}
+    async with slack() as double:
+        text = json.loads(spec_of(double))
+        text["launcher"]["notify"] |= notify
+        one = Reported(tmp_path, json.dumps(text))
+        await one.state(RunState.PREFLIGHT)
+        url = "https://wandb.ai/team/project/runs/1"
+        await one.state(RunState.COMPLETED, outcome=Outcome.COMPLETED, tracker_url=url)
+        await one.close()
+        assert [f"*Tracker:* {url}" in text for text in double.texts] == [False, True]
+        assert all("*Submitted by:* https://git.example/runs/7" in text for text in double.texts)
 
 
 async def test_an_alarm_of_the_learner_is_sent_each_time_that_it_is_raised(tmp_path: Path) -> None:

@@ -98,7 +98,19 @@ async def test_a_failure_is_sent_with_the_end_of_the_log(tmp_path: Path) -> None
             run_id = (await runs.StartRun(request, timeout=60.0)).run_id
             await until(runs, run_id, (pb.RUN_STATE_FAILED,))
         assert heads(double) == ["*Run started*", "*Run failed*"]
-        assert "last words: out of luck" in double.texts[1]
+        assert double.texts[1].count("last words: out of luck") == 1
+
+
+async def test_a_run_that_ends_with_its_launcher_says_so(tmp_path: Path) -> None:
+    async with slack() as double:
+        async with launcher(tmp_path) as (process, runs):
+            request = pb.StartRunRequest(request_id="r1", spec_json=wish(double, 600))
+            run_id = (await runs.StartRun(request, timeout=60.0)).run_id
+            await until(runs, run_id, (pb.RUN_STATE_RUNNING,))
+            process.terminate()
+            await process.wait()
+        assert heads(double) == ["*Run started*", "*Run cancelled*"]
+        assert "its launcher was stopped (SIGTERM or Ctrl-C)" in double.texts[1]
 
 
 async def test_a_run_is_none_the_worse_for_a_slack_that_refuses(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from flotilla.launcher.v1 import alarm_pb2 as flotilla_dot_launcher_dot_v1_dot_a
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+flotilla/launcher/v1/registry_service.proto\x12\x14\x66lotilla.launcher.v1\x1a flotilla/launcher/v1/alarm.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8f\x01\n\x0fRegisterRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\"z\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0corphan_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xbf\x02\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x08 \x01(\x03\x12\x44\n\x07metrics\x18\t \x03(\x0b\x32\x33.flotilla.launcher.v1.HeartbeatRequest.MetricsEntry\x12+\n\x06\x61larms\x18\n \x03(\x0b\x32\x1b.flotilla.launcher.v1.Alarm\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xba\x01\n\x11HeartbeatResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12\x45\n\x07metrics\x18\x02 \x03(\x0b\x32\x34.flotilla.launcher.v1.HeartbeatResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x13ResolvePeersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\"A\n\x14ResolvePeersResponse\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.flotilla.launcher.v1.Peer\"=\n\x04Peer\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xdd\x01\n\x11ReportUnitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12.\n\x05phase\x18\x05 \x01(\x0e\x32\x1f.flotilla.launcher.v1.UnitPhase\x12\x11\n\texit_code\x18\x06 \x01(\x11\x12\x0c\n\x04tail\x18\x07 \x01(\t\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x10\n\x08restarts\x18\t \x01(\r\x12\x0c\n\x04node\x18\n \x01(\r\"}\n\x12ReportUnitResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"\x97\x01\n\x0fPushLogsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x10\n\x08position\x18\x05 \x01(\x03\x12\r\n\x05\x63hunk\x18\x06 \x01(\x0c\x12\x0c\n\x04node\x18\x07 \x01(\r\x12\x0e\n\x06\x62\x65side\x18\x08 \x01(\t\"$\n\x10PushLogsResponse\x12\x10\n\x08position\x18\x01 \x01(\x03*Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43OMMAND_NONE\x10\x01\x12\x11\n\rCOMMAND_DRAIN\x10\x02\x12\x10\n\x0c\x43OMMAND_STOP\x10\x03*\x86\x01\n\tUnitPhase\x12\x1a\n\x16UNIT_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10UNIT_PHASE_SETUP\x10\x01\x12\x16\n\x12UNIT_PHASE_RUNNING\x10\x02\x12\x18\n\x14UNIT_PHASE_PREEMPTED\x10\x03\x12\x15\n\x11UNIT_PHASE_EXITED\x10\x04\x32\xef\x03\n\x0fRegistryService\x12Y\n\x08Register\x12%.flotilla.launcher.v1.RegisterRequest\x1a&.flotilla.launcher.v1.RegisterResponse\x12\\\n\tHeartbeat\x12&.flotilla.launcher.v1.HeartbeatRequest\x1a\'.flotilla.launcher.v1.HeartbeatResponse\x12g\n\x0cResolvePeers\x12).flotilla.launcher.v1.ResolvePeersRequest\x1a*.flotilla.launcher.v1.ResolvePeersResponse0\x01\x12_\n\nReportUnit\x12\'.flotilla.launcher.v1.ReportUnitRequest\x1a(.flotilla.launcher.v1.ReportUnitResponse\x12Y\n\x08PushLogs\x12%.flotilla.launcher.v1.PushLogsRequest\x1a&.flotilla.launcher.v1.PushLogsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+flotilla/launcher/v1/registry_service.proto\x12\x14\x66lotilla.launcher.v1\x1a flotilla/launcher/v1/alarm.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8f\x01\n\x0fRegisterRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\"z\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0corphan_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd4\x02\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x08 \x01(\x03\x12\x44\n\x07metrics\x18\t \x03(\x0b\x32\x33.flotilla.launcher.v1.HeartbeatRequest.MetricsEntry\x12+\n\x06\x61larms\x18\n \x03(\x0b\x32\x1b.flotilla.launcher.v1.Alarm\x12\x13\n\x0btracker_url\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xba\x01\n\x11HeartbeatResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12\x45\n\x07metrics\x18\x02 \x03(\x0b\x32\x34.flotilla.launcher.v1.HeartbeatResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x13ResolvePeersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\"A\n\x14ResolvePeersResponse\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.flotilla.launcher.v1.Peer\"=\n\x04Peer\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xdd\x01\n\x11ReportUnitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12.\n\x05phase\x18\x05 \x01(\x0e\x32\x1f.flotilla.launcher.v1.UnitPhase\x12\x11\n\texit_code\x18\x06 \x01(\x11\x12\x0c\n\x04tail\x18\x07 \x01(\t\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x10\n\x08restarts\x18\t \x01(\r\x12\x0c\n\x04node\x18\n \x01(\r\"}\n\x12ReportUnitResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"\x97\x01\n\x0fPushLogsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x10\n\x08position\x18\x05 \x01(\x03\x12\r\n\x05\x63hunk\x18\x06 \x01(\x0c\x12\x0c\n\x04node\x18\x07 \x01(\r\x12\x0e\n\x06\x62\x65side\x18\x08 \x01(\t\"$\n\x10PushLogsResponse\x12\x10\n\x08position\x18\x01 \x01(\x03*Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43OMMAND_NONE\x10\x01\x12\x11\n\rCOMMAND_DRAIN\x10\x02\x12\x10\n\x0c\x43OMMAND_STOP\x10\x03*\x86\x01\n\tUnitPhase\x12\x1a\n\x16UNIT_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10UNIT_PHASE_SETUP\x10\x01\x12\x16\n\x12UNIT_PHASE_RUNNING\x10\x02\x12\x18\n\x14UNIT_PHASE_PREEMPTED\x10\x03\x12\x15\n\x11UNIT_PHASE_EXITED\x10\x04\x32\xef\x03\n\x0fRegistryService\x12Y\n\x08Register\x12%.flotilla.launcher.v1.RegisterRequest\x1a&.flotilla.launcher.v1.RegisterResponse\x12\\\n\tHeartbeat\x12&.flotilla.launcher.v1.HeartbeatRequest\x1a\'.flotilla.launcher.v1.HeartbeatResponse\x12g\n\x0cResolvePeers\x12).flotilla.launcher.v1.ResolvePeersRequest\x1a*.flotilla.launcher.v1.ResolvePeersResponse0\x01\x12_\n\nReportUnit\x12\'.flotilla.launcher.v1.ReportUnitRequest\x1a(.flotilla.launcher.v1.ReportUnitResponse\x12Y\n\x08PushLogs\x12%.flotilla.launcher.v1.PushLogsRequest\x1a&.flotilla.launcher.v1.PushLogsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,36 +37,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_HEARTBEATRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_COMMAND']._serialized_start=1645
-  _globals['_COMMAND']._serialized_end=1734
-  _globals['_UNITPHASE']._serialized_start=1737
-  _globals['_UNITPHASE']._serialized_end=1871
+  _globals['_COMMAND']._serialized_start=1666
+  _globals['_COMMAND']._serialized_end=1755
+  _globals['_UNITPHASE']._serialized_start=1758
+  _globals['_UNITPHASE']._serialized_end=1892
   _globals['_REGISTERREQUEST']._serialized_start=136
   _globals['_REGISTERREQUEST']._serialized_end=279
   _globals['_REGISTERRESPONSE']._serialized_start=281
   _globals['_REGISTERRESPONSE']._serialized_end=403
   _globals['_HEARTBEATREQUEST']._serialized_start=406
-  _globals['_HEARTBEATREQUEST']._serialized_end=725
-  _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_start=679
-  _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_end=725
-  _globals['_HEARTBEATRESPONSE']._serialized_start=728
-  _globals['_HEARTBEATRESPONSE']._serialized_end=914
-  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_start=679
-  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_end=725
-  _globals['_RESOLVEPEERSREQUEST']._serialized_start=916
-  _globals['_RESOLVEPEERSREQUEST']._serialized_end=970
-  _globals['_RESOLVEPEERSRESPONSE']._serialized_start=972
-  _globals['_RESOLVEPEERSRESPONSE']._serialized_end=1037
-  _globals['_PEER']._serialized_start=1039
-  _globals['_PEER']._serialized_end=1100
-  _globals['_REPORTUNITREQUEST']._serialized_start=1103
-  _globals['_REPORTUNITREQUEST']._serialized_end=1324
-  _globals['_REPORTUNITRESPONSE']._serialized_start=1326
-  _globals['_REPORTUNITRESPONSE']._serialized_end=1451
-  _globals['_PUSHLOGSREQUEST']._serialized_start=1454
-  _globals['_PUSHLOGSREQUEST']._serialized_end=1605
-  _globals['_PUSHLOGSRESPONSE']._serialized_start=1607
-  _globals['_PUSHLOGSRESPONSE']._serialized_end=1643
-  _globals['_REGISTRYSERVICE']._serialized_start=1874
-  _globals['_REGISTRYSERVICE']._serialized_end=2369
+  _globals['_HEARTBEATREQUEST']._serialized_end=746
+  _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_start=700
+  _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_end=746
+  _globals['_HEARTBEATRESPONSE']._serialized_start=749
+  _globals['_HEARTBEATRESPONSE']._serialized_end=935
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_start=700
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_end=746
+  _globals['_RESOLVEPEERSREQUEST']._serialized_start=937
+  _globals['_RESOLVEPEERSREQUEST']._serialized_end=991
+  _globals['_RESOLVEPEERSRESPONSE']._serialized_start=993
+  _globals['_RESOLVEPEERSRESPONSE']._serialized_end=1058
+  _globals['_PEER']._serialized_start=1060
+  _globals['_PEER']._serialized_end=1121
+  _globals['_REPORTUNITREQUEST']._serialized_start=1124
+  _globals['_REPORTUNITREQUEST']._serialized_end=1345
+  _globals['_REPORTUNITRESPONSE']._serialized_start=1347
+  _globals['_REPORTUNITRESPONSE']._serialized_end=1472
+  _globals['_PUSHLOGSREQUEST']._serialized_start=1475
+  _globals['_PUSHLOGSREQUEST']._serialized_end=1626
+  _globals['_PUSHLOGSRESPONSE']._serialized_start=1628
+  _globals['_PUSHLOGSRESPONSE']._serialized_end=1664
+  _globals['_REGISTRYSERVICE']._serialized_start=1895
+  _globals['_REGISTRYSERVICE']._serialized_end=2390
 # @@protoc_insertion_point(module_scope)

@@ -165,6 +165,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     TOTAL_STEPS_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     ALARMS_FIELD_NUMBER: builtins.int
+    TRACKER_URL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     replica: builtins.int
@@ -175,6 +176,8 @@ class HeartbeatRequest(google.protobuf.message.Message):
     step: builtins.int
     """Progress of the run, from the learner."""
     total_steps: builtins.int
+    tracker_url: builtins.str
+    """URL of the run's page at a tracker, from the learner; empty without one."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     @property
@@ -196,8 +199,9 @@ class HeartbeatRequest(google.protobuf.message.Message):
         total_steps: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         alarms: collections.abc.Iterable[flotilla.launcher.v1.alarm_pb2.Alarm] | None = ...,
+        tracker_url: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "incarnation", b"incarnation", "metrics", b"metrics", "phase", b"phase", "replica", b"replica", "run_id", b"run_id", "service", b"service", "serving", b"serving", "step", b"step", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "incarnation", b"incarnation", "metrics", b"metrics", "phase", b"phase", "replica", b"replica", "run_id", b"run_id", "service", b"service", "serving", b"serving", "step", b"step", "total_steps", b"total_steps", "tracker_url", b"tracker_url"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 

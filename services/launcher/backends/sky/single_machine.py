@@ -1,5 +1,6 @@
 """Task for a whole run on one machine with plain `sky launch`, without a launcher."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +21,24 @@ CHOICES = {
     "DIFFICULTY": "learner.select.difficulty",
     "MAX_TASKS": "learner.select.max_tasks",
     "DATA_VERSION": "learner.select.data_version",
+    "STEPS": "learner.steps",
+    "MAX_TURNS": "rollout.max_turns",
+    "MAX_INPUT_LENGTH": "rollout.max_input_length",
+    "MAX_GENERATE_LENGTH": "rollout.max_generate_length",
     REMOTE: cost_estimate.REMOTE,
 }
 # Always text: unquoted, a version such as 0.3 would be a number.
 _QUOTED = ("DATA_VERSION",)
 RESUME = "RESUME_RUN_NAME"
-# Without the key, wandb logs to the machine's disk.
-_OPTIONAL_SECRETS = ("WANDB_API_KEY",)
+# Variables that a task of SkyRL takes and this one cannot honour, each with what to give instead.
+REFUSED = {
+    "NUM_EPOCHS": "a run has a number of steps: give --env STEPS=N",
+    "LOGGER": "metrics go to wandb with --env WANDB_API_KEY=KEY",
+    "INFERENCE_BACKEND": "the engine is vLLM",
+    "RUN_ID": "a run names itself; RESUME_RUN_NAME resumes one",
+}
+# What the learner tracks with if its spec does not say.
+_TRACKERS = ("jsonl", "console")
 
 
 def whole_run_task(
@@ -34,35 +46,53 @@ def whole_run_task(
 ) -> dict[str, Any]:
     """Return the task, on the learner's candidates.
 
-    Secrets are given by `--secret NAME`; those that are empty here may be left out. `spec` has
-    the overrides, the file at `spec_path` has not."""
+    Secrets without a value must be given by `--secret NAME`. Those that may be left out are
+    variables instead: SkyPilot lets an empty secret hide what `--env` gives, and takes `--secret`
+    for a variable too. `spec` has the overrides, the file at `spec_path` has not."""
     sky = config.sky
     machine = task_documents.resources_from_machines(machine_candidates.machines_of(sky, LEARNER))
     machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
+    required, optional = _list_secrets(spec, config)
     return {
         "name": spec["name"],
         "resources": machine,
         "workdir": ".",
-        "envs": dict.fromkeys((*CHOICES, RESUME), ""),
-        "secrets": _task_secrets(spec, config),
-        "setup": f"set -e\n{sky.setup}\n",
+        "envs": dict.fromkeys((*CHOICES, RESUME, *optional), ""),
+        "secrets": dict.fromkeys(required),
+        "setup": "\n".join(["set -e", *_refusing_lines(), sky.setup, ""]),
         "run": _task_script(spec_path, spec, config, overrides),
     }
 
 
-def _task_secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | None]:
-    """Return the task's secrets.
+def _list_secrets(
+    spec: dict[str, Any], config: LauncherConfig
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the secrets that must be given, and of those that may be left out.
 
-    Services of one machine make their own token. The place that the model is uploaded to may be
-    chosen only at the launch."""
-    found: dict[str, str | None] = {}
-    for service in (GATEWAY, LEARNER, ROLLOUT):
-        for name in secret_names.required_secrets(spec, config, service):
-            if name not in secret_names.IDENTITY_VARIABLES:
-                found[name] = "" if name in _OPTIONAL_SECRETS else None
-    for name in (*secret_names.STORE_SECRETS, *secret_names.optional_secrets(spec, LEARNER)):
-        found.setdefault(name, "")
-    return found
+    Services of one machine make their own token. The place that the model is uploaded to, and
+    wandb, may be chosen only at the launch; without its key wandb logs to the machine's disk."""
+    named = (
+        name
+        for service in (GATEWAY, LEARNER, ROLLOUT)
+        for name in secret_names.required_secrets(spec, config, service)
+    )
+    unneeded = (*secret_names.IDENTITY_VARIABLES, secret_names.WANDB_KEY)
+    required = [name for name in dict.fromkeys(named) if name not in unneeded]
+    optional = (
+        *(secret_names.WANDB_KEY, *secret_names.STORE_SECRETS),
+        *secret_names.optional_secrets(spec, LEARNER),
+    )
+    return required, [name for name in dict.fromkeys(optional) if name not in required]
+
+
+def _refusing_lines() -> list[str]:
+    """Return shell lines that end the setup, before it installs anything, if a variable is given
+    that would be ignored."""
+    return [
+        f'[ -z "${{{name}:-}}" ] ||'
+        f' {{ echo "error: {name} is not supported: {instead}" >&2; exit 1; }}'
+        for name, instead in REFUSED.items()
+    ]
 
 
 def _task_script(
@@ -73,6 +103,7 @@ def _task_script(
     lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
     for name, key in CHOICES.items():
         lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_shell_value(name)}")')
+    lines += _tracker_lines(spec.get(LEARNER, {}))
     lines += _warning_lines(spec, config)
     limit = task_documents.hard_limit_s(config)
     flotilla = " ".join(
@@ -84,6 +115,15 @@ def _task_script(
         f' {shlex.quote(spec_path)} "${{CHOSEN[@]}}" --launcher.backend=local'
     )
     return "\n".join([OWN_CODE, *lines]) + "\n"
+
+
+def _tracker_lines(learner: dict[str, Any]) -> list[str]:
+    """Return the shell line that adds wandb to the run's trackers if there is a key of it."""
+    backends = secret_names.tracker_backends(learner) or _TRACKERS
+    if "wandb" in backends:
+        return []
+    chosen = shlex.quote(f"--learner.tracking.backends={json.dumps([*backends, 'wandb'])}")
+    return [f'[ -z "${secret_names.WANDB_KEY}" ] || CHOSEN+=({chosen})']
 
 
 def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:

@@ -22,9 +22,9 @@ class CompositeTracker(Tracker):
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
 
-    def open_run(self, run: TrackedRun) -> None:
-        for tracker in self._trackers:
-            tracker.open_run(run)
+    def open_run(self, run: TrackedRun) -> str | None:
+        urls = [tracker.open_run(run) for tracker in self._trackers]
+        return next(filter(None, urls), None)
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]

@@ -48,9 +48,9 @@ class WandbTracker:
         with seen_by_children("WANDB_*"):
             wandb.setup()
 
-    def open_run(self, run: TrackedRun) -> None:
-        """Start the run. Raises ConfigError if mode `online` is impossible, or wandb refuses its
-        settings."""
+    def open_run(self, run: TrackedRun) -> str | None:
+        """Start the run; return its URL if it is online. Raises ConfigError if mode `online` is
+        impossible, or wandb refuses its settings."""
         wanted = self._config.mode
         offline = "" if wanted == "online" else self._why_offline()
         if wanted == "online" and (reason := _why_no_key() or _why_unreachable()):
@@ -73,6 +73,7 @@ class WandbTracker:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         self._episodes.begin_after(run.logged_step)
+        return None if offline else self._run.url
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]

@@ -11,12 +11,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services.common.config import load_spec
+from services.common.config import canonical_json, load_spec, parse_config
+from services.launcher.backends.sky import single_machine
 from services.launcher.cli import app, plan, train
 from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_plan import RunPlan
+from services.launcher.run_plan import RunPlan, parse_spec
+from services.launcher.security.env_filter import variables_of_any_service
+from services.learner.config.learner import LearnerConfig
 from services.learner.config.sampling import SelectConfig
+from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT
 
 FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
@@ -132,9 +136,91 @@ def test_where_the_model_is_kept_is_chosen_at_the_launch(
     assert not (tmp_path / "pwned").exists()
 
 
-def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
-    secrets = yaml.safe_load(FILE.read_text())["secrets"]
-    assert secrets["AWS_ACCESS_KEY_ID"] == secrets["AWS_SECRET_ACCESS_KEY"] == ""
+def test_keys_that_may_be_left_out_are_variables_which_env_and_secret_both_set() -> None:
+    """SkyPilot 0.14.1 runs a task with `{**envs, **secrets}`: an empty secret would hide what
+    `--env` gives, and a secret without a value is refused unless `--secret` gives it."""
+    task = yaml.safe_load(FILE.read_text())
+    assert task["secrets"] == {"FLEET_API_KEY": None}
+    for name in ("WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"):
+        assert task["envs"][name] == ""
+
+
+# A value of each variable of the file that is no key, and what the run's spec has then.
+CHOSEN: dict[str, tuple[str, Any]] = {
+    "MODALITY": ("computer_use", "computer_use"),
+    "ENV_KEYS": ("shop", "shop"),
+    "DIFFICULTY": ("2", 2),
+    "MAX_TASKS": ("9", 9),
+    "DATA_VERSION": ("v0.0.14", "v0.0.14"),
+    "STEPS": ("7", 7),
+    "MAX_TURNS": ("5", 5),
+    "MAX_INPUT_LENGTH": ("4096", 4096),
+    "MAX_GENERATE_LENGTH": ("512", 512),
+    "CHECKPOINT_REMOTE": ("s3://bucket/prefix", "s3://bucket/prefix"),
+}
+
+
+def test_every_variable_of_the_file_has_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = yaml.safe_load(FILE.read_text())
+    assert set(CHOSEN) == set(single_machine.CHOICES)
+    values = {name: value for name, (value, _) in CHOSEN.items()}
+    arguments = arguments_of(tmp_path, WANDB_API_KEY="k", RESUME_RUN_NAME="run-1", **values)
+    spec, resumed = request(arguments, monkeypatch)
+    assert resumed == "run-1"
+    for name, key in single_machine.CHOICES.items():
+        found: Any = spec
+        for part in key.split("."):
+            found = found[part]
+        assert found == CHOSEN[name][1], name
+    # The services take these values, and get the keys.
+    parse_config(LearnerConfig, spec["learner"], where="learner")
+    parse_config(RolloutConfig, spec["rollout"], where="rollout")
+    config = parse_spec(canonical_json(spec)).config
+    keys = {*task["envs"], *task["secrets"]} - {*CHOSEN, single_machine.RESUME}
+    assert keys <= set(variables_of_any_service(spec, config))
+
+
+def test_a_key_of_wandb_adds_it_to_the_trackers_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backends(folder: str, file: Path, **chosen: str) -> Any:
+        spec, _ = request(arguments_of(tmp_path / folder, file, **chosen), monkeypatch)
+        return spec["learner"].get("tracking", {}).get("backends")
+
+    assert backends("without", FILE) is None
+    assert backends("with", FILE, WANDB_API_KEY="k") == ["jsonl", "console", "wandb"]
+    own = "--learner.tracking.backends=['jsonl', 'tensorboard']"
+    file = planned(tmp_path / "out", monkeypatch, own)
+    assert backends("own", file) == ["jsonl", "tensorboard"]
+    assert backends("more", file, WANDB_API_KEY="k") == ["jsonl", "tensorboard", "wandb"]
+
+
+@pytest.mark.parametrize("name", single_machine.REFUSED)
+def test_a_variable_that_would_be_ignored_ends_the_setup_before_it_installs_anything(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy/setup-machine.sh").write_text("touch installed\n")
+    setup = yaml.safe_load(FILE.read_text())["setup"]
+
+    def run_setup(**chosen: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ("bash", "-c", setup),
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], **chosen},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    refused = run_setup(**{name: "3"})
+    assert refused.returncode == 1
+    assert f"error: {name} is not supported: " in refused.stderr
+    assert not (tmp_path / "installed").exists()
+    assert run_setup().returncode == 0
+    assert (tmp_path / "installed").exists()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def main(folder: Path, first: int, last: int, *, resumed: bool, end: str, mode: 
     config = TrackingConfig.model_validate({"mode": mode, "group": "tests", "tags": ["a"]})
     tracker = WandbTracker(config, "my-run", folder, redact_spec(SPEC))
     try:
-        tracker.open_run(TrackedRun("0123abcd", resumed=resumed, logged_step=first - 1))
+        url = tracker.open_run(TrackedRun("0123abcd", resumed=resumed, logged_step=first - 1))
     except ConfigError as error:
         sys.exit(str(error))
     for step in range(first, last + 1):
@@ -34,6 +34,7 @@ def main(folder: Path, first: int, last: int, *, resumed: bool, end: str, mode: 
         if step == 2:
             # As an evaluation of version 2, which ends when step 2 was logged.
             tracker.log_metrics(step, {"eval/all/pass_at_1": 0.5}, {})
+    print("its page:", url)
     print("wandb's process has", *variables_of_wandb())
     if end == "kill":
         # As long as wandb may keep a point in memory.
