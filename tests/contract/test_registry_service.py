@@ -67,6 +67,24 @@ async def test_peers_are_those_that_serve_and_every_change_is_sent(tmp_path: Pat
         watch.cancel()
 
 
+async def test_the_page_of_the_run_that_its_learner_reports_is_kept_and_announced_once(
+    tmp_path: Path,
+) -> None:
+    url = "https://wandb.ai/team/project/runs/1"
+    async with serving(tmp_path, FakeBackend()) as served:
+        run_id = await served.start(wish())
+        learner = who(run_id, "learner")
+        await register(served, learner)
+        for given in ("", url, url, "", f"{url}\x1b[2J"):
+            request = PB.HeartbeatRequest(**learner, serving=True, tracker_url=given)
+            await served.registry.Heartbeat(request)
+        stored = served.launcher.get_run(run_id)
+        events = served.launcher.store.list_events(run_id, 0)
+    assert stored.run.tracker_url == url
+    texts = [event.body["text"] for event in events if event.kind == "message"]
+    assert texts.count(f"metrics: {url}") == 1
+
+
 async def test_a_new_incarnation_replaces_the_old_which_must_exit(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBackend()) as served:
         run_id = await served.start(wish())

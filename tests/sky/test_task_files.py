@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,13 @@ _TAKEN = {
     "slurm/mini/cpu": ("Slurm", "mini", "cpu"),
     "ssh/pool": ("SSH", "ssh-pool", None),
 }
-# SkyPilot looks for these clusters first; here it finds none, in its file or without a package.
+# SkyPilot looks for these clusters first; here it finds none, in its file or without the package
+# that `make sky-clouds` adds.
 _LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
     "slurm/mini/cpu": (ValueError, "Cluster mini not found in Slurm config"),
-    "ssh/pool": (ImportError, "Failed to import dependencies for Kubernetes"),
+    "ssh/pool": (ValueError, "SSH Node Pool 'pool' is not set up")
+    if find_spec("kubernetes")
+    else (ImportError, "Failed to import dependencies for Kubernetes"),
 }
 
 
@@ -68,6 +72,24 @@ def test_a_whole_run_on_one_machine_is_launched_by_its_key_and_choices(home: Pat
     assert {str(r.accelerators) for r in task.resources} == {"{'H100': 1}", "{'H100-SXM': 1}"}
     assert {r.cloud for r in task.resources} == {None}
     assert all(resources.autostop_config.down for resources in task.resources)
+
+
+@pytest.mark.parametrize("option", ["--env", "--secret"])
+def test_a_key_that_may_be_left_out_reaches_the_run_by_either_option(
+    home: Path, option: str
+) -> None:
+    dags: Any = import_module("sky.utils.dag_utils")
+    path = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
+    needed, given = [("FLEET_API_KEY", "canary-key")], [("WANDB_API_KEY", "k"), ("HF_TOKEN", "h")]
+    by_env, by_secret = (given, needed) if option == "--env" else ([], needed + given)
+    (task,) = dags.load_dag_from_yaml(str(path), by_env, by_secret).tasks
+    found = {
+        name: getattr(value, "get_secret_value", lambda value=value: value)()
+        for name, value in task.envs_and_secrets.items()
+    }
+    assert dict(needed + given).items() <= found.items()
+    assert found["AWS_ACCESS_KEY_ID"] == ""
+    assert not task.managed_secret_refs, "SkyPilot refuses the launch if one is left"
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-32b", "tiny-slurm"])

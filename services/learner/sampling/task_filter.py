@@ -74,7 +74,7 @@ def _active_filters(config: SelectConfig) -> list[_Filter]:
             "data_version",
             [config.data_version or ""],
             _field_of("data_version"),
-            "\n  it selects by each task's own data_version; for another dataset, set learner.tasks",
+            "\n  it selects by a task's own data_version; for another dataset, set learner.tasks",
         ),
     ]
     return [each for each in facts if any(each.wanted)]

@@ -10,6 +10,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import FailureKind
+from services.common.run_membership import ReplicaStatus
 from services.env_gateway.api import alarms
 from services.env_gateway.tools import tool_drift
 from services.learner.alarms import event_rules, learning_rules, task_rules
@@ -124,6 +125,20 @@ async def logged(tmp_path: Path, trained: StepResult) -> Names:
         eval={"sets": sets},
     )
     return names
+
+
+class ShownTracker(Names):
+    """A tracker with a page of the run."""
+
+    def open_run(self, run: TrackedRun) -> str:
+        return f"https://tracker.example/{run.tracker_id}"
+
+
+async def test_heartbeats_carry_the_page_of_the_run(tmp_path: Path) -> None:
+    sent: list[ReplicaStatus] = []
+    await run_with(tmp_path, ShownTracker(), reported={}, statuses=sent, steps=1)
+    assert sent[-1].tracker_url.startswith("https://tracker.example/")
+    assert len(sent[-1].tracker_url) > len("https://tracker.example/")
 
 
 async def test_a_full_step_logs_every_documented_name_and_no_other(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.fingerprint import TokenizerDigests
-from services.common.run_membership import ReplicaIdentity
+from services.common.run_membership import ReplicaIdentity, ReplicaStatus
 from services.common.service_lifecycle import Lifecycle
 from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
@@ -27,10 +27,11 @@ async def run_with(
     until: Callable[[FakeWorker], Awaitable[None]] | None = None,
     heard: AlarmSink | None = None,
     reported: Mapping[str, float] | None = None,
+    statuses: list[ReplicaStatus] | None = None,
     **changes: Any,
 ) -> None:
     """Start a run and wait for its end, its failure, or the end of `until`; `reported` holds the
-    metrics from a launcher."""
+    metrics from a launcher, and `statuses` gets the last status for it."""
     changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
     address = free_address()
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
@@ -50,6 +51,8 @@ async def run_with(
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
     finally:
+        if statuses is not None and runtime.lifecycle is not None:
+            statuses.append(runtime.lifecycle.status())
         running.cancel()
         tracker.close()
         with suppress(asyncio.CancelledError):

@@ -96,6 +96,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = log(folder, 3, 11, resumed=True)
     assert done.returncode == 0, done.stderr
     assert "no API key was found" in done.stdout + done.stderr
+    assert "its page: None" in done.stdout
     return folder
 
 
@@ -171,6 +172,7 @@ def test_a_resumed_run_continues_its_run_on_the_server(tmp_path: Path) -> None:
         for first, last, resumed in ((1, 2, False), (3, 4, True)):
             done = log(tmp_path, first, last, resumed=resumed, mode="online", **online)
             assert done.returncode == 0, done.stderr
+            assert f"its page: {server.url}/me/p/runs/0123abcd" in done.stdout
         assert set(server.announced) == {"0123abcd"}
         points = server.lines("0123abcd")
     assert [point["step"] for point in points if "policy/loss" in point] == [1, 2, 3, 4]
