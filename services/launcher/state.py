@@ -25,6 +25,8 @@ ReplicaKey = tuple[str, int]
 class RunState(StrEnum):
     """Stages of a run's life."""
 
+    # It waits for devices of its machine.
+    QUEUED = "queued"
     PREFLIGHT = "preflight"
     PROVISIONING = "provisioning"
     STARTING = "starting"
@@ -210,6 +212,11 @@ class Run:
     clean_at: float = 0.0
     clean_by: float = 0.0
     error: str = ""
+    # Of runs that wait for the same devices, the one of the highest priority begins first.
+    priority: int = 0
+    # Place in the queue, from 1, and what the run waits for; 0 and empty outside of it.
+    queue_place: int = 0
+    waiting: str = ""
     # Why the backend is unreachable at present; empty if it is reachable.
     unreachable: str = ""
     # URL of the run's page at a tracker; empty if there is none.

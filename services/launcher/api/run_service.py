@@ -16,7 +16,7 @@ from services.common.rpc import to_seconds
 from services.launcher.api import codec
 from services.launcher.api.run_files_stream import RunFilesStream
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait_to_poll
-from services.launcher.control.launcher import Launcher, refusal_error
+from services.launcher.control.launcher import Launcher, StartOrder, refusal_error
 from services.launcher.state import RunMode
 from services.launcher.store import logs
 
@@ -44,13 +44,15 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def StartRun(
         self, request: run_service_pb2.StartRunRequest, context: Context
     ) -> run_service_pb2.StartRunResponse:
-        run_id = await self._launcher.start_run(
-            request.request_id,
+        order = StartOrder(
             request.spec_json,
             # An unspecified mode, or one that only a newer client knows, is TRAIN.
             codec.MODES.find_member(request.mode) or RunMode.TRAIN,
             request.resume_run_id,
+            request.wait,
+            request.priority,
         )
+        run_id = await self._launcher.start_run(request.request_id, order)
         return run_service_pb2.StartRunResponse(run_id=run_id)
 
     async def GetRun(
@@ -89,7 +91,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def ScaleService(
         self, request: run_service_pb2.ScaleServiceRequest, context: Context
     ) -> run_service_pb2.ScaleServiceResponse:
-        self._launcher.scale_service(request.run_id, request.service, request.replicas)
+        await self._launcher.scale_service(request.run_id, request.service, request.replicas)
         return run_service_pb2.ScaleServiceResponse()
 
     async def TailLogs(
@@ -136,6 +138,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             if not run_id:
                 return run_service_pb2.StopRunResponse()
         state = await self._launcher.stop_run(run_id, grace_s)
+        if request.request_id and self._launcher.store.get_run(run_id) is None:
+            # It was waiting in the queue.
+            return run_service_pb2.StopRunResponse()
         return run_service_pb2.StopRunResponse(state=codec.STATES.encode(state), run_id=run_id)
 
     async def Reap(

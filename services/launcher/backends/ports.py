@@ -59,7 +59,11 @@ class LaunchSpec:
     def name(self) -> str:
         """Name of the replica, unique among all that the backend runs and the same for every
         start."""
-        return f"{self.run_id}/{self.key[0]}-{self.key[1]}"
+        return f"{self.run_id}/{self.label}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.key[0]}-{self.key[1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,26 @@ class ResourceOffer:
     task_yaml: str = ""
     # US dollars for one replica; None if unknown.
     dollars_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """Claim of a run to `count` devices of the launcher's machine, for as long as it lasts. Claims
+    that wait are granted by priority, the highest first, then by the time they were submitted."""
+
+    run_id: str
+    count: int
+    priority: int = 0
+    submitted: float = 0.0
+    waits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Place of a claim among those that wait, from 1, and what it waits for."""
+
+    place: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,15 @@ class Backend(ABC):
     @abstractmethod
     async def kill_replica(self, unit: Unit) -> None:
         """End the replica and all its children now."""
+
+    async def claim_devices(self, claim: DeviceClaim) -> QueuePlace | None:
+        """Reserve devices of this machine for a run; None once it holds them. Repeated while the
+        run waits. Raises BackendError if it never can."""
+        return None
+
+    async def release_devices(self, run_id: str, label: str = "") -> None:
+        """Free the devices of one replica that is not wanted any more, or all of a run."""
+        return None
 
     async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         """Return the price of the replica's present machines in US dollars per hour; None if

@@ -18,10 +18,12 @@ from services.launcher.cli.options import (
     Detach,
     Gpus,
     Grace,
+    Priority,
     Resume,
     ResumedRun,
     Runs,
     Update,
+    Wait,
 )
 
 # Commands whose output is no part of a run: the user's umask decides who may read it.
@@ -65,6 +67,8 @@ def train(
     update: Update = False,
     accept_loss: AcceptLoss = False,
     detach: Detach = False,
+    wait: Wait = False,
+    priority: Priority = 0,
     runs: Runs = RUNS,
 ) -> None:
     """Train a policy from a run spec, and show its progress.
@@ -93,6 +97,7 @@ def train(
             update=update,
             accept_loss=accept_loss,
             detach=detach,
+            turn=command.QueueTurn(wait, priority),
         )
     )
 
@@ -111,6 +116,8 @@ def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="SPEC|RUN", help="Run spec, id of a run, or `newest`.")
     ],
+    wait: Wait = False,
+    priority: Priority = 0,
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
@@ -119,7 +126,8 @@ def evaluate(
     """
     from services.launcher.cli import train as command
 
-    raise typer.Exit(command.evaluate_policy(target, runs, list(context.args)))
+    turn = command.QueueTurn(wait, priority)
+    raise typer.Exit(command.evaluate_policy(target, runs, list(context.args), turn))
 
 
 @app.command(context_settings=OVERRIDES)

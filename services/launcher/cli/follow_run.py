@@ -94,15 +94,22 @@ async def run_to_end(
     began, followed = time.monotonic(), FollowedRun(int(time.time()))
     request.request_id = uuid.uuid4().hex
 
-    async def start_and_follow(connection: LauncherConnection) -> pb.Run:
+    async def start_and_follow(connection: LauncherConnection) -> pb.Run | None:
         if not followed.run_id:
             run_id = await _begin_run(connection, request, followed, console, interrupts)
             followed.run_id = run_id
             console.print(f"Run {run_id} in {runs / run_id}", soft_wrap=True)
-        if not detach:
-            async with linked_inspector(runs, followed.run_id, console):
-                await _follow_run(connection, followed, console, interrupts)
-        return await connection.get_run(followed.run_id)
+        try:
+            if not detach:
+                async with linked_inspector(runs, followed.run_id, console):
+                    await _follow_run(connection, followed, console, interrupts)
+            return await connection.get_run(followed.run_id)
+        except grpc.aio.AioRpcError as error:
+            known = service_error(error)
+            if known is not None and known.reason == "UNKNOWN_RUN":
+                # It was stopped in the queue, and is forgotten.
+                return None
+            raise
 
     run: pb.Run | None
     try:
@@ -126,11 +133,12 @@ async def _begin_run(
     interrupts: Interrupts,
 ) -> str:
     """Start the run. On an interrupt, a launcher that this command owns exits with it and ends
-    the run; any other launcher cancels the request."""
+    the run; any other launcher cancels the request. The queue outlives every launcher, so a request
+    that waits is cancelled in any case."""
     try:
         return await interrupts.unless_interrupted(_start_or_resume(connection, request))
     except InterruptedByUserError:
-        if connection.own is None:
+        if connection.own is None or request.wait:
             console.print("Cancelling the start of the run. Ctrl-C again stops waiting.")
             cancel = cancel_request(connection, request.request_id, interrupts)
             followed.cancelled = await cancel

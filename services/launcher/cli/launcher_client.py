@@ -19,7 +19,7 @@ from services.common import rpc
 from services.common.concurrency import run_unless
 from services.common.python_command import python_command
 from services.launcher.cli import command_hints
-from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.terminal import CommandError
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
@@ -203,9 +203,16 @@ async def connect_to_launcher(
         ) as channel:
             stub: Any = RunServiceStub(channel)
             connection = LauncherConnection(runs, stub, address, own)
-            yield connection
-            if own is not None and await _has_other_work(connection):
-                own = None
+            interrupted = False
+            try:
+                yield connection
+            except InterruptedByUserError:
+                interrupted = True
+                raise
+            finally:
+                # A refused command must not end the runs that its launcher has taken over.
+                if own and not interrupted and await _has_other_work(connection):
+                    own = None
     finally:
         if own is not None:
             await _stop_launcher(own, interrupts)

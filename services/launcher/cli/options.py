@@ -68,6 +68,22 @@ Gpus = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return as soon as the run has started; it continues.")
 ]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="If the GPUs of this machine are taken, wait in the queue instead of being refused.",
+    ),
+]
+Priority = Annotated[
+    int,
+    typer.Option(
+        "--priority",
+        min=-1000,
+        max=1000,
+        help="Place in the queue for this machine's GPUs: the highest first, then by submission.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(

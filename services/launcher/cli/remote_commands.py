@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.launcher.cli.options import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
+from services.launcher.cli.options import (
+    GRACE_S,
+    OVERRIDES,
+    RUNS,
+    Detach,
+    Grace,
+    Priority,
+    Runs,
+)
 
 
 def add_remote_commands(app: typer.Typer) -> None:
@@ -32,9 +40,11 @@ def submit(
         Path | None, typer.Option("--summary", help="File to which a Markdown summary is appended.")
     ] = None,
     detach: Detach = False,
+    priority: Priority = 0,
     runs: Runs = RUNS,
 ) -> None:
-    """Start a run at a remote launcher, and follow it.
+    """Start a run at a remote launcher, and follow it. If the GPUs there are taken, it waits in the
+    queue.
 
     FLOTILLA_LAUNCHER holds the content of that launcher's `runs/launcher.json`; if it is unset, the
     launcher of `--runs` is used. Options override keys of the spec, as for `train`. Ctrl-C, or
@@ -45,7 +55,7 @@ def submit(
     from services.launcher.cli import submit as command
 
     submission = command.SubmitRequest(
-        spec, list(context.args), request_id, resume, summary, detach
+        spec, list(context.args), request_id, resume, summary, detach, priority
     )
     raise typer.Exit(command.submit_run(submission, runs))
 

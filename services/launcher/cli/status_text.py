@@ -35,7 +35,8 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
         took = duration_text(max(0.0, ended - run.create_time.ToSeconds()))
         mode = pb.RunMode.Name(run.mode).removeprefix("RUN_MODE_").lower()
         step = f"{run.step}/{run.total_steps}" if run.total_steps else "-"
-        cells = (run.run_id, STATE_NAMES[run.state], mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
+        state = STATE_NAMES[run.state] + (f" ({run.queue_place})" if run.queue_place else "")
+        cells = (run.run_id, state, mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
         table.add_row(*cells, step, *(found.get(name, "-") for name in rates))
     return table
 
@@ -52,6 +53,8 @@ def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, al
     console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold")
     if alone and run.state not in ENDED:
         console.print("its launcher is gone, and no other one could take over")
+    if run.queue_place:
+        console.print(f"place {run.queue_place} in the queue: {run.waiting}", soft_wrap=True)
     for text in (run.error, run.unreachable and f"the backend is unreachable: {run.unreachable}"):
         if text:
             console.print(text)

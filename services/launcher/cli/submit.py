@@ -32,6 +32,7 @@ class SubmitRequest:
     resume: str = ""
     summary: Path | None = None
     detach: bool = False
+    priority: int = 0
 
 
 def submit_run(submission: SubmitRequest, runs: Path) -> int:
@@ -48,6 +49,8 @@ def submit_run(submission: SubmitRequest, runs: Path) -> int:
             spec_json=canonical_json(spec),
             mode=pb.RUN_MODE_TRAIN,
             resume_run_id=submission.resume,
+            wait=True,
+            priority=submission.priority,
         )
         cancel = connection.cancel_command(submission.request_id)
         try:

@@ -37,6 +37,14 @@ from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 
 @dataclass(frozen=True, slots=True)
+class QueueTurn:
+    """Whether a run waits for this machine's GPUs, and its priority there."""
+
+    wait: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainRequest:
     """The user's request. `resume_command` continues its run, `new_command` begins another."""
 
@@ -57,6 +65,7 @@ def train_policy(
     update: bool = False,
     accept_loss: bool = False,
     detach: bool = False,
+    turn: QueueTurn = QueueTurn(),
 ) -> int:
     """Train from a spec, or resume a run of it; `update` applies today's spec to that run. With
     `detach`, do not wait for its end."""
@@ -64,7 +73,7 @@ def train_policy(
     spec = load_spec(path, overrides)
     resume_command = command_hints.format_command(*words, "--resume", *overrides, runs=runs)
     new_command = command_hints.format_command(*words, *overrides, runs=runs)
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN)
+    start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN, wait=turn.wait, priority=turn.priority)
     if resume:
         if run_id and "://" in run_id:
             run_id = restoring.restore_run(run_id, path, runs, overrides, console)
@@ -83,10 +92,12 @@ def train_policy(
 
 
 @reports_errors(bad_spec=BAD_SPEC)
-def evaluate_policy(target: str, runs: Path, overrides: Sequence[str]) -> int:
+def evaluate_policy(
+    target: str, runs: Path, overrides: Sequence[str], turn: QueueTurn = QueueTurn()
+) -> int:
     """Evaluate a run, or the initial policy of a spec."""
     console = RunConsole()
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_EVAL_ONLY)
+    start = pb.StartRunRequest(mode=pb.RUN_MODE_EVAL_ONLY, wait=turn.wait, priority=turn.priority)
     stored = _find_stored_run(runs, target)
     spec: dict[str, Any] = {}
     if stored is None and target == NEWEST:
@@ -174,6 +185,9 @@ async def _run_request(
         raise CommandError(str(error)) from error
     except InterruptedByUserError:
         outcome = FollowOutcome(None, interrupted=True, seconds=0.0)
+    if outcome.run is None and not outcome.interrupted:
+        console.print("The run was withdrawn from the queue; nothing of it is left.")
+        return FAILED
     if outcome.run is None:
         console.print("Interrupted before the run began; the same command starts over.")
         return INTERRUPTED

@@ -16,9 +16,12 @@ from services.launcher.backends.ports import (
     BackendError,
     BackendUnreachable,
     LaunchSpec,
+    QueuePlace,
     ResourceOffer,
 )
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
+from services.launcher.control.device_claims import make_claim
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs, kept_commit
@@ -102,6 +105,22 @@ class Admission:
         except budget.OverBudgetError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return plan, run_id, prices
+
+    async def claim_devices(
+        self, run: Run, config: LauncherConfig, *, waits: bool
+    ) -> QueuePlace | None:
+        """Claim this machine's devices for a run that begins or is scaled; return its place in the
+        queue, or None if it holds them."""
+        claim = make_claim(run, config, run.metered, waits=waits)
+        try:
+            at = await self._backend(config.backend).claim_devices(claim)
+        except BackendError as error:
+            message = f"launcher.SERVICE.gpus: {error}"
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
+        if at is not None and not waits:
+            message = f"{at.reason}. With --wait, a run waits in the queue until it can begin"
+            raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
+        return at
 
     def _check_may_change(self, stored: StoredRun, plan: RunPlan) -> None:
         """Refuse changes to keys on which the journal and checkpoints of a begun run depend."""

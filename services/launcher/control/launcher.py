@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from services.launcher.backends.ports import (
     BackendUnreachable,
     CleanupEvidence,
     LaunchSpec,
+    QueuePlace,
     ResourceOffer,
 )
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import reaper
+from services.launcher.control import reaper, transitions
+from services.launcher.control.actions import RunNote
 from services.launcher.control.admission import (
     CANCELLED_DIGEST,
     Admission,
@@ -34,6 +37,7 @@ from services.launcher.control.admission import (
     resolve_repeat,
 )
 from services.launcher.control.background_loops import run_safely
+from services.launcher.control.device_claims import make_claim
 from services.launcher.control.reaper import ReapReport
 from services.launcher.control.run_end import LAUNCHER_STOPPED
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
@@ -42,7 +46,7 @@ from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
 from services.launcher.run_plan import RunPlan
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
-from services.launcher.store.run_files import SPEC_FILE
+from services.launcher.store.run_files import write_spec
 
 _CLOSING = "this launcher is shutting down"
 REAP_EVERY_S = 300.0
@@ -52,6 +56,23 @@ _NEXT_LAUNCHER = (
     " run `flotilla reap` when the backend answers again"
 )
 _log = log.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """A request for a run: its spec and mode, the run that it resumes, and whether it waits for
+    devices of this machine, in order of its priority."""
+
+    spec_json: str
+    mode: RunMode = RunMode.TRAIN
+    resume: str = ""
+    wait: bool = False
+    priority: int = 0
+
+    @property
+    def digest(self) -> str:
+        fields = [self.spec_json, self.mode, self.resume, self.wait, self.priority]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +113,8 @@ class Launcher:
         left = self.store.list_unended()
         for stored in left:
             self.get_backend(stored.run.backend)
-        for stored in left:
+        # Runs that have begun keep their devices; the others keep their order.
+        for stored in sorted(left, key=_recovery_order):
             await self._take_over_run(stored)
         taken = [stored for stored in left if stored.run.run_id in self._active]
         return await reaper.end_orphans(self.get_backend("local"), left, taken)
@@ -107,6 +129,10 @@ class Launcher:
             return
         now = time.time()
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
+        with suppress(BackendError):
+            # The supervisor meets the same error, and ends the run.
+            claim = make_claim(stored.run, config, stored.begun)
+            await self.get_backend(config.backend).claim_devices(claim)
         await self._begin_supervision(stored, config)
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
@@ -155,17 +181,16 @@ class Launcher:
         plan = await self._admission.parse_checked(spec_json)
         return plan, await self._admission.collect_offers(plan, self.folder / plan.name)
 
-    async def start_run(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
+    async def start_run(self, request_id: str, order: StartOrder) -> str:
         """Start or resume a run and return its id; a repeated request returns the same id."""
         if not request_id:
             message = "request_id is empty: choose one, and send the same one on a retry"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
-        request = json.dumps([spec_json, mode, resume])
-        digest = hashlib.sha256(request.encode()).hexdigest()
+        digest = order.digest
         try:
             return await self._beginning.join_or_begin(
                 (request_id, digest),
-                lambda: self._admit_and_begin(request_id, digest, spec_json, mode, resume),
+                lambda: self._admit_and_begin(request_id, order),
             )
         except WorkCancelledError as error:
             known = self.store.get_request(request_id)
@@ -173,38 +198,53 @@ class Launcher:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING) from error
             return resolve_repeat(request_id, known or (CANCELLED_DIGEST, ""), digest)
 
-    async def _admit_and_begin(
-        self, request_id: str, digest: str, spec_json: str, mode: RunMode, resume: str
-    ) -> str:
+    async def _admit_and_begin(self, request_id: str, order: StartOrder) -> str:
         async with self._starting:
             known = self.store.get_request(request_id)
             if known is not None:
-                return resolve_repeat(request_id, known, digest)
+                return resolve_repeat(request_id, known, order.digest)
             if self._closing:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-            plan, run_id, prices = await self._admission.admit_run(spec_json, mode, resume)
-            pin = self._equipment.hooks.pin
-            commit = await pin(plan) if pin is not None else None
-            if self._closing:
-                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-            requested = plan
-            plan = plans.pin_revision(plan, commit) if commit else plan
-            run_dir = self.folder / run_id
-            run_dir.mkdir(exist_ok=True)
-            (run_dir / SPEC_FILE).write_text(plan.text)
-            with self.store.transaction():
-                stored = self._record_begin(plan, run_id, mode, prices)
-                if commit:
-                    self._note_pin(run_id, requested, commit)
-                self.store.save_request(request_id, digest, run_id)
-            # A caller that disconnects must not leave a run without a supervisor, and the next
-            # start must wait until this run has one.
-            beginning = asyncio.create_task(self._begin_run(stored, plan.config))
+            plan, run_id, prices = await self._admission.admit_run(
+                order.spec_json, order.mode, order.resume
+            )
             try:
-                await asyncio.shield(beginning)
+                await self._claim_and_begin(request_id, order, plan, run_id, prices)
             finally:
-                await asyncio.wait({beginning})
+                if run_id not in self._active:
+                    await self.get_backend(plan.config.backend).release_devices(run_id)
         return run_id
+
+    async def _claim_and_begin(
+        self,
+        request_id: str,
+        order: StartOrder,
+        plan: RunPlan,
+        run_id: str,
+        prices: dict[str, float],
+    ) -> None:
+        run = self._make_run(plan, run_id, order)
+        at = await self._admission.claim_devices(run, plan.config, waits=order.wait)
+        pin = self._equipment.hooks.pin
+        commit = await pin(plan) if pin is not None else None
+        if self._closing:
+            raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
+        requested = plan
+        plan = plans.pin_revision(plan, commit) if commit else plan
+        if at is None:
+            write_spec(self.folder / run_id, plan.text)
+        with self.store.transaction():
+            stored = self._record_begin(run, plan, prices, at)
+            if commit:
+                self._note_pin(run_id, requested, commit)
+            self.store.save_request(request_id, order.digest, run_id)
+        # A caller that disconnects must not leave a run without a supervisor, and the next start
+        # must wait until this run has one.
+        beginning = asyncio.create_task(self._begin_run(stored, plan.config))
+        try:
+            await asyncio.shield(beginning)
+        finally:
+            await asyncio.wait({beginning})
 
     def _note_pin(self, run_id: str, requested: RunPlan, commit: str) -> None:
         policy = parse_shared(requested.spec, where="spec").policy
@@ -224,22 +264,31 @@ class Launcher:
             reaper.abandon_run(self.store, stored.run, f"the launcher failed: {error}")
             raise refusal_error(StatusCode.UNAVAILABLE, "NOT_BEGUN", str(error)) from error
 
-    def _record_begin(
-        self, plan: RunPlan, run_id: str, mode: RunMode, prices: dict[str, float]
-    ) -> StoredRun:
-        now, known = time.time(), self.store.get_run(run_id)
-        run = Run(
+    def _make_run(self, plan: RunPlan, run_id: str, order: StartOrder) -> Run:
+        known = self.store.get_run(run_id)
+        return Run(
             run_id=run_id,
             name=plan.name,
             wanted=plan.config.replica_counts(),
-            mode=mode,
+            mode=order.mode,
             backend=plan.config.backend,
             cost=known.run.cost if known else Cost(),
-            metered=now,
+            metered=time.time(),
+            priority=order.priority,
         )
+
+    def _record_begin(
+        self, run: Run, plan: RunPlan, prices: dict[str, float], at: QueuePlace | None
+    ) -> StoredRun:
+        """Write a run that begins, or that waits at this place in the queue."""
+        now, notes = run.metered, list[RunNote]()
+        if at is not None:
+            run, notes = transitions.mark_queued(run, at)
         self.store.begin_run(run, plan.text, now, prices)
-        self.store.add_event(run_id, now, "state", {"state": run.state})
-        return self.get_run(run_id)
+        self.store.add_event(run.run_id, now, "state", {"state": run.state})
+        for note in notes:
+            self.store.add_event(run.run_id, now, "message", {"text": note.text})
+        return self.get_run(run.run_id)
 
     async def _begin_supervision(self, stored: StoredRun, config: LauncherConfig) -> None:
         run_id = stored.run.run_id
@@ -269,6 +318,8 @@ class Launcher:
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
+            if supervisor.run.state is RunState.QUEUED:
+                await self.get_backend(supervisor.config.backend).release_devices(run_id)
             # Watchers end only when nothing more can happen.
             supervisor.changed.notify_all()
             verified = supervisor.run.cleanup is Cleanup.VERIFIED
@@ -303,12 +354,15 @@ class Launcher:
             return False
         return not reaper.has_recent_suspects(self.store, self._equipment.backends)
 
-    def scale_service(self, run_id: str, service: str, replicas: int) -> None:
+    async def scale_service(self, run_id: str, service: str, replicas: int) -> None:
         supervisor = self.get_supervisor(run_id)
         run = self.get_run(run_id).run if supervisor is None else supervisor.run
         check_scale(run, service, replicas)
-        if supervisor is not None:
-            supervisor.scale_service(service, replicas)
+        if supervisor is None:
+            return
+        scaled, queued = transitions.scale_service(run, service, replicas), run.queue_place > 0
+        await self._admission.claim_devices(scaled, supervisor.config, waits=queued)
+        supervisor.scale_service(service, replicas)
 
     async def find_or_prevent_run(self, request_id: str) -> str:
         """Return the run that this StartRun began. If there is none, prevent it for ever."""
@@ -326,18 +380,36 @@ class Launcher:
         supervisor = self.get_supervisor(run_id)
         if supervisor is None:
             return stored.run.state
+        if supervisor.run.state is RunState.QUEUED and stored.begun == stored.created:
+            await self._withdraw_run(run_id)
+            return RunState.STOPPED
         supervisor.request_stop(grace_s)
         await supervisor.wait_until_ended()
         return supervisor.run.state
 
+    async def _withdraw_run(self, run_id: str) -> None:
+        """Take a run that never began out of the queue, and leave nothing of it."""
+        await self._leave_unsupervised(run_id)
+        await self._equipment.registries.close(run_id, forget=True)
+        self.store.forget_run(run_id, CANCELLED_DIGEST)
+
+    async def _leave_unsupervised(self, run_id: str) -> None:
+        task = self._tasks[run_id]
+        task.cancel()
+        await asyncio.wait({task})
+
     async def close(self, grace_s: float) -> None:
-        """Stop all runs and accept no more. Runs that cannot end within the grace because a
-        backend is unreachable stay in the ledger for the next launcher."""
+        """Stop all runs and accept no more. Runs in the queue, and runs that cannot end within the
+        grace because a backend is unreachable, stay in the ledger for the next launcher."""
         self._closing = True
         self._beginning.cancel_matching(lambda key: True)
         async with self._starting:
             # A start in progress is active by now, and is stopped with the others.
             pass
+        queued = [name for name, s in self._active.items() if s.run.state is RunState.QUEUED]
+        for run_id in queued:
+            # They keep their places for the next launcher.
+            await self._leave_unsupervised(run_id)
         for supervisor in self._active.values():
             supervisor.request_stop(grace_s, LAUNCHER_STOPPED)
         while self._tasks:
@@ -361,3 +433,7 @@ class Launcher:
         """End all runs now."""
         for supervisor in self._active.values():
             supervisor.end_now()
+
+
+def _recovery_order(stored: StoredRun) -> tuple[bool, int, float]:
+    return (stored.run.state is RunState.QUEUED, -stored.run.priority, stored.begun)

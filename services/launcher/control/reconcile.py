@@ -27,7 +27,7 @@ from services.launcher.state import (
 
 def reconcile_run(run: Run, now: float, config: LauncherConfig) -> tuple[Run, list[RunAction]]:
     """Compare the known state with the wanted one, and return the actions."""
-    if run.state.has_ended or run.state is RunState.PREFLIGHT:
+    if run.state.has_ended or run.state in (RunState.QUEUED, RunState.PREFLIGHT):
         return run, []
     if run.state is RunState.TEARDOWN:
         return run, [CleanRun()] if now >= run.clean_at else []

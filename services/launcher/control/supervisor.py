@@ -12,7 +12,7 @@ from services.common.change_signal import ChangeSignal
 from services.common.concurrency import running_tasks, wait_for_any, wait_for_event
 from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
-from services.launcher.backends.ports import Backend, LaunchSpec
+from services.launcher.backends.ports import Backend, BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, restarts, run_end, transitions
 from services.launcher.control.actions import (
@@ -25,6 +25,7 @@ from services.launcher.control.actions import (
 )
 from services.launcher.control.agent_reports import AgentReports, describe_report
 from services.launcher.control.cost_tracker import CostTracker
+from services.launcher.control.device_claims import make_claim
 from services.launcher.control.launch_spec import make_launch_spec
 from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
@@ -34,12 +35,14 @@ from services.launcher.run_progress import Progress, RaisedAlarms
 from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.roster import Member, Roster, UnregisteredError
-from services.launcher.store.run_files import JOURNAL
+from services.launcher.store.run_files import JOURNAL, write_spec
 
 # Least interval between two progress events without urgent news.
 _PROGRESS_S = 0.9
 _LOOK_AROUND_S = 5.0
 _WRITE_AGAIN_S = 1.0
+# Interval between two looks at the queue for devices.
+_QUEUE_S = 0.5
 _log = log.get_logger(__name__)
 
 
@@ -77,6 +80,9 @@ class Supervisor:
         self._cost_tracker = CostTracker(
             dependencies.hooks.meter, config, stored.prices, stored.begun
         )
+        self._submitted = stored.begun
+        # Replicas whose devices were freed while the run continues.
+        self._freed: set[ReplicaKey] = set()
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[ReplicaKey] = set()
@@ -86,6 +92,7 @@ class Supervisor:
 
     async def supervise_to_end(self) -> None:
         """Reconcile the run until it has ended and none of its replicas runs."""
+        await self._pass_queue()
         await self._pass_preflight()
         if self.run.state is RunState.TEARDOWN:
             # Restart the search for remains: without a launcher, its time passed unused.
@@ -108,6 +115,7 @@ class Supervisor:
                 else:
                     # Count the cost nevertheless.
                     self._try_commit(self.run, [])
+                await self._free_devices()
                 while self._moved:
                     self._spawn_work(tasks, self._controller.update_price(self._moved.pop()))
                 self._report_silence()
@@ -128,6 +136,42 @@ class Supervisor:
         task = tasks.create_task(work)
         self._carried.add(task)
         task.add_done_callback(self._carried.discard)
+
+    async def _pass_queue(self) -> None:
+        """Wait until the run holds its devices; a stop request takes effect meanwhile. A run that
+        was taken over waits only if nothing of it was left to hold them."""
+        backend = self._dependencies.backend
+        while not self.run.is_ending:
+            try:
+                at = await backend.claim_devices(make_claim(self.run, self.config, self._submitted))
+            except BackendError as error:
+                run = run_end.end_run(
+                    self.run, state.Outcome.REFUSED, clock.now(), self.config, str(error)
+                )
+                return self.commit_run(run, cause=str(error))
+            if at is None:
+                return self._leave_queue()
+            run, notes = transitions.mark_queued(self.run, at)
+            self.commit_run(run, notes, cause=at.reason)
+            await wait_for_event(self.changed.next_change, _QUEUE_S)
+
+    def _leave_queue(self) -> None:
+        """Begin a run that was waiting; its limits of time count from here."""
+        if self.run.state is not RunState.QUEUED:
+            return
+        now, run_id = clock.now(), self.run.run_id
+        write_spec(self._dependencies.run_dir, self._spec_json)
+        self._dependencies.store.save_begin(run_id, now)
+        self._cost_tracker = replace(self._cost_tracker, begun=now)
+        self.commit_run(transitions.leave_queue(self.run, now), cause="it holds its devices")
+
+    async def _free_devices(self) -> None:
+        """Free the devices of replicas that were scaled away."""
+        for replica in self.run.replicas.values():
+            stopped = replica.state is state.ReplicaState.STOPPED and replica.key not in self._freed
+            if stopped and not self.run.is_ending:
+                self._freed.add(replica.key)
+                await self._dependencies.backend.release_devices(self.run.run_id, replica.label)
 
     async def _pass_preflight(self) -> None:
         """Prepare the run and pass the start gate. A stop request takes effect meanwhile."""
@@ -328,6 +372,8 @@ class Supervisor:
 
     def _count_cost(self, run: Run, notes: list[RunNote]) -> tuple[Run, list[RunNote]]:
         """Count the cost of the run up to now; drain a run that has reached a limit."""
+        if self.run.state is RunState.QUEUED:
+            return run, notes
         now = clock.now()
         run, verdict = self._cost_tracker.count_cost(self.run, run, now)
         if verdict is None:

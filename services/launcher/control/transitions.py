@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from services.launcher.backends.ports import QueuePlace
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
@@ -11,6 +12,18 @@ from services.launcher.state import (
     RunState,
     Unit,
 )
+
+
+def mark_queued(run: Run, at: QueuePlace) -> tuple[Run, list[RunNote]]:
+    """Record the place at which the run waits for its devices."""
+    queued = replace(run, state=RunState.QUEUED, queue_place=at.place, waiting=at.reason)
+    note = RunNote(f"place {at.place} in the queue: {at.reason}")
+    return queued, [note] if queued != run else []
+
+
+def leave_queue(run: Run, now: float) -> Run:
+    """Begin the run, which holds its devices: until now it cost nothing."""
+    return replace(run, state=RunState.PREFLIGHT, queue_place=0, waiting="", metered=now)
 
 
 def mark_admitted(run: Run) -> Run:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from services.common.shared_memory import SHARED_MEMORY
-from services.launcher.backends.local.backend import visible_gpus
+from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.doctor.probe_process import run_command
 
 _MIB = 2**20

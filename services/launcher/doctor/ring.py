@@ -17,7 +17,7 @@ from services.common.concurrency import running_tasks, wait_for_any
 from services.common.errors import ConfigError
 from services.common.network_addresses import is_loopback, split_host_port
 from services.common.network_interfaces import own_address
-from services.launcher.backends.local.backend import visible_gpus
+from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.doctor.echo_server import RING, SERVICE
 from services.launcher.doctor.findings import Finding, fail, ok, warn
 from services.launcher.doctor.network_check import listen_on

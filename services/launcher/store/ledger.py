@@ -79,6 +79,19 @@ class Ledger:
         )
         self._db.execute("DELETE FROM replicas WHERE run_id = ?", (run.run_id,))
 
+    def save_begin(self, run_id: str, now: float) -> None:
+        """Record when a run that waited in the queue began."""
+        self._db.execute("UPDATE runs SET begun = ? WHERE run_id = ?", (now, run_id))
+
+    def forget_run(self, run_id: str, digest: str) -> None:
+        """Remove all rows of a run that never began; its request has `digest` from now on."""
+        with self.transaction():
+            for table in ("replicas", "events", "transitions", "operations", "runs"):
+                self._db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
+            self._db.execute(
+                "UPDATE requests SET digest = ?, run_id = '' WHERE run_id = ?", (digest, run_id)
+            )
+
     def save_run(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
         """Write a run's row and its changed replicas. The end time is set only once."""
         self._db.execute(

@@ -16,6 +16,12 @@ def log_path(run_dir: Path, key: ReplicaKey) -> Path:
     return run_dir / "logs" / f"{key[0]}-{key[1]}.log"
 
 
+def write_spec(run_dir: Path, text: str) -> None:
+    """Make the run's folder, and write the spec that it runs with. Raises OSError."""
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / SPEC_FILE).write_text(text)
+
+
 def describe_missing(runs: Path, run_id: str) -> str:
     """Describe the missing files without which a run cannot resume; empty if none is missing.
     A run that ended before its learner began needs none."""

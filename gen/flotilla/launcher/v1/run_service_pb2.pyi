@@ -58,6 +58,10 @@ class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Stopped by request; resumable."""
     RUN_STATE_TEARDOWN: _RunState.ValueType  # 9
     """Its services have ended; machines are being released and searched for."""
+    RUN_STATE_QUEUED: _RunState.ValueType  # 10
+    """It waits for devices of the launcher's machine. Stopped there, a run that
+    never began is forgotten.
+    """
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """State of a run."""
@@ -74,6 +78,10 @@ RUN_STATE_STOPPED: RunState.ValueType  # 8
 """Stopped by request; resumable."""
 RUN_STATE_TEARDOWN: RunState.ValueType  # 9
 """Its services have ended; machines are being released and searched for."""
+RUN_STATE_QUEUED: RunState.ValueType  # 10
+"""It waits for devices of the launcher's machine. Stopped there, a run that
+never began is forgotten.
+"""
 global___RunState = RunState
 
 class _Outcome:
@@ -228,11 +236,17 @@ class StartRunRequest(google.protobuf.message.Message):
     SPEC_JSON_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     RESUME_RUN_ID_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     spec_json: builtins.str
     mode: global___RunMode.ValueType
     resume_run_id: builtins.str
     """The run to continue; `spec_json` may be empty then."""
+    wait: builtins.bool
+    """If the launcher's machine has too few free devices, wait in the queue."""
+    priority: builtins.int
+    """The queue's order: the highest first, then by submission."""
     def __init__(
         self,
         *,
@@ -240,8 +254,10 @@ class StartRunRequest(google.protobuf.message.Message):
         spec_json: builtins.str = ...,
         mode: global___RunMode.ValueType = ...,
         resume_run_id: builtins.str = ...,
+        wait: builtins.bool = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["mode", b"mode", "request_id", b"request_id", "resume_run_id", b"resume_run_id", "spec_json", b"spec_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "priority", b"priority", "request_id", b"request_id", "resume_run_id", b"resume_run_id", "spec_json", b"spec_json", "wait", b"wait"]) -> None: ...
 
 global___StartRunRequest = StartRunRequest
 
@@ -334,6 +350,9 @@ class Run(google.protobuf.message.Message):
     ALARMS_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     TOTAL_STEPS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    QUEUE_PLACE_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -353,6 +372,11 @@ class Run(google.protobuf.message.Message):
     """Reason why the backend cannot currently be queried; empty if it can."""
     step: builtins.int
     total_steps: builtins.int
+    priority: builtins.int
+    queue_place: builtins.int
+    """Place in the queue, from 1; 0 outside of it."""
+    waiting: builtins.str
+    """What the run waits for there, for people."""
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServiceReplica]: ...
     @property
@@ -394,9 +418,12 @@ class Run(google.protobuf.message.Message):
         alarms: collections.abc.Iterable[flotilla.launcher.v1.alarm_pb2.Alarm] | None = ...,
         step: builtins.int = ...,
         total_steps: builtins.int = ...,
+        priority: builtins.int = ...,
+        queue_place: builtins.int = ...,
+        waiting: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cost", b"cost", "create_time", b"create_time", "end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "backend", b"backend", "cleanup", b"cleanup", "cleanup_detail", b"cleanup_detail", "cost", b"cost", "create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "outcome", b"outcome", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state", "step", b"step", "total_steps", b"total_steps", "unreachable", b"unreachable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "backend", b"backend", "cleanup", b"cleanup", "cleanup_detail", b"cleanup_detail", "cost", b"cost", "create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "outcome", b"outcome", "priority", b"priority", "queue_place", b"queue_place", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state", "step", b"step", "total_steps", b"total_steps", "unreachable", b"unreachable", "waiting", b"waiting"]) -> None: ...
 
 global___Run = Run
 
@@ -516,9 +543,36 @@ global___ServiceReplica = ServiceReplica
 class ListRunsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    STATES_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    AFTER_RUN_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Runs of the spec with this name; `*` and `?` are wildcards."""
+    after_run_id: builtins.str
+    """Runs created before this one: the last one of the page before."""
+    page_size: builtins.int
+    """The most runs to return; 0, or more than 1,000: 1,000."""
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___RunState.ValueType]:
+        """Runs in one of these states; in any, if there is none."""
+
+    @property
+    def since(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Runs created at this time or later."""
+
     def __init__(
         self,
+        *,
+        states: collections.abc.Iterable[global___RunState.ValueType] | None = ...,
+        name: builtins.str = ...,
+        since: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        after_run_id: builtins.str = ...,
+        page_size: builtins.int = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["since", b"since"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["after_run_id", b"after_run_id", "name", b"name", "page_size", b"page_size", "since", b"since", "states", b"states"]) -> None: ...
 
 global___ListRunsRequest = ListRunsRequest
 
@@ -527,9 +581,12 @@ class ListRunsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.int
+    """Number of further runs that match."""
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]:
-        """Newest first, at most 1,000, without their specs, and with only the metrics
+        """Newest first, without their specs, and with only the metrics
         `eval/all/pass_at_1` and `reward/avg_pass_at_1`.
         """
 
@@ -537,8 +594,9 @@ class ListRunsResponse(google.protobuf.message.Message):
         self,
         *,
         runs: collections.abc.Iterable[global___Run] | None = ...,
+        more: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["more", b"more", "runs", b"runs"]) -> None: ...
 
 global___ListRunsResponse = ListRunsResponse
 

@@ -50,6 +50,7 @@ class RunServiceStub(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
     FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+    RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
     RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor
@@ -143,6 +144,7 @@ class RunServiceServicer(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
     FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+    RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
     RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor
@@ -177,7 +179,7 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists runs, newest first.
+        """Lists a page of runs, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -317,6 +319,7 @@ class RunService(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
     FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+    RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
     RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor

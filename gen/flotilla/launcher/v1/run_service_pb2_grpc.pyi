@@ -42,6 +42,7 @@ class RunServiceStub:
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
       FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+      RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: call its successor
@@ -78,7 +79,7 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.ListRunsRequest,
         flotilla.launcher.v1.run_service_pb2.ListRunsResponse,
     ]
-    """Lists runs, newest first."""
+    """Lists a page of runs, newest first."""
 
     WatchRun: grpc.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.WatchRunRequest,
@@ -150,6 +151,7 @@ class RunServiceAsyncStub:
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
       FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+      RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: call its successor
@@ -185,7 +187,7 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.ListRunsRequest,
         flotilla.launcher.v1.run_service_pb2.ListRunsResponse,
     ]
-    """Lists runs, newest first."""
+    """Lists a page of runs, newest first."""
 
     WatchRun: grpc.aio.UnaryStreamMultiCallable[
         flotilla.launcher.v1.run_service_pb2.WatchRunRequest,
@@ -257,6 +259,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
       FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
+      RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
       RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: call its successor
@@ -300,7 +303,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.ListRunsResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.ListRunsResponse]]:
-        """Lists runs, newest first."""
+        """Lists a page of runs, newest first."""
 
     @abc.abstractmethod
     def WatchRun(

@@ -17,7 +17,7 @@ from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
 from services.common.network_addresses import join_host_port
 from services.common.shared_memory import remove_folders, shared_name
-from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
+from services.launcher.backends.local.gpu_reservations import GpuReservations, visible_gpus
 from services.launcher.backends.local.marked_processes import (
     MARK_VARIABLE,
     find_members,
@@ -32,7 +32,9 @@ from services.launcher.backends.ports import (
     Backend,
     BackendError,
     CleanupEvidence,
+    DeviceClaim,
     LaunchSpec,
+    QueuePlace,
     ResourceOffer,
 )
 from services.launcher.security.token_pipe import token_in_pipe
@@ -52,10 +54,10 @@ class LocalBackend(Backend):
         self._owner = str(self._runs)
         # Logs of the units, with their processes unless another launcher started them.
         self._started: dict[Unit, tuple[asyncio.subprocess.Process | None, Path]] = {}
-        self._gpus = GpuSlots(visible_gpus())
+        self._gpus = GpuReservations(self._owner, visible_gpus())
 
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
-        total = self._gpus.total
+        total = len(self._gpus.visible)
         if launch.gpus > total:
             raise BackendError(
                 f"{launch.key[0]} requests {launch.gpus} GPUs per replica, this machine has {total}"
@@ -65,12 +67,24 @@ class LocalBackend(Backend):
         text = f"{launch.gpus} of {total} GPUs" if launch.gpus else f"{os.cpu_count()} shared CPUs"
         return ResourceOffer(f"this machine, {text}")
 
+    async def claim_devices(self, claim: DeviceClaim) -> QueuePlace | None:
+        claiming = asyncio.create_task(asyncio.to_thread(self._gpus.claim_gpus, claim))
+        try:
+            return await asyncio.shield(claiming)
+        finally:
+            # A release by a cancelled caller must come after it.
+            await asyncio.wait({claiming})
+
+    async def release_devices(self, run_id: str, label: str = "") -> None:
+        await asyncio.to_thread(self._gpus.release_gpus, run_id, label)
+
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         # Unique to each start: ending the leftovers of one must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
         check_further_machines(launch)
         address = _address_arguments(launch)
-        own = {MARK_VARIABLE: f"{self._owner}:{name}", **self._gpus.take_gpus(name, launch.gpus)}
+        gpus = self._gpus.assign_gpus(launch.run_id, launch.label, launch.gpus)
+        own = {MARK_VARIABLE: f"{self._owner}:{name}", **gpus}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with launch.log.open("ab") as log, token_in_pipe(launch.secrets) as handed:
@@ -84,13 +98,11 @@ class LocalBackend(Backend):
                     start_new_session=True,
                 )
         except OSError as error:
-            self._gpus.release_gpus(name)
             raise BackendError(f"cannot start {launch.name}: {error}") from error
-        except asyncio.CancelledError:
-            self._gpus.release_gpus(name)
-            raise
         unit = Unit(name, process.pid, start_time_of(process.pid))
         self._started[unit] = (process, launch.log)
+        if any(launch.config.gpu_counts().values()):
+            self._gpus.note_unit(launch.run_id, launch.label, unit)
         return unit
 
     async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
@@ -98,7 +110,6 @@ class LocalBackend(Backend):
             return False
         if unit not in self._started:
             self._started[unit] = (None, launch.log)
-            self._gpus.reclaim_gpus(unit.name, gpus_of(unit.pid) if launch.gpus else [])
         return True
 
     async def wait_for_exit(self, unit: Unit) -> ExitStatus:
@@ -108,7 +119,6 @@ class LocalBackend(Backend):
         while process is None and is_alive(unit):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         await self._kill_leftovers(unit)
-        self._gpus.release_gpus(unit.name)
         self._started.pop(unit, None)
         return ExitStatus(code, await asyncio.to_thread(read_last_lines, log) if log else "")
 
@@ -135,6 +145,7 @@ class LocalBackend(Backend):
         left = ", ".join(filter(None, [evidence.detail, *map(str, folders)]))
         if left:
             return CleanupEvidence(False, f"still on this machine: {left}")
+        await self.release_devices(run_id)
         return CleanupEvidence(True, "no process and no shared memory is left on this machine")
 
     async def _kill_leftovers(self, unit: Unit) -> None:
