@@ -126,7 +126,13 @@ RUN_SERVICE = {
     "ListRuns": Case(
         lambda _: run_pb.ListRunsRequest(),
         lambda world, replies: [run.run_id for run in replies[0].runs] == [world.run_id],
-        never=_NOTHING,
+        {
+            "unknown run": (
+                lambda _: run_pb.ListRunsRequest(after_run_id="missing-20260101-000000"),
+                UNKNOWN_RUN,
+            )
+        },
+        {"bad input": "a filter that fits no run is answered with none"},
     ),
     "WatchRun": Case(
         lambda world: run_pb.WatchRunRequest(run_id=world.run_id),

@@ -15,6 +15,7 @@ from flotilla.launcher.v1 import (
 from services.common.rpc import to_seconds
 from services.launcher.api import codec
 from services.launcher.api.run_files_stream import RunFilesStream
+from services.launcher.api.run_pages import list_page
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait_to_poll
 from services.launcher.control.launcher import Launcher, StartOrder, refusal_error
 from services.launcher.state import RunMode
@@ -64,10 +65,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def ListRuns(
         self, request: run_service_pb2.ListRunsRequest, context: Context
     ) -> run_service_pb2.ListRunsResponse:
-        folder, stored = self._launcher.folder, self._launcher.store.list_newest()
-        return run_service_pb2.ListRunsResponse(
-            runs=[codec.run_to_pb(found, folder, brief=True) for found in stored]
-        )
+        if request.after_run_id:
+            self._launcher.get_run(request.after_run_id)
+        return list_page(self._launcher.store, self._launcher.folder, request)
 
     async def WatchRun(
         self, request: run_service_pb2.WatchRunRequest, context: Context

@@ -116,7 +116,8 @@ class LauncherConnection:
         """Return whether the launcher answers. A stream does not show it: it is silent until its
         deadline both without a launcher and for a quiet run. Raises LauncherGoneError."""
         try:
-            await self.await_answer(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_PROBE_S))
+            request = pb.ListRunsRequest(page_size=1)
+            await self.await_answer(self.stub.ListRuns(request, timeout=_PROBE_S))
         except grpc.aio.AioRpcError as error:
             return rpc.service_error(error) is not None
         return True
@@ -252,13 +253,17 @@ async def _wait_until_serving(runs: Path, own: asyncio.subprocess.Process) -> La
 async def _has_other_work(connection: LauncherConnection) -> bool:
     """Return whether the launcher has active runs, or suspected remains of a run to search for.
     Once it has neither, it exits on its own."""
+    request = pb.ListRunsRequest()
     try:
-        call = connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_PROBE_S)
-        answer = await connection.await_answer(call)
+        while True:
+            call = connection.stub.ListRuns(request, timeout=_PROBE_S)
+            answer = await connection.await_answer(call)
+            if not answer.more or any(needs_launcher(run) for run in answer.runs):
+                return any(needs_launcher(run) for run in answer.runs)
+            request.after_run_id = answer.runs[-1].run_id
     except (grpc.aio.AioRpcError, LauncherGoneError):
         # It is gone or stuck: stopping it is right either way.
         return False
-    return any(needs_launcher(run) for run in answer.runs)
 
 
 def needs_launcher(run: pb.Run) -> bool:

@@ -3,7 +3,9 @@
 import math
 import os
 import re
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +33,22 @@ def _seconds(text: str) -> float:
     if not 0 <= value <= _GRACE_MAX_S:
         raise typer.BadParameter(f"{text!r} is not a number of seconds from 0 to {_GRACE_MAX_S:g}")
     return value
+
+
+def parse_since(text: str | float) -> float:
+    """Parse an age (`90m`, `12h`, `7d`) or a time in UTC; return seconds since the epoch."""
+    found = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(text))
+    if found is not None:
+        return time.time() - int(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
+    if not text:
+        # The default.
+        return 0.0
+    try:
+        at = datetime.fromisoformat(str(text))
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        message = f"{text!r}: write an age such as 12h or 7d, or a date such as 2026-11-20"
+        raise typer.BadParameter(message) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.launcher.cli.options import RUNS, Runs
+from services.launcher.cli.options import RUNS, Runs, parse_since
+from services.launcher.state import RunState
 
 
 def add_reading_commands(app: typer.Typer) -> None:
@@ -17,18 +18,44 @@ def status(
     run: Annotated[
         str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
     ] = None,
+    state: Annotated[
+        list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Only runs of the spec with this name, such as `qwen*`.")
+    ] = "",
+    since: Annotated[
+        float,
+        typer.Option(
+            "--since",
+            parser=parse_since,
+            metavar="AGE|DATE",
+            help="Only runs created since then: `12h`, `7d`, or `2026-11-20T08:00` in UTC.",
+            show_default=False,
+        ),
+    ] = 0.0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Maximum number of runs; 0: all.")
+    ] = 100,
+    after: Annotated[
+        str, typer.Option("--after", help="Only runs older than this one, for the next page.")
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; see docs/running.md.")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all runs, or one run with its services and metrics.
+    """List runs, newest first, or show one run with its services and metrics.
 
-    Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else the runs of `--runs`.
+    If runs are left out, the last line says how many. Uses the launcher that FLOTILLA_LAUNCHER
+    names, as `submit` does, else the runs of `--runs`.
     """
     from services.launcher.cli import status as command
 
-    raise typer.Exit(command.show_status(run, runs, as_json=as_json))
+    if run is not None and (state or name or since or after):
+        raise typer.BadParameter("--state, --name, --since and --after choose among all runs")
+    chosen = command.RunChoice(tuple(state or ()), name, since, count, after)
+    raise typer.Exit(command.show_status(run, runs, chosen, as_json=as_json))
 
 
 def logs(

@@ -1,8 +1,8 @@
 """Sources of runs: the ledger of a local runs folder, or a remote launcher."""
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -12,12 +12,13 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.common.network_addresses import split_host_port
 from services.launcher.api import codec
+from services.launcher.api.run_pages import list_page
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher
 from services.launcher.cli.terminal import CommandError
 from services.launcher.security import launcher_address
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
-from services.launcher.store.ledger import Ledger, StoredRun
+from services.launcher.store.ledger import Ledger, RunFilter, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 from services.launcher.store.run_files import JOURNAL
 
@@ -38,8 +39,8 @@ class RunSource(Protocol):
         """Ensure that live runs have a launcher. Raises NoRunError, LauncherError."""
         ...
 
-    async def list_runs(self) -> Sequence[pb.Run]:
-        """Return all runs, newest first, without specs and most metrics. Raises NoRunError."""
+    async def list_runs(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        """Return a page of runs. Raises NoRunError if there are no runs at all."""
         ...
 
     async def get_run(self, run_id: str) -> pb.Run:
@@ -74,7 +75,7 @@ async def find_run(known: RunSource, run_id: str) -> pb.Run:
     """Return a run by its id, or the `newest`. Raises NoRunError."""
     if run_id != NEWEST:
         return await known.get_run(run_id)
-    for run in await known.list_runs():
+    for run in (await known.list_runs(pb.ListRunsRequest(page_size=1))).runs:
         return await known.get_run(run.run_id)
     raise NoRunError("there are no runs yet")
 
@@ -88,16 +89,17 @@ class LocalRunSource:
 
     async def ensure_attended(self) -> None:
         """Start a launcher if live runs have lost theirs; it stays while runs are active."""
-        if all(stored.run.state.has_ended for stored in _read_existing_ledger(self._runs)):
-            return
+        with _open_ledger(self._runs) as store:
+            if not store.list_unended():
+                return
         async with self.open_launcher():
             return
 
-    async def list_runs(self) -> Sequence[pb.Run]:
-        return [
-            codec.run_to_pb(stored, self._runs, brief=True)
-            for stored in _read_existing_ledger(self._runs)
-        ]
+    async def list_runs(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        if request.after_run_id:
+            find_local_run(request.after_run_id, self._runs)
+        with _open_ledger(self._runs) as store:
+            return list_page(store, self._runs, request)
 
     async def get_run(self, run_id: str) -> pb.Run:
         return codec.run_to_pb(find_local_run(run_id, self._runs), self._runs)
@@ -127,22 +129,30 @@ class RemoteRunSource:
     async def ensure_attended(self) -> None:
         """Do nothing: the remote launcher attends its runs itself."""
 
-    async def list_runs(self) -> Sequence[pb.Run]:
-        answer = await self._stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S)
-        if not answer.runs:
+    async def list_runs(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        with self._explain_missing(request.after_run_id):
+            answer = await self._stub.ListRuns(request, timeout=_CALL_S)
+        every = not (request.states or request.name or request.HasField("since"))
+        if not answer.runs and every and not request.after_run_id:
             raise NoRunError(f"there are no runs at {self._name}; `flotilla submit` starts one")
-        return answer.runs
+        return answer
 
     async def get_run(self, run_id: str) -> pb.Run:
-        try:
+        with self._explain_missing(run_id):
             answer = await self._stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=_CALL_S)
+        return answer.run
+
+    @contextmanager
+    def _explain_missing(self, run_id: str) -> Generator[None]:
+        """Raise NoRunError in place of the launcher's own words for a run that it does not know."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             known = rpc.service_error(error)
             if known is None or known.reason != "UNKNOWN_RUN":
                 raise
             message = f"there is no run {run_id!r} at {self._name}; `flotilla status` lists them"
             raise NoRunError(message) from error
-        return answer.run
 
     async def read_logs(self, request: pb.TailLogsRequest) -> AsyncGenerator[pb.TailLogsResponse]:
         async for line in self._stub.TailLogs(request, timeout=_STREAM_S):
@@ -156,29 +166,31 @@ class RemoteRunSource:
         return f"{path} on {split_host_port(self._connection.address.address, 'launcher')[0]}"
 
 
-def read_ledger(runs: Path) -> list[StoredRun]:
-    """Return all runs of the local ledger, newest first; none if there is no ledger."""
-    path = runs / _LEDGER
-    if not path.exists():
+def list_local_runs(runs: Path, name: str) -> list[StoredRun]:
+    """Return all runs of a spec in the local ledger, newest first; none if there is no ledger."""
+    if not (runs / _LEDGER).exists():
         return []
-    store = Ledger(path)
-    found = store.list_newest()
-    store.close()
-    return found
+    with _open_ledger(runs) as store:
+        return store.list_newest(RunFilter(name=name))
 
 
-def _read_existing_ledger(runs: Path) -> list[StoredRun]:
+@contextmanager
+def _open_ledger(runs: Path) -> Generator[Ledger]:
+    """Open the local ledger. Raises NoRunError if there is none."""
     if not (runs / _LEDGER).exists():
         raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` starts one")
-    return read_ledger(runs)
+    with closing(Ledger(runs / _LEDGER)) as store:
+        yield store
 
 
 def find_local_run(run_id: str, runs: Path) -> StoredRun:
     """Return a run of the local ledger by its id, or the `newest`. Raises NoRunError."""
-    for stored in _read_existing_ledger(runs):
-        if run_id in (NEWEST, stored.run.run_id):
-            return stored
-    raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
+    with _open_ledger(runs) as store:
+        newest = store.list_newest(limit=1) if run_id == NEWEST else []
+        found = next(iter(newest), None) or store.get_run(run_id)
+    if found is None:
+        raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
+    return found
 
 
 def find_stored_run(run_id: str, runs: Path) -> StoredRun:

@@ -14,12 +14,11 @@ from services.launcher.cli.run_view import STATE_NAMES
 VERSION = 1
 
 
-def format_status_json(runs: Sequence[pb.Run], *, attended: bool) -> str:
-    """Format runs as JSON. `attended`: live runs have a launcher."""
-    return json.dumps(
-        {"version": VERSION, "attended": attended, "runs": [_run_to_json(run) for run in runs]},
-        indent=2,
-    )
+def format_status_json(runs: Sequence[pb.Run], *, attended: bool, more: int = 0) -> str:
+    """Format runs as JSON. `attended`: live runs have a launcher. `more`: runs that match, and are
+    not among these."""
+    head = {"version": VERSION, "attended": attended, "more": more}
+    return json.dumps({**head, "runs": [_run_to_json(run) for run in runs]}, indent=2)
 
 
 def _run_to_json(run: pb.Run) -> dict[str, Any]:

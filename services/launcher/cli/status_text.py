@@ -27,7 +27,7 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
     """Build a table with one line per run, including the pass rates that any run reports."""
     figures = [format_metrics(run.metrics) for run in runs]
     rates = [name for name in _RATES if any(name in found for found in figures)]
-    headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "STEP")
+    headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "COST", "STEP")
     table = make_table([*headings, *(name.upper() for name in rates)], no_wrap=True)
     for run, found in zip(runs, figures, strict=True):
         started = run.create_time.ToDatetime(tzinfo=UTC)
@@ -37,7 +37,8 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
         step = f"{run.step}/{run.total_steps}" if run.total_steps else "-"
         state = STATE_NAMES[run.state] + (f" ({run.queue_place})" if run.queue_place else "")
         cells = (run.run_id, state, mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
-        table.add_row(*cells, step, *(found.get(name, "-") for name in rates))
+        cost = f"${run.cost.accrued:,.2f}" if run.cost.accrued or run.cost.per_hour else "-"
+        table.add_row(*cells, cost, step, *(found.get(name, "-") for name in rates))
     return table
 
 

@@ -72,9 +72,9 @@ def submit_run(submission: SubmitRequest, runs: Path) -> int:
 
 async def _explain_newest_refusal(connection: LauncherConnection, name: str) -> str:
     listed = await connection.await_answer(
-        connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S)
+        connection.stub.ListRuns(pb.ListRunsRequest(name=name, page_size=1), timeout=_CALL_S)
     )
-    newest = next((run.run_id for run in listed.runs if run.name == name), "")
+    newest = next((run.run_id for run in listed.runs), "")
     if not newest:
         return f"--resume newest: there is no run of spec {name!r} at this launcher"
     return (

@@ -24,7 +24,12 @@ from services.launcher.cli.command_runner import (
 from services.launcher.cli.follow_run import FollowOutcome, run_to_end
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.progress_view import RunConsole
-from services.launcher.cli.run_source import NEWEST, read_ledger
+from services.launcher.cli.run_source import (
+    NEWEST,
+    NoRunError,
+    find_local_run,
+    list_local_runs,
+)
 from services.launcher.cli.run_view import ENDED
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
@@ -239,14 +244,16 @@ def _format_next_steps(run: pb.Run, request: TrainRequest, runs: Path) -> str:
 
 
 def _find_stored_run(runs: Path, run_id: str) -> StoredRun | None:
-    known = (s for s in read_ledger(runs) if run_id in (NEWEST, s.run.run_id))
-    return next(known, None) or recover_stored_run(runs, run_id)
+    try:
+        return find_local_run(run_id, runs)
+    except NoRunError:
+        return recover_stored_run(runs, run_id)
 
 
 def _find_newest_run(runs: Path, name: str, *, finished: bool = False) -> StoredRun | None:
     """Return the newest run of a spec that is not complete, or else the newest; with `finished`
     the newest in any case."""
-    found = [stored for stored in read_ledger(runs) if stored.run.name == name]
+    found = list_local_runs(runs, name)
     complete = (RunState.COMPLETED, RunMode.TRAIN)
     unfinished = [s for s in found if finished or (s.run.state, s.run.mode) != complete]
     return next(iter(unfinished or found), None)

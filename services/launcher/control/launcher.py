@@ -143,7 +143,7 @@ class Launcher:
             await asyncio.sleep(REAP_EVERY_S)
 
     def _backends_in_use(self) -> list[str]:
-        used = {"local"} | {stored.run.backend for stored in self.store.list_newest()}
+        used = {"local"} | self.store.list_backends()
         return [name for name in self._equipment.backends if name in used]
 
     async def _reap_in_use(self) -> None:

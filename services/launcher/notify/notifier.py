@@ -72,8 +72,8 @@ class Notifier:
 
     def note_first_evaluations(self) -> None:
         """Record the first evaluation of each active run."""
-        for stored in self._store.list_newest():
-            config = None if stored.run.state.has_ended else _read_config(stored)
+        for stored in self._store.list_unended():
+            config = _read_config(stored)
             if config is not None:
                 self._note_evaluation(stored)
 

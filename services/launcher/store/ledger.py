@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "T
 
 # Progress events kept per run; all other events are kept for ever.
 PROGRESS_KEPT = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Choice of runs: in one of these states, if there are any; of the spec with this name, which
+    may have the wildcards `*` and `?`; created at this time or later."""
+
+    states: tuple[str, ...] = ()
+    name: str = ""
+    since: float = 0.0
+
+
+EVERY_RUN = RunFilter()
 
 
 class Ledger:
@@ -172,9 +186,25 @@ class Ledger:
     def get_run(self, run_id: str) -> StoredRun | None:
         return next(iter(self._list_runs("WHERE run_id = ?", run_id)), None)
 
-    def list_newest(self) -> list[StoredRun]:
-        """Return up to 1,000 runs, newest first."""
-        return self._list_runs("ORDER BY created DESC, run_id DESC LIMIT 1000")
+    def list_newest(
+        self, chosen: RunFilter = EVERY_RUN, *, after: str = "", limit: int = -1
+    ) -> list[StoredRun]:
+        """Return the chosen runs, newest first: all, or up to `limit` that are older than the run
+        `after`."""
+        clause, values = _where(chosen, after)
+        order = "ORDER BY created DESC, run_id DESC LIMIT ?"
+        return self._list_runs(f"{clause} {order}", *values, limit)
+
+    def count_runs(self, chosen: RunFilter = EVERY_RUN, *, after: str = "") -> int:
+        """Count the runs that `list_newest` returns without a limit."""
+        clause, values = _where(chosen, after)
+        found = self._db.execute(f"SELECT count(*) FROM runs {clause}", values).fetchone()
+        return int(found[0])
+
+    def list_backends(self) -> set[str]:
+        """Return the backends of all runs."""
+        found = self._db.execute("SELECT DISTINCT json_extract(run_json, '$.backend') FROM runs")
+        return {row[0] for row in found}
 
     def list_unended(self) -> list[StoredRun]:
         """Return the runs that have not ended, of any age."""
@@ -191,10 +221,30 @@ class Ledger:
     def list_run_ids(self) -> set[str]:
         return {row["run_id"] for row in self._db.execute("SELECT run_id FROM runs")}
 
-    def _list_runs(self, clauses: str, *values: str) -> list[StoredRun]:
+    def _list_runs(self, clauses: str, *values: str | float) -> list[StoredRun]:
         found = self._db.execute(f"SELECT * FROM runs {clauses}", values).fetchall()
         return [self._load_stored_run(row) for row in found]
 
     def _load_stored_run(self, row: sqlite3.Row) -> StoredRun:
         found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
         return stored_run_from_row(row, found)
+
+
+def _where(chosen: RunFilter, after: str) -> tuple[str, list[str | float]]:
+    """Return the condition of a choice of runs, and its values."""
+    clauses: list[str] = []
+    values: list[str | float] = []
+    if chosen.states:
+        marks = ", ".join("?" * len(chosen.states))
+        clauses.append(f"json_extract(run_json, '$.state') IN ({marks})")
+        values += chosen.states
+    if chosen.name:
+        clauses.append("json_extract(run_json, '$.name') GLOB ?")
+        values.append(chosen.name.replace("[", "[[]"))
+    if chosen.since:
+        clauses.append("created >= ?")
+        values.append(chosen.since)
+    if after:
+        clauses.append("(created, run_id) < (SELECT created, run_id FROM runs WHERE run_id = ?)")
+        values.append(after)
+    return (f"WHERE {' AND '.join(clauses)}" if clauses else ""), values

@@ -91,6 +91,9 @@ RUN_FIELDS: dict[str, Any] = {
     "training_pass_at_1": 0.75,
     "outcome": None,
     "error": "",
+    "priority": 0,
+    "queue_place": None,
+    "waiting": "",
     "unreachable": "",
     "cleanup": None,
     "cleanup_detail": "",
@@ -101,7 +104,7 @@ RUN_FIELDS: dict[str, Any] = {
 
 def test_json_has_the_documented_fields() -> None:
     answer = json.loads(format_status_json([a_run()], attended=True))
-    assert (answer["version"], answer["attended"]) == (1, True)
+    assert (answer["version"], answer["attended"], answer["more"]) == (1, True, 0)
     (run,) = answer["runs"]
     (alarm,), (service,) = run.pop("alarms"), run.pop("services")
     assert run.pop("directory") == f"/data/{RUN_ID}"
@@ -133,3 +136,13 @@ def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
         raise AssertionError(word)
 
     assert json.loads(text, parse_constant=refuse)["runs"][0]["metrics"] == {"policy/loss": None}
+
+
+def test_a_run_in_the_queue_has_its_place_in_the_list_and_the_reason_below_its_state() -> None:
+    run = a_run(state=pb.RUN_STATE_QUEUED, queue_place=2, waiting="run b holds GPU 0")
+    console = Terminal(record=True, width=200, file=io.StringIO(), force_terminal=False)
+    print_table(make_runs_table([run]), console)
+    assert f"{RUN_ID}  queued (2)  train" in console.export_text()
+    assert printed(run, 200).splitlines()[1] == "place 2 in the queue: run b holds GPU 0"
+    answer = json.loads(format_status_json([run], attended=True))["runs"][0]
+    assert (answer["queue_place"], answer["waiting"]) == (2, "run b holds GPU 0")
