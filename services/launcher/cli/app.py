@@ -97,7 +97,8 @@ def train(
             update=update,
             accept_loss=accept_loss,
             detach=detach,
-            turn=command.QueueTurn(wait, priority),
+            wait=wait,
+            priority=priority,
         )
     )
 
@@ -126,8 +127,8 @@ def evaluate(
     """
     from services.launcher.cli import train as command
 
-    turn = command.QueueTurn(wait, priority)
-    raise typer.Exit(command.evaluate_policy(target, runs, list(context.args), turn))
+    extra = list(context.args)
+    raise typer.Exit(command.evaluate_policy(target, runs, extra, wait=wait, priority=priority))
 
 
 @app.command(context_settings=OVERRIDES)

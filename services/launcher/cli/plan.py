@@ -10,7 +10,12 @@ from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
+from services.launcher.backends.sky import (
+    cost_estimate,
+    machine_candidates,
+    single_machine,
+    task_documents,
+)
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.sdk_prices import choose_price_source
@@ -40,7 +45,7 @@ def print_plan(
     try:
         spec = load_spec(path, overrides)
         read = parse_spec(canonical_json(spec))
-        _check_resources(read)
+        _check_resources(read, one_machine=one_machine)
         memory = asyncio.run(_check(read, runs, gpus))
         _print_machine(read) if one_machine else _print_services(read, runs)
         for line in memory:
@@ -110,12 +115,13 @@ def make_task_files(
     return {f"{read.name}-group.yaml": cost_estimate.dump_yaml(group), **texts}
 
 
-def _check_resources(read: RunPlan) -> None:
+def _check_resources(read: RunPlan, *, one_machine: bool) -> None:
     """Check the requested resources of all services, before the slower checks by the services
     themselves. Raises BadSpecError with all problems."""
     problems = [
         text for s in SERVICES for text in machine_candidates.check_candidates(read.config.sky, s)
     ]
+    problems += single_machine.check_gpus(read.config) if one_machine else []
     if problems:
         raise BadSpecError("\n".join(problems))
 

@@ -42,14 +42,6 @@ from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTurn:
-    """Whether a run waits for this machine's GPUs, and its priority there."""
-
-    wait: bool = False
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TrainRequest:
     """The user's request. `resume_command` continues its run, `new_command` begins another."""
 
@@ -70,7 +62,8 @@ def train_policy(
     update: bool = False,
     accept_loss: bool = False,
     detach: bool = False,
-    turn: QueueTurn = QueueTurn(),
+    wait: bool = False,
+    priority: int = 0,
 ) -> int:
     """Train from a spec, or resume a run of it; `update` applies today's spec to that run. With
     `detach`, do not wait for its end."""
@@ -78,7 +71,7 @@ def train_policy(
     spec = load_spec(path, overrides)
     resume_command = command_hints.format_command(*words, "--resume", *overrides, runs=runs)
     new_command = command_hints.format_command(*words, *overrides, runs=runs)
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN, wait=turn.wait, priority=turn.priority)
+    start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN, wait=wait, priority=priority)
     if resume:
         if run_id and "://" in run_id:
             run_id = restoring.restore_run(run_id, path, runs, overrides, console)
@@ -98,11 +91,16 @@ def train_policy(
 
 @reports_errors(bad_spec=BAD_SPEC)
 def evaluate_policy(
-    target: str, runs: Path, overrides: Sequence[str], turn: QueueTurn = QueueTurn()
+    target: str,
+    runs: Path,
+    overrides: Sequence[str],
+    *,
+    wait: bool = False,
+    priority: int = 0,
 ) -> int:
     """Evaluate a run, or the initial policy of a spec."""
     console = RunConsole()
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_EVAL_ONLY, wait=turn.wait, priority=turn.priority)
+    start = pb.StartRunRequest(mode=pb.RUN_MODE_EVAL_ONLY, wait=wait, priority=priority)
     stored = _find_stored_run(runs, target)
     spec: dict[str, Any] = {}
     if stored is None and target == NEWEST:

@@ -113,14 +113,10 @@ class Admission:
         queue, or None if it holds them."""
         claim = make_claim(run, config, run.metered, waits=waits)
         try:
-            at = await self._backend(config.backend).claim_devices(claim)
+            return await self._backend(config.backend).claim_devices(claim)
         except BackendError as error:
             message = f"launcher.SERVICE.gpus: {error}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
-        if at is not None and not waits:
-            message = f"{at.reason}. With --wait, a run waits in the queue until it can begin"
-            raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
-        return at
 
     def _check_may_change(self, stored: StoredRun, plan: RunPlan) -> None:
         """Refuse changes to keys on which the journal and checkpoints of a begun run depend."""

@@ -225,6 +225,9 @@ class Launcher:
     ) -> None:
         run = self._make_run(plan, run_id, order)
         at = await self._admission.claim_devices(run, plan.config, waits=order.wait)
+        if at is not None and not order.wait:
+            message = f"{at.reason}. With --wait, a run waits in the queue until it can begin"
+            raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
         pin = self._equipment.hooks.pin
         commit = await pin(plan) if pin is not None else None
         if self._closing:
@@ -361,7 +364,9 @@ class Launcher:
         if supervisor is None:
             return
         scaled, queued = transitions.scale_service(run, service, replicas), run.queue_place > 0
-        await self._admission.claim_devices(scaled, supervisor.config, waits=queued)
+        at = await self._admission.claim_devices(scaled, supervisor.config, waits=queued)
+        if at is not None and not queued:
+            raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", at.reason)
         supervisor.scale_service(service, replicas)
 
     async def find_or_prevent_run(self, request_id: str) -> str:
@@ -380,7 +385,8 @@ class Launcher:
         supervisor = self.get_supervisor(run_id)
         if supervisor is None:
             return stored.run.state
-        if supervisor.run.state is RunState.QUEUED and stored.begun == stored.created:
+        # A run that has begun once has a folder.
+        if supervisor.run.state is RunState.QUEUED and not (self.folder / run_id).exists():
             await self._withdraw_run(run_id)
             return RunState.STOPPED
         supervisor.request_stop(grace_s)

@@ -272,3 +272,21 @@ def test_gpus_are_given_by_number_and_memory(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="such as 4x80GB"):
         parse_gpus(text)
     assert parse_gpus("2x24gb").each == (24 * 2**30,) * 2
+
+
+def test_one_machine_with_fewer_gpus_than_the_services_get_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    monkeypatch.setattr(command.plan_memory, "read_sections", _read_nothing)
+    spec, out = Path("deploy/runs/qwen3-8b.toml"), tmp_path / "out"
+    assert command.print_plan(spec, _RUNS, [], out, one_machine=True) == 2
+    printed = capsys.readouterr().out
+    assert "launcher.SERVICE.gpus come to 4 for all replicas" in printed
+    assert "has 2: name a machine with 4, such as H100:4" in printed
+    assert not out.exists()
+    larger = ["--launcher.sky.learner.ordered.0.accelerators=H100:4"]
+    assert command.print_plan(spec, _RUNS, larger, out, one_machine=True) == 0
+    task = yaml.safe_load((out / "qwen3-8b.yaml").read_text())
+    assert "H100:4" in str(task["resources"])

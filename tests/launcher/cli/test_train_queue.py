@@ -11,7 +11,7 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.security.launcher_address import read_address
 from tests.launcher.backends.local.queueing import Machine, gpu_name, machine, wish
-from tests.launcher.cli.test_app import read_until
+from tests.launcher.cli.test_app import nothing_left, read_until
 from tests.support.launcher import start_cli
 
 
@@ -82,3 +82,24 @@ async def test_a_refused_train_ends_no_run_that_its_launcher_has_taken_over(
         assert (await here.running(first)).state == pb.RUN_STATE_RUNNING
         await here.stop(first)
         os.kill(address.pid, signal.SIGTERM)
+
+
+async def test_ctrl_c_in_the_queue_ends_the_commands_own_launcher_with_nothing_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, other = gpu_name(), tmp_path / "other"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
+    async with machine(tmp_path / "runs", gpu) as here:
+        first = await here.start()
+        await here.running(first)
+        words = ("train", write_wish(tmp_path), "--runs", str(other), "--wait")
+        process = await start_cli(*words, forged=True)
+        assert process.stdout is not None
+        sign = f"run {first} in {here.runs} holds GPU {gpu}"
+        await asyncio.wait_for(read_until(process.stdout, sign), 60.0)
+        process.send_signal(signal.SIGINT)
+        printed = await finish(process)
+        assert process.returncode == 130, printed
+        await nothing_left(other)
+        assert Machine(other, gpu).known_runs() == set()
+        assert list(other.glob("fake-*")) == []

@@ -14,7 +14,17 @@ from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.control.budget import meter_cost
 from services.launcher.control.device_claims import make_claim
 from services.launcher.ports import LauncherHooks
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Replica, ReplicaState, Run
+from services.launcher.state import (
+    GATEWAY,
+    LEARNER,
+    ROLLOUT,
+    Replica,
+    ReplicaState,
+    Run,
+    RunState,
+    Unit,
+)
+from services.launcher.store.ledger import Ledger
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import serving, spec
 
@@ -97,6 +107,23 @@ async def test_a_resumed_run_that_leaves_the_queue_is_not_forgotten(tmp_path: Pa
         await served.runs.StopRun(pb.StopRunRequest(run_id=run_id))
         assert (await served.get(run_id)).state == pb.RUN_STATE_STOPPED
         assert (tmp_path / run_id / "spec.json").exists()
+
+
+async def test_a_begun_run_that_lost_its_devices_waits_again_and_is_not_forgotten(
+    tmp_path: Path,
+) -> None:
+    store, run_id = Ledger(tmp_path / "launcher.sqlite"), "fake-1"
+    lost = Replica(ROLLOUT, 0, ReplicaState.RUNNING, unit=Unit("u", 1, 1.0))
+    run = Run(run_id, "fake", WANTED, state=RunState.RUNNING).with_replicas([lost])
+    store.begin_run(run, json.dumps(spec()), time.time(), {})
+    store.save_run(run, [lost], None)
+    store.close()
+    (tmp_path / run_id).mkdir()
+    async with serving(tmp_path, Queue()) as served:
+        await served.launcher.recover_runs()
+        await served.until(run_id, lambda r: r.state == pb.RUN_STATE_QUEUED)
+        await served.runs.StopRun(pb.StopRunRequest(run_id=run_id))
+        assert (await served.get(run_id)).state == pb.RUN_STATE_STOPPED
 
 
 async def test_a_cancelled_request_leaves_the_queue_and_never_begins(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ class LocalBackend(Backend):
         return ResourceOffer(f"this machine, {text}")
 
     async def claim_devices(self, claim: DeviceClaim) -> QueuePlace | None:
+        if not claim.count:
+            return None
         claiming = asyncio.create_task(asyncio.to_thread(self._gpus.claim_gpus, claim))
         try:
             return await asyncio.shield(claiming)
@@ -83,7 +85,9 @@ class LocalBackend(Backend):
         name = f"{launch.name}#{secrets.token_hex(4)}"
         check_further_machines(launch)
         address = _address_arguments(launch)
-        gpus = self._gpus.assign_gpus(launch.run_id, launch.label, launch.gpus)
+        gpus = await asyncio.to_thread(
+            self._gpus.assign_gpus, launch.run_id, launch.label, launch.gpus
+        )
         own = {MARK_VARIABLE: f"{self._owner}:{name}", **gpus}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -102,7 +106,7 @@ class LocalBackend(Backend):
         unit = Unit(name, process.pid, start_time_of(process.pid))
         self._started[unit] = (process, launch.log)
         if any(launch.config.gpu_counts().values()):
-            self._gpus.note_unit(launch.run_id, launch.label, unit)
+            await asyncio.to_thread(self._gpus.note_unit, launch.run_id, launch.label, unit)
         return unit
 
     async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:

@@ -117,10 +117,7 @@ class GpuReservations:
                 mine = replace(mine, waits_for=claim.count if claim.waits else 0)
             else:
                 mine = replace(mine, gpus={**mine.gpus, **dict.fromkeys(free[:lacking], "")})
-            if mine.gpus or mine.waits_for:
-                table[mine.key] = mine
-            else:
-                table.pop(mine.key, None)
+            table[mine.key] = mine
             return place
 
     def assign_gpus(self, run_id: str, label: str, count: int) -> dict[str, str]:
@@ -193,7 +190,8 @@ class GpuReservations:
             known = _TABLE_TYPE.validate_json(written)
             table = {each.key: each for each in known if each.has_owner()}
             yield table
-            data = _TABLE_TYPE.dump_json(list(table.values()))
+            kept = [each for each in table.values() if each.gpus or each.waits_for]
+            data = _TABLE_TYPE.dump_json(kept)
             if data != written:
                 replace_file(path, data, mode=0o600)
 

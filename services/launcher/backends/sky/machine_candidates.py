@@ -83,14 +83,19 @@ def check_candidates(config: SkyConfig, service: str) -> list[str]:
             f"launcher.sky.cloud: launcher.sky.{service} has no candidate at {config.cloud!r}; its"
             f" candidates are at {named}"
         )
-    for index, machine in enumerate(machines.any_of or machines.ordered):
-        where = f"launcher.sky.{service}.{key}.{index}"
+    for index, machine in enumerate(machines.candidates):
+        where = f"launcher.sky.{service}"
+        if machines.any_of or machines.ordered:
+            where += f".{key}.{index}"
         problems += [f"{where}: {text}" for text in _list_refusals(machine, machines, config)]
     return problems
 
 
 def _list_refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
-    cloud, found = cloud_of(machine), list[str]()
+    cloud, found = cloud_of(machine) or config.cloud or "", list[str]()
+    if config.cloud not in (None, cloud):
+        # A candidate at another cloud is dropped.
+        return []
     if machines.num_nodes > 1 and cloud in SINGLE_NODE:
         found.append(
             f"{cloud} has no multi-node clusters; set num_nodes = 1 and take a machine with more"

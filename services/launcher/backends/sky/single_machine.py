@@ -30,7 +30,7 @@ CHOICES = {
 # Always text: unquoted, a version such as 0.3 would be a number.
 _QUOTED = ("DATA_VERSION",)
 RESUME = "RESUME_RUN_NAME"
-# Variables that a task of SkyRL takes and this one cannot honour, each with what to give instead.
+# Variables that such tasks often take and this one cannot honour, each with what to give instead.
 REFUSED = {
     "NUM_EPOCHS": "a run has a number of steps: give --env STEPS=N",
     "LOGGER": "metrics go to wandb with --env WANDB_API_KEY=KEY",
@@ -39,6 +39,8 @@ REFUSED = {
 }
 # What the learner tracks with if its spec does not say.
 _TRACKERS = ("jsonl", "console")
+# Where a partition or a pod may have GPUs that no candidate names.
+_UNSIZED = ("slurm", "kubernetes", "ssh")
 
 
 def whole_run_task(
@@ -62,6 +64,25 @@ def whole_run_task(
         "setup": "\n".join(["set -e", *_refusing_lines(), sky.setup, ""]),
         "run": _task_script(spec_path, spec, config, overrides),
     }
+
+
+def check_gpus(config: LauncherConfig) -> list[str]:
+    """List the candidates for the whole run that have fewer GPUs than its services get there."""
+    each, replicas = config.gpu_counts(), config.replica_counts()
+    wanted = sum(each[service] * replicas[service] for service in each)
+    problems: list[str] = []
+    for machine in machine_candidates.machines_of(config.sky, LEARNER).candidates:
+        kind, there = machine_candidates.parse_accelerator(machine.accelerators) or ("", 0)
+        unknown = not kind and machine_candidates.cloud_of(machine) in _UNSIZED
+        if there < wanted and not unknown:
+            problems.append(
+                f"--one-machine: launcher.SERVICE.gpus come to {wanted} for all replicas,"
+                f" {task_documents.describe_machine(machine)} of launcher.sky.{LEARNER} has"
+                f" {there:g}: name a machine with {wanted}, such as"
+                f" {kind.upper() or 'H100'}:{wanted}, or lower launcher.SERVICE.gpus or"
+                " launcher.rollout.replicas"
+            )
+    return problems
 
 
 def _list_secrets(

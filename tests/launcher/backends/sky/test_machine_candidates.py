@@ -52,6 +52,28 @@ def test_an_impossible_wish_is_refused_with_its_key_and_the_fix(
 
 
 @pytest.mark.parametrize(
+    ("candidates", "where"),
+    [
+        ({}, "launcher.sky.rollout"),
+        ({"any_of": [{"accelerators": "H100:1"}]}, "launcher.sky.rollout.any_of.0"),
+        ({"ordered": [{"infra": "slurm/x"}]}, "launcher.sky.rollout.ordered.0"),
+    ],
+)
+def test_the_one_cloud_refuses_what_it_lacks_though_no_candidate_names_it(
+    candidates: dict[str, Any], where: str
+) -> None:
+    sky = config(rollout=candidates, cloud="slurm", network="public").sky
+    refused = f'{where}: slurm opens no ports; set launcher.sky.network = "private"'
+    assert machine_candidates.check_candidates(sky, ROLLOUT) == [refused]
+    private = config(rollout=candidates, cloud="slurm").sky
+    assert machine_candidates.check_candidates(private, ROLLOUT) == []
+    # Candidates at other clouds are dropped, so nothing of theirs is refused.
+    both = {"any_of": [{"infra": "aws"}, {"infra": "slurm/x"}]}
+    there = config(rollout=both, cloud="aws", network="public").sky
+    assert machine_candidates.check_candidates(there, ROLLOUT) == []
+
+
+@pytest.mark.parametrize(
     ("service", "who"), [(LEARNER, "ranks"), (ROLLOUT, "workers of an engine")]
 )
 def test_a_replica_of_several_machines_has_them_in_a_private_network(
