@@ -3,6 +3,8 @@
 import ast
 import importlib
 import pkgutil
+import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from services.common.config import ConfigModel, canonical_json, load_spec
+from services.common.extras import install_command
 from services.launcher import run_plan as plans
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables
@@ -45,6 +48,38 @@ def test_conflicting_extras_are_declared() -> None:
     conflicts = project["tool"]["uv"]["conflicts"]
     assert [{"extra": "rollout"}, {"extra": "rollout-cpu"}] in conflicts
     assert [{"extra": "openenv"}, {"extra": "environments"}] in conflicts
+
+
+# A distribution of that name: `pip install flotilla`, `install flotilla[ray]`, `flotilla==1`. Paths
+# such as /opt/flotilla/bin/pip are none.
+PUBLISHED = re.compile(
+    r"\b(install|add)\s[^\n]*?(?<![\w/.-])flotilla\b(?![/\w-])|\bflotilla(\[[\w{]|==)"
+)
+
+
+def test_nothing_tells_to_install_the_biology_package_that_pypi_has_under_this_name() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=True)
+    written = (ROOT / name for name in listed.stdout.decode().splitlines())
+    texts = {path: path.read_text() for path in written if path.suffix in (".md", ".py", ".toml")}
+    told = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path, text in texts.items()
+        if path != Path(__file__)
+        for found in PUBLISHED.finditer(text)
+    ]
+    assert not told
+    assert len(texts) > 1000
+
+
+def test_every_extra_that_a_message_tells_to_install_is_one_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    texts = [path.read_text() for path in (ROOT / "services").rglob("*.py")]
+    told = {
+        name for text in texts for name in re.findall(r'install_command\("?\'?([a-z\d-]+)', text)
+    }
+    assert {"ray", "s3", "env-gateway"} <= told - {"extra"}
+    assert told - {"extra"} <= set(project["project"]["optional-dependencies"])
+    assert install_command("ray").startswith('pip install ".[ray]"')
 
 
 def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:

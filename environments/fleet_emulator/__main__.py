@@ -11,7 +11,7 @@ def main() -> int:
     if missing:
         print(
             f"error: not installed: {', '.join(missing)}; the emulator needs the extra `emulator`: "
-            "pip install 'flotilla[emulator]'",
+            'pip install ".[emulator]" in Flotilla\'s checkout',
             file=sys.stderr,
         )
         return 1

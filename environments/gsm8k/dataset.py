@@ -92,7 +92,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise DatasetError(f"{path} needs pyarrow to be read: install flotilla[gsm8k]") from error
+        raise DatasetError(f"{path} needs pyarrow to be read: {hub.INSTALL}") from error
     try:
         with ParquetFile(path) as file:
             for batch in file.iter_batches():

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+# The command that installs what questions are read with.
+INSTALL = 'pip install ".[gsm8k]" in Flotilla\'s checkout'
 _TIMEOUT_S = 30.0
 _SUFFIXES = (".parquet", ".jsonl")
 
@@ -20,7 +22,7 @@ def fetch_split(dataset: str, split: str, subset: str | None) -> list[Path]:
     except ImportError as error:
         raise HubError(
             f"{dataset!r} is no file, and a data set of the hub needs huggingface-hub to be "
-            "fetched: install flotilla[gsm8k]"
+            f"fetched: {INSTALL}"
         ) from error
     try:
         files = HfApi().dataset_info(dataset, timeout=_TIMEOUT_S).siblings or []

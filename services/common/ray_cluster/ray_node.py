@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from services.common.errors import ConfigError
+from services.common.extras import install_command
 from services.common.logged_child import LoggedChild
 from services.common.network_addresses import join_host_port
 from services.common.python_command import python_command
@@ -66,7 +67,7 @@ class NodePlan:
 def check_ray_is_installed(wanted_by: str) -> None:
     """Raise ConfigError if Ray, which the key `wanted_by` needs, is not installed."""
     if find_spec("ray") is None:
-        raise ConfigError(f"{wanted_by}: Ray is not installed; pip install 'flotilla[ray]'")
+        raise ConfigError(f"{wanted_by}: Ray is not installed; {install_command('ray')}")
 
 
 class RayNode:

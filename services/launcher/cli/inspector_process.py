@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
+from services.common.extras import install_command
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.launcher.cli.terminal import CommandError, Terminal
@@ -30,7 +31,7 @@ def check_inspector_is_installed() -> None:
     """Raise ConfigError if the inspector's packages are missing."""
     if not is_inspector_installed():
         raise ConfigError(
-            f"the inspector needs {', '.join(_PACKAGES)}; pip install 'flotilla[inspect]'"
+            f"the inspector needs {', '.join(_PACKAGES)}; {install_command('inspect')}"
         )
 
 

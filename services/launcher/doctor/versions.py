@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.extras import install_command
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok
 from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
@@ -72,7 +73,7 @@ def _check_floors(service: str, packages: Mapping[str, str], context: RunContext
             continue
         names = _VLLM if name == "vllm" else (name,)
         have = next((packages[each] for each in names if each in packages), None)
-        fix = f"pip install 'flotilla[{_EXTRAS[service]}]', or `make setup`"
+        fix = f"{install_command(_EXTRAS[service])}, or `make setup`"
         whose = "every service" if service == "all" else service
         if have is None:
             problems.append(fail(f"{whose} needs {name}, which is not installed", fix))

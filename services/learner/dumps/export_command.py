@@ -14,6 +14,7 @@ from typing import Any
 
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
+from services.common.extras import install_command
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import PolicyConfig, parse_shared
@@ -96,7 +97,7 @@ def _write(form: str, rows: Iterator[Row], out: Path, run_id: str) -> int:
         from services.learner.dumps.adapters.parquet_files import write_dataset, write_parquet
     except ImportError as error:
         raise TrajectoryExportError(
-            f"{error}: install it, for instance with `pip install 'flotilla[export]'`"
+            f"{error}: install it, for instance with {install_command('export')}"
         ) from error
     if form == "datasets":
         return write_dataset(rows, out, run_id)

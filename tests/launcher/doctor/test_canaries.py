@@ -13,6 +13,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.config import load_spec
+from services.common.extras import install_command
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
@@ -128,7 +129,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         yield "", ""
 
     monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
-    fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
+    fix = f"install aiohttp: {install_command('env-gateway')}, or `make setup`"
     check(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 
 

@@ -80,7 +80,7 @@ async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_
     elsewhere = subject(spec(policy, tasks, *ELSEWHERE, bucket), tmp_path, **environ)
     check(await probed("store", elsewhere), Status.WARN, "is not tried", "s3fs", "`make setup`")
     here = subject(spec(policy, tasks, bucket), tmp_path, **environ)
-    check(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
+    check(await probed("store", here), Status.FAIL, "s3fs", 'pip install ".[s3]"')
 
 
 @pytest.mark.usefixtures("uncounted")

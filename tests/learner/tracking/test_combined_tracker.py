@@ -182,7 +182,7 @@ def test_a_tracker_whose_package_is_missing_names_the_extra_that_brings_it(
         # The adapter sets them; they end with the test.
         monkeypatch.setenv(name, "true")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=re.escape(f"pip install 'flotilla[{extra}]'")):
+    with pytest.raises(ConfigError, match=re.escape(f'pip install ".[{extra}]"')):
         build_trackers(TrackingConfig(backends=(backend,)), "run", tmp_path, {})
 
 

@@ -15,6 +15,7 @@ import httpx
 from services.common.child_environment import child_environment
 from services.common.concurrency import running_tasks
 from services.common.deadlines import loop_time
+from services.common.extras import install_command
 from services.common.python_command import python_command, tied_command
 from services.common.scratch_folders import scratch_folder
 from services.common.text_only import add_to_python_path, find_stand_ins
@@ -46,8 +47,8 @@ async def serve_model(
     CommandError."""
     if find_spec("vllm") is None:
         raise CommandError(
-            f"{model} is no URL, and vLLM, which would serve it, is not installed here: pip install"
-            " 'flotilla[rollout]' (without a GPU, rollout-cpu)"
+            f"{model} is no URL, and vLLM, which would serve it, is not installed here:"
+            f" {install_command('rollout')} (without a GPU, rollout-cpu)"
         )
     with scratch_folder() as (folder, keeper):
         socket = folder / "vllm.sock"

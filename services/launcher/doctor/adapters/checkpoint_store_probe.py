@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.extras import install_command
 from services.launcher.doctor.findings import Finding, fail, first_line, ok, warn
 from services.launcher.doctor.probe_process import answer_question
 
@@ -31,7 +32,7 @@ def _missing_package(url: str, error: ImportError, *, elsewhere: bool) -> Findin
     if elsewhere:
         what = f"{url} is not tried, for the launcher's own packages do not know it: {error}"
         return warn(what, "install what it names here, or make .venv by `make setup`")
-    fix = "pip install 'flotilla[s3]'" if url.startswith(_S3) else "install what it names"
+    fix = install_command("s3") if url.startswith(_S3) else "install what it names"
     return fail(f"{url}: {error}", fix)
 
 

@@ -11,6 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.deadlines import loop_time
+from services.common.extras import install_command
 from services.common.python_command import python_command
 from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
@@ -33,7 +34,7 @@ _AT_ONCE = 8
 # Packages that the gateway imports and the launcher does not.
 _PACKAGES = ("aiohttp", "PIL")
 _NO_MODULE = re.compile(r"No module named '(\w+)")
-_INSTALL_FIX = "pip install 'flotilla[env-gateway]', or `make setup`"
+_INSTALL_FIX = f"{install_command('env-gateway')}, or `make setup`"
 
 
 async def probe_episodes(context: RunContext) -> list[Finding]:

@@ -11,6 +11,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from services.common.extras import install_command
 from services.common.network_interfaces import (
     INTERFACE_VARIABLES,
     choose_interface,
@@ -45,7 +46,7 @@ def join_ring(assignment: RankAssignment, listener: int | None) -> RankOutcome:
         version = str(torch.__version__)
         how = _test_ring(assignment, listener)
     except ImportError as error:
-        return RankOutcome(str(error), "pip install 'flotilla[learner]' there, or `make setup`")
+        return RankOutcome(str(error), f"{install_command('learner')} there, or `make setup`")
     except _BlockedError as error:
         return RankOutcome(
             str(error), suggest_network_fix(assignment.host), blocked=True, torch=version

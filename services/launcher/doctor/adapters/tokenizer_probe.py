@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common.adapters.hidden_torch import hide_torch
+from services.common.extras import install_command
 from services.launcher.doctor.findings import Finding, fail, first_line, ok
 from services.launcher.doctor.probe_process import answer_question
 
@@ -20,7 +21,7 @@ def compare_tokenizers(question: Mapping[str, Any]) -> list[Finding]:
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
     except ImportError as error:
-        fix = "pip install 'flotilla[rollout-cpu]', or `make setup`"
+        fix = f"{install_command('rollout-cpu')}, or `make setup`"
         return [fail(f"transformers cannot be imported: {error}", fix)]
     folder = question["folder"]
     try:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 from urllib.parse import quote, urlencode
 
+from services.common.extras import install_command
 from services.learner.inspector.queries.group_rows import TryRow
 
 # Route of a run's transcripts.
@@ -124,7 +125,7 @@ class ServerLinks(Links):
 
     @property
     def advice(self) -> str:
-        return "" if self._transcripts else 'For transcripts: pip install ".[inspect]"'
+        return "" if self._transcripts else f"For transcripts: {install_command('inspect')}"
 
     def _transcript(self, run: str, what: str, row: TryRow | None) -> str:
         if not self._transcripts:

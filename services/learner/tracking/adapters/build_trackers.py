@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
+from services.common.extras import install_command
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.run_files.metric_lines import METRICS_FILE
@@ -74,5 +75,5 @@ def _load_tracker(vendor: Backend, name: str, *arguments: Any) -> Tracker:
         extra = vendor if vendor in ("trackio", "mlflow") else "learner"
         raise ConfigError(
             f"learner.tracking.backends: {vendor} is not installed ({error}); install it with"
-            f" `pip install 'flotilla[{extra}]'`, or leave {vendor!r} out"
+            f" {install_command(extra)}, or leave {vendor!r} out"
         ) from error
