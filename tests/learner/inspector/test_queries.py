@@ -57,6 +57,22 @@ def test_a_step_lists_what_was_dropped_since_the_one_before(
     assert dropped == [(group_id, "stale") for group_id in before + after]
 
 
+async def test_the_groups_without_signal_that_a_step_trained_on_count_as_such(
+    tmp_path: Path,
+) -> None:
+    made = open_run(tmp_path)
+    talk = conversation(1)
+    groups = [
+        await made.add_group([MadeAttempt(talk, reward) for reward in rewards])
+        for rewards in ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5))
+    ]
+    left_out = await made.add_group([MadeAttempt(talk, 1.0)] * 2)
+    await made.plan_step(1, groups, [left_out])
+    with read_journal(made.folder) as db:
+        found = step_pages.read_step(db, 1)
+    assert (found.trained.total, len(found.filtered), found.without_signal) == (4, 1, 4)
+
+
 def test_an_evaluation_has_the_groups_of_its_own_name(db: sqlite3.Connection) -> None:
     found = step_pages.read_eval(db, "after-1-3")
     assert found.card.results["heldout"]["pass_at_1"] == 0.5

@@ -44,7 +44,10 @@ class StepPage:
     run_epoch: int
     attempts: int
     trained: GroupsPage
-    # Groups without signal; and dropped ones, drawn since the last group of the previous step.
+    # Number of groups without signal: trained ones (`constant_groups = "mask"`) and filtered ones.
+    without_signal: int
+    # Groups left out without signal; and dropped ones, drawn since the last group of the previous
+    # step.
     filtered: tuple[GroupRow, ...]
     dropped: tuple[GroupRow, ...]
     earlier: int | None
@@ -88,12 +91,14 @@ def read_step(db: sqlite3.Connection, step: int, page: int = 1) -> StepPage:
     earlier, later = _neighbour(db, "max", "<", step), _neighbour(db, "min", ">", step)
     since = _last_row(db, earlier) if earlier is not None else 0
     until = _last_row(db, step) if later is not None else _NO_END
+    filtered = _find_groups(db, "filtered", around, step)
     return StepPage(
         step=step,
         run_epoch=epoch,
         attempts=len(attempts),
         trained=_page_of(db, groups, page),
-        filtered=tuple(_find_groups(db, "filtered", around, step)),
+        without_signal=sum(not group.signal for group in (*groups, *filtered)),
+        filtered=tuple(filtered),
         dropped=tuple(_find_groups(db, "dropped", (since + 1, until), None)),
         earlier=earlier,
         later=later,
