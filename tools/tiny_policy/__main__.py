@@ -4,11 +4,19 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 DESCRIPTION = """\
@@ -82,15 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _build_policy(out: Path, course: str, seed: int, console: Console) -> int:
     from tools.tiny_policy.build import BuildError, build, recipe_for
 
-    columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
-        stages = {}
-
-        def show_progress(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total)
-            bars.update(stages[stage], completed=done)
-
+    with _shown_progress(console) as show_progress:
         try:
             fresh = build(out, recipe_for(course, seed), show_progress)
         except BuildError as error:
@@ -98,6 +98,33 @@ def _build_policy(out: Path, course: str, seed: int, console: Console) -> int:
             return 2
     console.print(f"{out}: {'built' if fresh else 'up to date'}", markup=False)
     return 0
+
+
+@contextmanager
+def _shown_progress(console: Console) -> Generator[Callable[[str, int, int], None]]:
+    """Show the stages of a build: bars on a terminal; elsewhere, as in a pipe to `flotilla train`,
+    a line for each tenth of a stage."""
+    if not console.is_terminal:
+        tenths: dict[str, int] = {}
+
+        def print_tenth(stage: str, done: int, total: int) -> None:
+            tenth = 10 * done // total
+            if tenths.get(stage) != tenth:
+                tenths[stage] = tenth
+                console.print(f"{stage} {done:,} of {total:,}", markup=False, highlight=False)
+
+        yield print_tenth
+        return
+    columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+        stages: dict[str, TaskID] = {}
+
+        def draw_bar(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done)
+
+        yield draw_bar
 
 
 def _evaluate_policy(folder: Path, course: str, tasks: int, seed: int, console: Console) -> int:

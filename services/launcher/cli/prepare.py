@@ -1,10 +1,14 @@
 """Execution of a spec's `[[prepare]]` commands with missing or outdated results, with a progress
 display."""
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
+from rich.status import Status
 from rich.text import Text
 
+from services.common.printable_text import make_visible
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import parse_launcher
@@ -21,15 +25,35 @@ async def run_prepare_commands(
 ) -> None:
     """Make missing results and, with `refresh`, outdated ones. A resumed run keeps the results
     with which it began. Raises PrepareError, InterruptedByUserError."""
-    options = CommandOptions(inherits=variables_of_any_service(spec, parse_launcher(spec)))
+    inherits = variables_of_any_service(spec, parse_launcher(spec))
     for prepare in parse_prepare_tables(spec):
         if prepare.is_done() and not (refresh and prepare.is_outdated()):
             continue
         message = prepare.message or f"Making {prepare.creates}"
-        if console.is_terminal:
-            # A plain string would be interpreted as markup.
-            with console.status(Text(message)):
-                await interrupts.unless_interrupted(execute_command(prepare, options))
-        else:
-            console.print(message, soft_wrap=True)
+        with _shown_progress(message, console) as show_output:
+            options = CommandOptions(show_output, inherits=inherits)
             await interrupts.unless_interrupted(execute_command(prepare, options))
+
+
+@contextmanager
+def _shown_progress(message: str, console: Terminal) -> Generator[Callable[[str], None]]:
+    """Show the message and, as far as it has come, what the command says of its progress: the last
+    line on a terminal, all of them elsewhere."""
+    if not console.is_terminal:
+        console.print(message, soft_wrap=True)
+        yield lambda text: _print_lines(text, console)
+        return
+    # A plain string would be interpreted as markup.
+    with console.status(Text(message)) as status:
+        yield lambda text: _show_last_line(text, message, status)
+
+
+def _print_lines(text: str, console: Terminal) -> None:
+    for line in text.splitlines():
+        console.print(f"  {line}", soft_wrap=True)
+
+
+def _show_last_line(text: str, message: str, status: Status) -> None:
+    lines = text.split("\n")
+    if newest := next((line for line in reversed(lines) if line.strip()), ""):
+        status.update(Text(f"{message}: {make_visible(newest.strip())}", overflow="ellipsis"))

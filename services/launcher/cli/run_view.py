@@ -1,13 +1,12 @@
 """Display state of a run, gathered from its events. Pure."""
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 
-# Number of steps over which the step time is averaged.
-_RECENT = 8
+# The learner's estimate at the end of a step; 0 while it has none.
+_SECONDS_LEFT = "timing/seconds_left"
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 STATE_NAMES = {
     number: name.removeprefix("RUN_STATE_").lower() for name, number in pb.RunState.items()
@@ -26,15 +25,15 @@ class RunBoard:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # Raised alarms by name.
     alarms: dict[str, alarm_pb.Alarm] = field(default_factory=dict[str, alarm_pb.Alarm])
-    _stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
+    # The learner's estimate of the remaining time and when it came; the newest event's time.
+    _left: tuple[float, float] = (0.0, 0.0)
+    _now: float = 0.0
 
     def take_event(self, event: pb.WatchRunResponse) -> str:
         """Apply an event and return the line to print for it, if any."""
         match event.WhichOneof("what"):
             case "state":
                 self.state = event.state
-                if event.state == pb.RUN_STATE_PREFLIGHT:
-                    self._stamps.clear()
                 return f"run {STATE_NAMES[event.state]}"
             case "replica":
                 replica = event.replica
@@ -55,10 +54,10 @@ class RunBoard:
 
     def _take_progress(self, progress: pb.Progress, now: float) -> None:
         self.phase, self.total_steps = progress.phase, progress.total_steps
-        self.metrics = dict(progress.metrics)
-        if progress.step != self.step or not self._stamps:
-            self._stamps.append((progress.step, now))
-        self.step = progress.step
+        self.metrics, self.step, self._now = dict(progress.metrics), progress.step, now
+        left = self.metrics.get(_SECONDS_LEFT, 0.0)
+        if left != self._left[0]:
+            self._left = (left, now)
 
     @property
     def phase_text(self) -> str:
@@ -73,17 +72,10 @@ class RunBoard:
         return self.state in ENDED
 
     @property
-    def seconds_per_step(self) -> float | None:
-        """Average over the last few steps; None before the second one."""
-        if len(self._stamps) < 2:
-            return None
-        (first, start), (last, end) = self._stamps[0], self._stamps[-1]
-        return (end - start) / (last - first) if last > first else None
-
-    @property
     def seconds_left(self) -> float | None:
-        pace = self.seconds_per_step
-        return None if pace is None else pace * max(0, self.total_steps - self.step)
+        """The learner's estimate, less the time since; None before this start's second step."""
+        left, since = self._left
+        return max(0.0, left - (self._now - since)) if left and not self.has_ended else None
 
     def pass_by_env(self) -> dict[str, float]:
         """Return pass@1 of each environment out of `reward/{env}/pass_at_1`."""

@@ -1,5 +1,6 @@
 """Counters of received and lost work between two steps, for the metrics."""
 
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
@@ -53,6 +54,8 @@ class Tally:
         # Tries received by the whole process; then those that earlier starts of the run received.
         self.received_in_all: Counter[str] = Counter()
         self.received_before = 0
+        # Monotonic time of this process's first.
+        self.first_received: float | None = None
         # By environment, since its newest graded try.
         self.streaks: dict[str, Streak] = {}
         # By environment and the failure of the attempt that spoiled it.
@@ -64,6 +67,8 @@ class Tally:
         counters.policy_tokens += record.policy_tokens
         counters.trajectories += 1
         self.received_in_all[spec.purpose] += 1
+        if self.first_received is None:
+            self.first_received = time.monotonic()
         failure = record.trajectory.failure or record.dropped
         if failure:
             counters.failures[str(failure)] += 1

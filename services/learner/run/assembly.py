@@ -16,6 +16,7 @@ from services.learner.journal.store import Journal
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.policy_publisher import PolicyPublisher
+from services.learner.run.remaining_time import RemainingTime, plan_of
 from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.run_clock import load_clock
 from services.learner.run.status import LearnerStatus
@@ -100,6 +101,7 @@ async def build_train_loop(
             clock,
             tracked,
             dumps,
+            RemainingTime(plan_of(config, eval_sets)),
             checkpoint_metrics=state.checkpoints.metrics,
             launcher_metrics=lambda: runtime.launcher_metrics,
         ),

@@ -1,5 +1,6 @@
 """Logging of each step exactly once: to the trackers, the status and the journal."""
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,12 +10,15 @@ from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
 from services.learner.ports import TrackedRun
+from services.learner.run.remaining_time import RemainingTime
 from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.run_clock import RunClock
 from services.learner.tracking.histograms import step_histograms
 from services.learner.tracking.step_metrics import StepMetrics, step_facts, step_times
 from services.learner.types import StepResult
 
+# Reported to the launcher only; 0 while it is unknown, which replaces an earlier start's.
+SECONDS_LEFT = "timing/seconds_left"
 _META = "tracker"
 _ALARMS_META = "alarms"
 
@@ -46,6 +50,7 @@ class StepRecorder:
         clock: RunClock,
         tracked: TrackedRun,
         dumps: Dumps,
+        remaining: RemainingTime,
         *,
         checkpoint_metrics: Callable[[], Mapping[str, float]],
         launcher_metrics: Callable[[], Mapping[str, float]],
@@ -58,6 +63,7 @@ class StepRecorder:
         self._tracker_id = tracked.tracker_id
         self._logged_step = tracked.logged_step
         self._dumps = dumps
+        self._remaining = remaining
         self._checkpoint_metrics = checkpoint_metrics
         self._launcher_metrics = launcher_metrics
         self._metrics = StepMetrics(dispatcher)
@@ -97,8 +103,15 @@ class StepRecorder:
         metrics.update(self._launcher_metrics())
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
         sinks.tracker.log_metrics(base + 1, metrics, histograms)
-        sinks.status.update_metrics(metrics, step=base + 1)
+        sinks.status.update_metrics({**metrics, **self._seconds_left(base + 1)}, step=base + 1)
         await self._remember_step(base + 1)
+
+    def _seconds_left(self, step: int) -> dict[str, float]:
+        """Return the remaining time for people; it is no metric of a step."""
+        tally = self._tally
+        received = tally.received_in_all.total()
+        left = self._remaining.end_step(step, time.monotonic(), tally.first_received, received)
+        return {SECONDS_LEFT: left or 0.0}
 
     async def record_replayed(self, step: int, result: StepResult) -> None:
         """Record a step that was trained again. If it was never logged, it is logged now with the

@@ -66,3 +66,18 @@ async def test_b55_a_preparation_is_no_line_of_a_shell(
     )
     assert os.listdir(tmp_path) == ["made"]
     assert await asyncio.to_thread(Path("made").read_text) == "|".join(arguments)
+
+
+@pytest.mark.parametrize("width", [40, 120])
+@pytest.mark.parametrize("terminal", [False, True])
+async def test_a_preparation_shows_how_far_it_has_come(
+    tmp_path: Path, width: int, *, terminal: bool
+) -> None:
+    made = tmp_path / "made"
+    program = f"print('training 300 of 1,000', flush=True); open({str(made)!r}, 'w').close()"
+    table = {"creates": str(made), "command": ["python", "-c", program], "message": "Building it"}
+    output = io.StringIO()
+    console = Terminal(file=output, force_terminal=terminal, width=width)
+    await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+    text = output.getvalue()
+    assert "Building it" in text and "training 300 of 1,000" in text
