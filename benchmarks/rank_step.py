@@ -9,9 +9,13 @@ JSON object, a list of figures for each model under `models`:
   remains between steps.
 - `host_gb`: the peak memory of this process on the host.
 - `step_seconds`: median of the timed steps; `tokens_per_second` follows from it.
-- `mfu`: 6 floating-point operations a parameter and token, as a share of the rate that the same
-  device reached in a bfloat16 product of two 8192 x 8192 matrices just before. Recomputed
-  activations and attention scores do not count as work.
+- `mfu`: the work of a step (`benchmarks.executed_work`: attention within each sequence, the head on
+  the policy's tokens only, no recomputed activations), as a share of the rate that the same device
+  reached in a bfloat16 product of two 8192 x 8192 matrices just before.
+- `families`, with `--profile`: the seconds of a step by family of kernels, of one more step.
+
+`--like prime-rl`: each sequence fills a pack, and all its tokens are in the loss; `--attempts 2
+--length 16384` is its benchmark's step.
 - `failed`: the reason why a model has no figures, such as insufficient memory.
 """
 
@@ -30,6 +34,8 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.executed_work import model_work
+from benchmarks.kernel_families import profile_steps
 from services.common.process_memory import peak_memory_bytes
 from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
@@ -77,9 +83,13 @@ def main() -> None:
     parser.add_argument("--pack-tokens", type=int, default=16384)
     parser.add_argument("--head-chunk", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after a warm-up step")
+    parser.add_argument("--like", choices=("prime-rl",), help="whole sequences in the loss")
+    parser.add_argument("--profile", action="store_true", help="sum kernels by family")
     parser.add_argument("--offload", action="store_true", help="learner.rank.offload_optimizer")
     parser.add_argument("--keep-activations", action="store_true", help="disable recomputation")
     given = parser.parse_args()
+    if given.like:
+        given.pack_tokens = given.length
     if not torch.cuda.is_available():
         sys.exit("error: no GPU is visible to torch; this benchmark measures a rank on a GPU")
     peak = matmul_rate()
@@ -137,13 +147,20 @@ def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, 
         resident = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         started = time.monotonic()
-        result = trainer.train_step(random_batch(step, given.attempts, given.length), lr=1e-6)
+        result = trainer.train_step(make_batch(step, given), lr=1e-6)
         torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
         if result.skipped:
             raise RuntimeError(f"step {step} of the random {shape} model was refused")
     taken = statistics.median(seconds[1:])
-    tokens = given.attempts * given.length
+    tokens, last = given.attempts * given.length, make_batch(given.steps + 2, given)
+    trained = sum(int(each.policy_mask.sum()) for each in last.sequences)
+    work = model_work(policy.config, count).step_flops([given.length] * given.attempts, trained)
+    families: dict[str, Any] = {}
+    if given.profile:
+        families["families"] = profile_steps(
+            lambda: trainer.train_step(last, lr=1e-6), 1, SHAPES[shape].vocabulary, device="cuda"
+        )
     return {
         "parameters": count / 1e9,
         "device_gb": torch.cuda.max_memory_allocated() / GB,
@@ -152,8 +169,13 @@ def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, 
         "first_step_seconds": seconds[0],
         "step_seconds": taken,
         "tokens_per_second": tokens / taken,
-        "mfu": 6 * count * tokens / taken / peak,
+        "mfu": work / taken / peak,
+        **families,
     }
+
+
+def make_batch(step: int, given: argparse.Namespace) -> TrainBatch:
+    return random_batch(step, given.attempts, given.length, whole=bool(given.like))
 
 
 def load_shape(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
@@ -181,10 +203,13 @@ def load_shape(shape: str, length: int, folder: Path, rank: RankConfig) -> Polic
     return load_policy(policy, rank)
 
 
-def random_batch(step: int, attempts: int, length: int, vocabulary: int = VOCABULARY) -> TrainBatch:
-    """Return one group whose attempts differ in reward; the second half of each is the policy's."""
+def random_batch(
+    step: int, attempts: int, length: int, vocabulary: int = VOCABULARY, *, whole: bool = False
+) -> TrainBatch:
+    """Return one group whose attempts differ in reward; the second half of each is the policy's, or
+    the `whole` but the first token, which nothing predicts."""
     rng = np.random.default_rng(step)
-    mask = np.arange(length) >= length // 2
+    mask = np.arange(length) >= (1 if whole else length // 2)
     logprobs = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
     sequences = tuple(
         TrainSequence(
