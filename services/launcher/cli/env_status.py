@@ -20,13 +20,11 @@ from services.common.printable_text import print_json
 from services.common.tls import Tls, read_tls
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_stored_run
-from services.launcher.cli.terminal import CommandError, Terminal, make_table
+from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
 from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_identity
 from services.launcher.state import GATEWAY
 
 _CALL_S = 5.0
-# Width of the widest table. A narrower terminal wraps lines; cells are never truncated.
-_WIDTH = 140
 _ENVIRONMENTS = (
     *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
     *("TAINTED", "EXPIRED", "BREAKER"),
@@ -55,7 +53,7 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
     if as_json:
         print_json({"gateways": [_status_to_dict(one, answer) for one, answer in answers]})
         return OK
-    console = Terminal(width=max(Terminal().width, _WIDTH))
+    console = Terminal()
     for gateway, answer in answers:
         _print_status(gateway, answer, console)
     return OK
@@ -118,12 +116,15 @@ def _print_status(gateway: GatewayTarget, answer: pb.GetStatusResponse, console:
     environments = make_table(_ENVIRONMENTS)
     for one in answer.environments:
         environments.add_row(*_format_cells(one))
-    console.print(environments if answer.environments else "no episode has been opened yet")
+    if answer.environments:
+        print_table(environments, console)
+    else:
+        console.print("no episode has been opened yet")
     limiters = make_table(_LIMITERS)
     for one in answer.limiters:
         numbers = (str(one.in_flight), str(one.waiting), str(one.limit))
         limiters.add_row(one.name, one.of or "all", *numbers)
-    console.print(limiters)
+    print_table(limiters, console)
     running = answer.instances_created - answer.instances_closed
     console.print(
         f"instances {running} (created {answer.instances_created}, being deleted "

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, Protocol, cast
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,6 +27,8 @@ _NUMBERS = (
     (HELD_OUT, "held-out pass@1", "{:.1%}"),
 )
 _ALARMS_SHOWN = 5
+# Columns from which phase, bar, step and remaining time fit into a line.
+_WIDE = 80
 NOTICE = alarm_pb.ALARM_SEVERITY_NOTICE
 ALARM_STYLES: Mapping["alarm_pb.AlarmSeverity.ValueType", str] = {
     alarm_pb.ALARM_SEVERITY_UNSPECIFIED: "red",
@@ -125,38 +127,48 @@ class LiveView:
         self._live.console.print(text, style="dim")
 
     def show_board(self, board: RunBoard) -> None:
-        self._live.update(draw_board(board), refresh=True)
+        self._live.update(draw_board(board, self._live.console.width), refresh=True)
 
 
-def draw_board(board: RunBoard) -> Group:
-    """Render the board as a rich renderable."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+def draw_board(board: RunBoard, width: int = _WIDE) -> Group:
+    """Render the board for a terminal of this width."""
     cells = format_metrics(board.metrics)
     cells |= {
         f"training {env}": f"{value:.0%}" for env, value in sorted(board.pass_by_env().items())
     }
-    for heading in cells:
-        table.add_column(heading, style="cyan")
-    table.add_row(*cells.values())
     services = "  ".join(
         f"{name} {state}" for name, state in sorted(board.replicas.items()) if state != "stopped"
     )
-    shown = [_draw_progress(board), table if cells else Text(""), *_draw_alarms(board)]
+    shown = [*_draw_progress(board, width), _draw_figures(cells, width), *_draw_alarms(board)]
     return Group(*shown, Text(services, style="dim"))
 
 
-def _draw_progress(board: RunBoard) -> Table:
-    head = Table.grid(padding=(0, 2))
+def _draw_figures(cells: Mapping[str, str], width: int) -> Table | Text:
+    """Render figures side by side, or one a line where they do not fit."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    if sum(max(map(len, cell)) + 3 for cell in cells.items()) <= width:
+        for heading in cells:
+            table.add_column(heading, style="cyan")
+        table.add_row(*cells.values())
+        return table if cells else Text("")
+    lines = Table.grid(padding=(0, 2))
+    for heading, value in cells.items():
+        lines.add_row(heading, Text(value, style="cyan"))
+    return lines
+
+
+def _draw_progress(board: RunBoard, width: int) -> list[RenderableType]:
+    """Render phase, bar and step in one line; in two if it would be wider than the terminal."""
+    phase = board.phase_text if board.phase else STATE_NAMES.get(board.state, "")
+    bar = ProgressBar(total=max(1, board.total_steps), completed=board.step, width=min(40, width))
     left = board.seconds_left
-    head.add_row(
-        Text(
-            STATE_NAMES.get(board.state, "") if not board.phase else board.phase_text, style="bold"
-        ),
-        ProgressBar(total=max(1, board.total_steps), completed=board.step, width=40),
-        f"step {board.step}/{board.total_steps}",
-        "" if left is None else f"{duration_text(left)} left",
-    )
-    return head
+    words = [f"step {board.step}/{board.total_steps}"]
+    words += [] if left is None else [f"{duration_text(left)} left"]
+    if width < _WIDE:
+        return [Text("  ".join((phase, *words)), style="bold"), bar]
+    head = Table.grid(padding=(0, 2))
+    head.add_row(Text(phase, style="bold"), bar, *words)
+    return [head]
 
 
 def _draw_alarms(board: RunBoard) -> list[Text]:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC
 
-from rich.measure import Measurement
 from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
@@ -16,10 +15,9 @@ from services.launcher.cli.run_view import (
     duration_text,
     format_outcome,
 )
-from services.launcher.cli.terminal import Terminal, make_table
+from services.launcher.cli.terminal import Terminal, make_table, print_table
 
 _RATES = ("training pass@1", "held-out pass@1")
-_WIDEST = 10_000
 _QUIET_CLEANUPS = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
 
 
@@ -40,13 +38,6 @@ def make_runs_table(runs: Sequence[pb.Run]) -> Table:
         cost = f"${run.cost.accrued:,.2f}" if run.cost.accrued or run.cost.per_hour else "-"
         table.add_row(*cells, cost, step, *(found.get(name, "-") for name in rates))
     return table
-
-
-def print_table(table: Table, console: Terminal) -> None:
-    """Print a table at its full width. The terminal wraps long lines, so that ids can be copied
-    whole."""
-    table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.print(table, crop=False, soft_wrap=True)
 
 
 def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, alone: bool) -> None:

@@ -4,11 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from services.common.printable_text import make_visible
+
+_WIDEST = 10_000
 
 
 class CommandError(Exception):
@@ -42,3 +45,19 @@ def make_table(headings: Iterable[str], *, no_wrap: bool = False) -> Table:
     for heading in headings:
         table.add_column(heading, no_wrap=no_wrap)
     return table
+
+
+def print_table(table: Table, console: Terminal) -> None:
+    """Print a table at its full width, for programs to read and ids to be copied whole. On a
+    narrower terminal, print each row as lines of a heading and its cell."""
+    widest = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    if not console.is_terminal or widest <= console.width:
+        table.width = widest
+        console.print(table, crop=False, soft_wrap=True)
+        return
+    names = [str(column.header) for column in table.columns]
+    room = max(map(len, names), default=0)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        for name, cell in zip(names, cells, strict=True):
+            console.print(f"{name:<{room}}  {cell}", soft_wrap=True)
+        console.print()

@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.api import codec
 from services.launcher.cli.progress_view import PlainView, draw_board
@@ -16,6 +18,7 @@ def progress(step: int, seconds: int) -> pb.WatchRunResponse:
     event.progress.CopyFrom(pb.Progress(phase="training", step=step, total_steps=50))
     event.progress.metrics["reward/avg_pass_at_1"] = 0.5
     event.progress.metrics["reward/booking/pass_at_1"] = 0.25
+    event.progress.metrics["timing/seconds_left"] = {1: 0.0, 2: 240.0}.get(step, 188.0)
     return event
 
 
@@ -27,8 +30,30 @@ def test_a_plain_line_per_step_with_the_time_left() -> None:
         view.show_board(board)
     lines = console.export_text().splitlines()
     assert len(lines) == 3
+    assert "left" not in lines[0], "there is no estimate yet"
     assert lines[-1].startswith("step 3/50  training  training pass@1 50.0%  (booking 25%)")
     assert lines[-1].endswith("3 min 8 s left")
+
+
+def test_the_time_left_passes_between_estimates() -> None:
+    board = RunBoard()
+    for seconds in (100, 130):
+        board.take_event(progress(2, seconds))
+    assert board.seconds_left == 210.0
+    board.take_event(progress(1, 140))
+    assert board.seconds_left is None, "a resumed run begins without one"
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_the_board_fits_the_terminal(width: int) -> None:
+    board, console = RunBoard(), Terminal(record=True, width=width, file=io.StringIO())
+    board.take_event(progress(2, 100))
+    board.metrics |= {f"reward/{env}/pass_at_1": 0.5 for env in ("tracker", "shop", "mail")}
+    console.print(draw_board(board, width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    words = ("step 2/50", "4 min 0 s left", "training pass@1", "50.0%", "training tracker")
+    assert all(word in text for word in words), text
 
 
 def test_alarms_that_are_raised_are_in_the_line_of_a_step() -> None:

@@ -70,6 +70,16 @@ def test_ids_and_addresses_are_whole_however_narrow_the_terminal_is(width: int) 
     assert "alarm: no_reward of shop, since step 3: it [never] calls a tool. look at" in one
 
 
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_no_table_is_wider_than_the_terminal_and_none_loses_a_cell(width: int) -> None:
+    console = Terminal(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    print_table(make_runs_table([a_run(run_id="short-20261122")]), console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    cells = ("short-20261122", "running", "train", "2023-11-14 22:13:20", "3/8", "75.0%")
+    assert all(any(cell in line for line in lines) for cell in cells), lines
+
+
 def test_the_held_out_figure_is_not_that_of_training() -> None:
     head, first, second = printed(None, 200).splitlines()
     assert head.split()[-4:] == ["TRAINING", "PASS@1", "HELD-OUT", "PASS@1"]
