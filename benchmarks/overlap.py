@@ -35,7 +35,8 @@ from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion, PolicySpan, Sampling
-from services.rollout.work.worker import Worker, WorkerOptions
+from services.rollout.work.options import WorkerOptions
+from services.rollout.work.worker import Worker
 from tests.support.rollout import dialect, tokenizer
 
 REPLICAS, BALANCES = (1, 2, 4, 8, 16), (0.5, 1.0, 2.0)

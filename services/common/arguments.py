@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from services.common.auth import check_token
-from services.common.config import ConfigModel
+from services.common.config import ConfigModel, find_tables
 from services.common.errors import ConfigError
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TLS_VARIABLE
 
@@ -150,7 +150,8 @@ def _parse_advertise(text: str) -> str:
 
 
 def _epilog(service: str, config_cls: type[ConfigModel]) -> str:
-    keys = [f"  --{service}.{key}={value}" for key, value in _keys(config_cls)]
+    # Tables of a union share keys.
+    keys = dict.fromkeys(f"  --{service}.{key}={value}" for key, value in _keys(config_cls))
     return "\n".join(
         [
             "Any key of the spec can be set here, TOML values and plain text alike. Keys of",
@@ -164,24 +165,16 @@ def _epilog(service: str, config_cls: type[ConfigModel]) -> str:
 
 
 def _keys(config_cls: type[ConfigModel]) -> Iterator[tuple[str, str]]:
-    for name, field in config_cls.model_fields.items():
-        annotation: Any = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
-            for key, value in _keys(annotation):
-                yield f"{name}.{key}", value
-        elif table := _table_in_list(annotation):
-            for key, value in _keys(table):
-                yield f"{name}.0.{key}", value
+    for attribute, field in config_cls.model_fields.items():
+        name, annotation = field.alias or attribute, field.annotation
+        if tables := list(find_tables(annotation)):
+            for rest, table in tables:
+                for key, value in _keys(table):
+                    yield f"{name}{rest}.{key}", value
         elif field.default is PydanticUndefined:
             yield name, "..." if field.default_factory is None else _type_name(annotation)
         else:
             yield name, str(field.default)
-
-
-def _table_in_list(annotation: Any) -> type[ConfigModel] | None:
-    """Return the table of which a key holds a list."""
-    inner: Any = typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else None
-    return inner if isinstance(inner, type) and issubclass(inner, ConfigModel) else None
 
 
 def _type_name(annotation: Any) -> str:

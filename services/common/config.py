@@ -222,7 +222,7 @@ def _tables_at(cls: type[ConfigModel], location: Sequence[int | str]) -> list[ty
     tables = [cls]
     for part in location:
         fields = [table.model_fields.get(str(part)) for table in tables]
-        below = [model for field in fields if field for model in _find_models(field.annotation)]
+        below = [table for field in fields if field for _, table in find_tables(field.annotation)]
         # List indices, dict keys and the names of union branches do not lead to another table.
         tables = below or tables
     return tables
@@ -236,9 +236,19 @@ def _key(table: type[ConfigModel], name: str) -> str:
     return table.model_fields[name].alias or name
 
 
-def _find_models(annotation: Any) -> Iterator[type[ConfigModel]]:
+def find_tables(annotation: Any) -> Iterator[tuple[str, type[ConfigModel]]]:
+    """Yield the tables that a key of this type holds, each with the rest of the path to it: `.0` in
+    a list, `.NAME` in a table of tables, and "" for the key's own."""
     if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
-        yield annotation
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType, list, dict, tuple):
-        for argument in get_args(annotation):
-            yield from _find_models(argument)
+        yield "", annotation
+        return
+    origin = get_origin(annotation)
+    if origin in (Annotated, Union, types.UnionType):
+        step = ""
+    elif isinstance(origin, type) and issubclass(origin, Mapping | list | tuple):
+        step = ".NAME" if issubclass(origin, Mapping) else ".0"
+    else:
+        return
+    for argument in get_args(annotation):
+        for rest, table in find_tables(argument):
+            yield f"{step}{rest}", table

@@ -30,7 +30,7 @@ from services.launcher.backends.ports import Backend, BackendError, BackendFacto
 from services.launcher.control.budget import meter_cost
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.doctor.model_access import resolve_commit
+from services.launcher.doctor.run_inputs import pin_model
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.notify.adapters.build_sinks import make_sink
 from services.launcher.notify.notifier import open_notifier
@@ -186,7 +186,7 @@ def main() -> int:
             advertise=given.advertise,
             idle_exit=given.idle_exit,
             backends=backend_factories(runs),
-            hooks=LauncherHooks(pin=resolve_commit, gate=doctor_gate, meter=meter_cost),
+            hooks=LauncherHooks(pin=pin_model, gate=doctor_gate, meter=meter_cost),
         )
         try:
             # Check the address before taking over the runs of a dead launcher.

@@ -89,7 +89,7 @@ class MeterVerdict:
 CostMeter = Callable[[MeterTick], MeterVerdict]
 
 # Returns the commit of the model to pin for a run; None if the model has no commit. Called once
-# before the run begins.
+# before the run begins and has a folder. Raises ConfigError if what the run reads is missing.
 ModelPin = Callable[[RunPlan], Awaitable[str | None]]
 
 

@@ -20,6 +20,12 @@ from services.launcher.store.run_files import SPEC_FILE
 # For each service whose replica may span several machines: the module that runs on the further
 # machines, and the table that sets the number of machines and the port for Ray.
 _SPANNING = {LEARNER: ("ranks", "rank"), ROLLOUT: ("nodes", "engine")}
+# The class of each service's table of a spec.
+_TABLES = {
+    "env_gateway": "services.env_gateway.config.gateway:EnvGatewayConfig",
+    "learner": "services.learner.config.learner:LearnerConfig",
+    "rollout": "services.rollout.config.rollout:RolloutConfig",
+}
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
@@ -72,8 +78,8 @@ def ray_port_key(service: str) -> str:
     return f"{service}.{table}.ray_port"
 
 
-def parse_spec(text: str) -> RunPlan:
-    """Parse the parts of a spec that the launcher reads. Raises ConfigError."""
+def parse_spec(text: str, where: str = "spec") -> RunPlan:
+    """Parse the parts of a spec that the launcher reads; `where` names it. Raises ConfigError."""
     try:
         spec = parse_json(text, _LIMITS, strict=True)
     except TooLargeError as error:
@@ -82,8 +88,8 @@ def parse_spec(text: str) -> RunPlan:
         raise BadSpecError(f"the spec is not JSON: {error}") from error
     if not isinstance(spec, dict):
         raise BadSpecError("the spec is not a JSON object")
-    name = parse_shared(spec, where="spec").name
-    config = parse_launcher(spec)
+    name = parse_shared(spec, where=where).name
+    config = parse_launcher(spec, where=where)
     return RunPlan(name=name, text=canonical_json(spec), spec=spec, config=config)
 
 
@@ -112,6 +118,15 @@ def check_command(
     The spec goes to its standard input: a killed launcher would leave a file behind."""
     entry = modules.get(service, f"services.{service}")
     return python_command("-m", entry, "--config", "-", "--check-config", *overrides)
+
+
+def tables_command(modules: Mapping[str, str], where: str) -> tuple[str, ...] | None:
+    """Return the command that reads the services' tables of the spec on its standard input, in one
+    process and without what the services import; None if other modules replace all of them."""
+    tables = [f"{name}={place}" for name, place in _TABLES.items() if name not in modules]
+    if not tables:
+        return None
+    return python_command("-m", "services.common.read_tables", where, *tables)
 
 
 def replica_command(

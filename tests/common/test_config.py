@@ -1,6 +1,7 @@
 """Specs from files and overrides, and the reports of their mistakes."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from services.common.config import (
     ConfigModel,
     apply_override,
     canonical_json,
+    find_tables,
     load_spec,
     parse_config,
 )
@@ -174,6 +176,35 @@ class Pairs(ConfigModel):
 def test_a_check_of_a_whole_table_names_its_key_too() -> None:
     with pytest.raises(ConfigError, match=r"\n  a\.pair\.low: 3 is above high"):
         parse_config(Pairs, {"pair": {"low": 3}}, where="spec", section="a")
+
+
+class Named(ConfigModel):
+    by_name: Mapping[str, Pair] = {}
+    several: Mapping[str, tuple[Pair, ...]] = {}
+    either: Pair | None = None
+
+
+def test_a_hint_below_a_mapping_knows_the_keys_of_its_tables() -> None:
+    data: Any = {
+        "by_name": {"a": {"hgh": 2}},
+        "several": {"b": [{"lw": 1}]},
+        "either": {"by_name": 1},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse_config(Named, data, where="spec")
+    text = str(caught.value)
+    assert "by_name.a.hgh: unknown key; did you mean 'high'?" in text
+    assert "several.b.0.lw: unknown key; did you mean 'low'?" in text
+    assert "either.by_name: unknown key; known: high, low" in text
+
+
+def test_tables_are_found_below_lists_mappings_and_unions() -> None:
+    found = {
+        (f"{name}{rest}", table)
+        for name, field in Named.model_fields.items()
+        for rest, table in find_tables(field.annotation)
+    }
+    assert found == {("by_name.NAME", Pair), ("several.NAME.0", Pair), ("either", Pair)}
 
 
 def test_lists_become_tuples_and_strings_paths() -> None:

@@ -16,8 +16,9 @@ from services.rollout.adapters.fake import FakeEngine
 from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.work.burn_in import BurnIn
+from services.rollout.work.options import WorkerOptions
 from services.rollout.work.weight_updater import WeightUpdater
-from services.rollout.work.worker import Worker, WorkerOptions
+from services.rollout.work.worker import Worker
 from tests.support.fake_peers import TOKEN
 from tests.support.rollout import POLICY, FakeEnvironment, dialect, engine, limits, tokenizer, turns
 

@@ -1,9 +1,10 @@
 """The `flotilla` command. Each command imports heavy modules only when it runs."""
 
+import sqlite3
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -264,10 +265,21 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
+    except sqlite3.OperationalError as error:
+        _fail(f"the ledger of the runs folder cannot be used: {error}")
+    except OSError as error:
+        # A file that the user has named, or that is below it. Any other is a defect.
+        if error.filename is None:
+            _fail(traceback.format_exc().rstrip())
+        _fail(f"cannot use {error.filename}: {error.strerror}")
     except Exception:  # noqa: BLE001
         # A defect of this program; its traceback may quote untrusted text.
-        print_visible(traceback.format_exc(), end="", file=sys.stderr)
-        sys.exit(1)
+        _fail(traceback.format_exc().rstrip())
+
+
+def _fail(text: str) -> NoReturn:
+    print_visible(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.launcher.cli.options import OVERRIDES, RUNS, Runs
+from services.launcher.cli.options import OVERRIDES, RUNS, Runs, refuse_without_effect
 
 
 def _play_option(help: str, **settings: Any) -> Any:
@@ -97,7 +97,10 @@ def env_try(
     from services.launcher.cli import env_try as command
 
     play = None
-    if model is not None:
+    if model is None:
+        by_hand = ("spec", "tasks", "key", "answer")
+        refuse_without_effect(context, "an episode by hand", besides=by_hand)
+    else:
         named = (model, model_name, model_key_env)
         amounts = (attempts, concurrency, limit, max_turns, temperature)
         play = command.ModelPlay(*named, *amounts, vllm_args, out)

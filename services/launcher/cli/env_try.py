@@ -95,15 +95,18 @@ def _load_tasks(path: Path, key: str | None) -> list[dict[str, Any]]:
     """Return the tasks of a file, or those called `key`. Raises CommandError if there is none."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: {error}") from error
     tasks = content.get("tasks", [content]) if isinstance(content, dict) else content
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
         raise CommandError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
+    if not tasks:
+        raise CommandError(f"{path} holds no task")
     found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
     if not found:
-        name = "" if key is None else f" {key!r}"
-        raise CommandError(f"{path}: no task{name} among {len(tasks)}")
+        raise CommandError(f"{path}: none of its {len(tasks)} tasks has the key {key!r}")
     return cast("list[dict[str, Any]]", found)
 
 

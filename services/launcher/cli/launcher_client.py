@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import grpc
 import grpc.aio
@@ -196,7 +196,6 @@ async def connect_to_launcher(
         if address is None:
             if not start:
                 raise LauncherError(f"no launcher is running for {runs}")
-            await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
             own = await _spawn_launcher(runs)
             address = await interrupts.unless_interrupted(_wait_until_serving(runs, own))
         async with rpc.channel(
@@ -219,11 +218,17 @@ async def connect_to_launcher(
             await _stop_launcher(own, interrupts)
 
 
+def open_launcher_log(runs: Path) -> BinaryIO:
+    """Open the log of the folder's launcher to append to it; create the folder. Raises OSError."""
+    runs.mkdir(parents=True, exist_ok=True)
+    return (runs / LAUNCHER_LOG).open("ab")
+
+
 async def _spawn_launcher(runs: Path) -> asyncio.subprocess.Process:
     """Start a launcher in its own session, so that a Ctrl-C in this terminal does not reach
     it."""
     options = ("--runs", str(runs), "--idle-exit", str(_IDLE_EXIT_S))
-    with (runs / LAUNCHER_LOG).open("ab") as log:
+    with open_launcher_log(runs) as log:
         return await asyncio.create_subprocess_exec(
             *python_command("-m", "services.launcher", *options),
             stdin=asyncio.subprocess.DEVNULL,

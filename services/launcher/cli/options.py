@@ -4,6 +4,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,6 +65,16 @@ def parse_gpus(text: str) -> GpuSizes:
     if found is None:
         raise typer.BadParameter(f"{text!r}: write number and memory, such as 4x80GB")
     return GpuSizes((int(found[2]) * 2**30,) * int(found[1]))
+
+
+def refuse_without_effect(context: typer.Context, chosen: str, *, besides: Collection[str]) -> None:
+    """Raise BadParameter if the user has given an option, other than `besides`, that what was
+    chosen would ignore."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in besides and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"it has no effect with {chosen}", param=parameter)
 
 
 Runs = Annotated[

@@ -64,6 +64,7 @@ def print_plan(
 
 async def _check(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
     """Let the services check the spec; return lines about memory. Raises BadSpecError."""
+    await spec_check.check_tables(read)
     _, lines = await asyncio.gather(
         spec_check.check_spec(read), plan_memory.describe_memory(read, runs, gpus)
     )

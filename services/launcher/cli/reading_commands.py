@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.launcher.cli.options import RUNS, Runs, parse_since
+from services.launcher.cli.options import RUNS, Runs, parse_since, refuse_without_effect
 from services.launcher.state import RunState
 
 
@@ -89,6 +89,7 @@ def logs(
 
 
 def show(
+    context: typer.Context,
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Only attempts that this step trained on.")
@@ -96,12 +97,9 @@ def show(
     env: Annotated[str | None, typer.Option("--env", help="Only this environment.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
     passed: Annotated[
-        bool | None,
-        typer.Option(
-            "--passed/--failed",
-            help="Only attempts with a reward of at least 1; or only all others.",
-        ),
-    ] = None,
+        bool, typer.Option("--passed", help="Only attempts with a reward of at least 1.")
+    ] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only all others.")] = False,
     count: Annotated[int, typer.Option("-n", min=1, help="Maximum number of attempts.")] = 3,
     policy: Annotated[
         str | None,
@@ -125,7 +123,12 @@ def show(
     """
     from services.launcher.cli import show as command
 
-    chosen = command.AttemptFilter(step, env, group, passed, count)
+    if passed and failed:
+        raise typer.BadParameter("--passed and --failed leave no attempt; pass one of them")
+    if tasks:
+        refuse_without_effect(context, "--tasks", besides=("run", "tasks", "runs"))
+    outcome = passed if passed or failed else None
+    chosen = command.AttemptFilter(step, env, group, outcome, count)
     raise typer.Exit(
         command.show_tasks(run, runs)
         if tasks
@@ -134,6 +137,7 @@ def show(
 
 
 def inspect(
+    context: typer.Context,
     run: Annotated[
         str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
     ] = None,
@@ -174,6 +178,7 @@ def inspect(
     if bundle is None:
         options = command.PageOptions(port, browse, policy)
         raise typer.Exit(command.inspect_runs(run, runs, options))
+    refuse_without_effect(context, "--bundle", besides=("run", "bundle", "step", "policy", "runs"))
     raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or [], policy))
 
 

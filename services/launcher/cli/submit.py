@@ -16,6 +16,7 @@ from services.launcher.cli.launcher_client import LauncherConnection, start_run
 from services.launcher.cli.progress_view import PlainView, RunConsole
 from services.launcher.cli.run_source import NEWEST
 from services.launcher.cli.run_view import STATE_NAMES, format_cleanup, format_outcome
+from services.launcher.cli.spec_start import check_before_start
 from services.launcher.cli.watch import print_detach_hints
 
 _CALL_S = 30.0
@@ -44,6 +45,7 @@ def submit_run(submission: SubmitRequest, runs: Path) -> int:
             name = parse_shared(spec, where=str(submission.spec)).name
             explanation = _explain_newest_refusal(connection, name)
             raise ConfigError(await interrupts.unless_interrupted(explanation))
+        await interrupts.unless_interrupted(check_before_start(spec, str(submission.spec), runs))
         request = pb.StartRunRequest(
             request_id=submission.request_id,
             spec_json=canonical_json(spec),

@@ -31,6 +31,7 @@ from services.launcher.cli.run_source import (
     list_local_runs,
 )
 from services.launcher.cli.run_view import ENDED
+from services.launcher.cli.spec_start import check_before_start
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
 from services.launcher.control.prepare_commands import PrepareError
@@ -46,6 +47,8 @@ class TrainRequest:
     """The user's request. `resume_command` continues its run, `new_command` begins another."""
 
     spec: dict[str, Any]
+    # What names the spec in an error.
+    where: str
     start: pb.StartRunRequest
     resume_command: str
     new_command: str
@@ -83,7 +86,7 @@ def train_policy(
         start.resume_run_id = stored.run.run_id
     if update or overrides or not resume:
         start.spec_json = canonical_json(spec)
-    request = TrainRequest(spec, start, resume_command, new_command)
+    request = TrainRequest(spec, str(path), start, resume_command, new_command)
     return run_interruptible(
         lambda interrupts: _run_request(request, runs, console, interrupts, detach=detach)
     )
@@ -119,7 +122,7 @@ def evaluate_policy(
             spec = _apply_overrides(stored, overrides)
             start.spec_json = canonical_json(spec)
     again = command_hints.format_command("eval", target, *overrides, runs=runs)
-    request = TrainRequest(spec, start, again, again)
+    request = TrainRequest(spec, target, start, again, again)
     return run_interruptible(lambda interrupts: _run_request(request, runs, console, interrupts))
 
 
@@ -181,6 +184,7 @@ async def _run_request(
     detach: bool = False,
 ) -> int:
     fresh = not request.start.resume_run_id
+    await interrupts.unless_interrupted(check_before_start(request.spec, request.where, runs))
     try:
         await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
         outcome = await run_to_end(runs, request.start, console, interrupts, detach=detach)

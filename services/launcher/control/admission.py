@@ -54,6 +54,7 @@ class Admission:
         """Return the plan of a spec after all services have accepted their parts of it."""
         try:
             plan = plans.parse_spec(spec_json)
+            await spec_check.check_tables(plan)
             await spec_check.check_spec(plan)
         except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error

@@ -228,8 +228,7 @@ class Launcher:
         if at is not None and not order.wait:
             message = f"{at.reason}. With --wait, a run waits in the queue until it can begin"
             raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
-        pin = self._equipment.hooks.pin
-        commit = await pin(plan) if pin is not None else None
+        commit = await self._pin_model(plan)
         if self._closing:
             raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
         requested = plan
@@ -248,6 +247,13 @@ class Launcher:
             await asyncio.shield(beginning)
         finally:
             await asyncio.wait({beginning})
+
+    async def _pin_model(self, plan: RunPlan) -> str | None:
+        pin = self._equipment.hooks.pin
+        try:
+            return await pin(plan) if pin is not None else None
+        except ConfigError as error:
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
 
     def _note_pin(self, run_id: str, requested: RunPlan, commit: str) -> None:
         policy = parse_shared(requested.spec, where="spec").policy

@@ -1,9 +1,14 @@
-"""Validation of a spec by every service before a run starts."""
+"""Validation of a spec by every service before a run starts.
+
+A mistyped key is found by one process that only reads tables; services, whose own checks may import
+torch and vLLM, are started for a spec whose tables are right."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 from services.common.child_environment import child_environment
+from services.common.exit_codes import CONFIG
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.run_plan import (
     BadSpecError,
@@ -11,6 +16,7 @@ from services.launcher.run_plan import (
     check_command,
     machines_key,
     may_span,
+    tables_command,
 )
 from services.launcher.state import SERVICES
 
@@ -25,11 +31,36 @@ async def check_spec(plan: RunPlan) -> None:
         raise BadSpecError("\n".join(problems))
 
 
+async def check_tables(plan: RunPlan, where: str = "spec") -> None:
+    """Read the services' tables. Raises BadSpecError with every mistake in them; `where` names the
+    spec. Tables that this installation cannot import are left to the services."""
+    command = tables_command(plan.config.modules, where)
+    if command is None:
+        return
+    code, text = await _run_check(command, plan.text)
+    if code == CONFIG:
+        raise BadSpecError(text)
+
+
 async def _check_service(plan: RunPlan, service: str) -> str:
     """Return one service's objections to the spec; empty if it has none."""
     machines = _machines_arguments(plan, service)
+    command = check_command(plan.config.modules, service, machines)
+    try:
+        code, text = await _run_check(command, plan.text)
+    except BadSpecError as error:
+        return f"{service}: {error}"
+    if code == 0:
+        return ""
+    if machines:
+        text = f"with launcher.sky.{service}.num_nodes, as {' '.join(machines)}: {text}"
+    return f"{service}: {text or f'check exited with code {code}'}"
+
+
+async def _run_check(command: Sequence[str], spec: str) -> tuple[int, str]:
+    """Run a check of the spec; return its exit code and what it printed. Raises BadSpecError."""
     process = await asyncio.create_subprocess_exec(
-        *check_command(plan.config.modules, service, machines),
+        *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -38,20 +69,16 @@ async def _check_service(plan: RunPlan, service: str) -> str:
     )
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output, _ = await process.communicate(plan.text.encode())
-    except TimeoutError:
-        return f"{service}: checking its part of the spec took longer than {_TIMEOUT_S:g} s"
+            output, _ = await process.communicate(spec.encode())
+    except TimeoutError as error:
+        raise BadSpecError(f"checking the spec took longer than {_TIMEOUT_S:g} s") from error
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    if process.returncode == 0:
-        return ""
-    text = output.decode(errors="replace").strip()
-    if machines:
-        text = f"with launcher.sky.{service}.num_nodes, as {' '.join(machines)}: {text}"
-    return f"{service}: {text[-4_000:] or f'check exited with code {process.returncode}'}"
+    assert process.returncode is not None
+    return process.returncode, output.decode(errors="replace").strip()[-4_000:]
 
 
 def _machines_arguments(plan: RunPlan, service: str) -> tuple[str, ...]:

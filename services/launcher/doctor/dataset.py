@@ -120,7 +120,7 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
     section = context.get_section(LEARNER)
     findings: list[Finding] = []
     files: dict[str, list[dict[str, Any]]] = {}
-    for path, key in _task_file_keys(section).items():
+    for path, key in task_file_keys(section).items():
         try:
             if later := comes_later(context, path):
                 findings.append(Finding(Status.SKIPPED, later))
@@ -151,10 +151,10 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
     return findings, sorted(counts, key=str)
 
 
-def _task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
+def task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
     """Return the task files, each with the config key that names it first."""
     paths = {section["tasks"]: "learner.tasks"}
-    for number, each in enumerate(section["eval"]["sets"]):
+    for number, each in enumerate(section.get("eval", {}).get("sets", ())):
         paths.setdefault(each["tasks"], f"learner.eval.sets.{number}.tasks")
     return paths
 

@@ -17,6 +17,7 @@ from services.launcher.doctor.policy_files import (
     HubModel,
     NoPolicyError,
     fetch_policy_folder,
+    is_policy_cached,
     look_up_policy,
 )
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
@@ -75,7 +76,8 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
 
 async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the hub's present commit of a spec's revision; None if there is none to keep: the
-    model is a folder, the revision is a commit, or the hub fails, which the doctor reports."""
+    model is a folder, the revision is a commit, or the hub fails, which the doctor reports. Raises
+    ConfigError if this machine's run would have no model."""
     context = make_run_context(plan, Path(), environ)
     policy = context.shared.policy
     replaced = {LEARNER, ROLLOUT} & plan.config.modules.keys()
@@ -87,5 +89,9 @@ async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ)
     try:
         async with asyncio.timeout(RESOLVE_LIMIT_S):
             return (await look_up_policy(context)).commit
-    except (NoPolicyError, TimeoutError):
+    except TimeoutError:
+        return None
+    except NoPolicyError as error:
+        if context.backend == "local" and not await is_policy_cached(context):
+            raise ConfigError(f"policy.model: {error.finding.detail}") from error
         return None

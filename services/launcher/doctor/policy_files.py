@@ -100,6 +100,15 @@ async def look_up_policy(context: RunContext) -> HubModel:
     return HubModel(**json.loads(await _query_hub(context, look_up=True)))
 
 
+async def is_policy_cached(context: RunContext) -> bool:
+    """Return whether the small files of the hub's model can be had, if only from the cache."""
+    try:
+        await _query_hub(context)
+    except NoPolicyError:
+        return False
+    return True
+
+
 async def _query_hub(context: RunContext, *, look_up: bool = False) -> str:
     """Return what the hub's probe prints. Raises NoPolicyError."""
     policy = context.shared.policy

@@ -11,8 +11,7 @@ from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
 from services.rollout.dialects.turns import Finish, Retention
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side
-from services.rollout.work.burn_in import BurnInHints, BurnInLengths
-from services.rollout.work.worker import WorkerOptions
+from services.rollout.work.options import BurnInHints, BurnInLengths, WorkerOptions
 
 
 class DialectConfig(ConfigModel):

@@ -1,10 +1,12 @@
 """Limits of one attempt, and the budgets that remain. Pure."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Counts
+
+if TYPE_CHECKING:
+    from services.common.domain.trajectory import Counts
 
 Side = Literal["head", "tail", "middle"]
 
@@ -69,7 +71,7 @@ class AttemptLimits:
         budget = self.turn_budget(tokens, sampled)
         return budget.reason if budget.tokens < 1 else None
 
-    def ends_attempt(self, counts: Counts, sampled: int) -> StopReason | None:
+    def ends_attempt(self, counts: "Counts", sampled: int) -> StopReason | None:
         """Return why no turn follows the played one; None if one does."""
         if self.sampled_tokens is not None and sampled >= self.sampled_tokens:
             return StopReason.MAX_SAMPLED_TOKENS

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,27 +11,11 @@ from services.common.log import get_logger
 from services.common.process_memory import peak_memory_bytes
 from services.rollout.ports import Engine, EngineDead, EngineError
 from services.rollout.types import Completion, MemoryPeak
+from services.rollout.work.options import BurnInHints, BurnInLengths
 
 GIB = 2**30
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BurnInLengths:
-    """Tokens of the burn-in's prompt and answer, and its time limit in seconds."""
-
-    prompt: int
-    answer: int
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class BurnInHints:
-    """The smallest changes that help an engine with too little memory, or too little time."""
-
-    memory: str
-    time: str
 
 
 class BurnIn:

@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from services.common import trace
 from services.common.concurrency import cancel_tasks, run_until_first
@@ -17,6 +16,7 @@ from services.rollout.episodes.attempt_record import AttemptState, make_failed_t
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.types import Lease, LeasedAttempt, Sampling
+from services.rollout.work.options import WorkerOptions
 from services.rollout.work.worker_totals import WorkerTotals
 
 # A learner that answers an empty poll at once must not be polled in a tight loop.
@@ -24,16 +24,6 @@ EMPTY_POLL_PAUSE_S = 0.05
 RELEASE_TIMEOUT_S = 5.0
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """Capacity of a worker, and the pace of its renewals and retries; times in seconds."""
-
-    max_attempts: int
-    renew_interval_s: float
-    retry_pause_s: float
-    attempt_timeout_s: float
 
 
 class Worker:

@@ -30,7 +30,8 @@ from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
-from services.rollout.work.worker import Worker, WorkerOptions, choose_pause
+from services.rollout.work.options import WorkerOptions
+from services.rollout.work.worker import Worker, choose_pause
 from services.wire.trajectory_columns import decode_spans
 from tests.support.fake_peers import (
     TOKEN,

@@ -1,0 +1,22 @@
+"""Checks of a spec that need no launcher, before a command prepares or starts anything."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.config import canonical_json
+from services.launcher.cli.launcher_client import open_launcher_log
+from services.launcher.control.spec_check import check_tables
+from services.launcher.doctor.run_inputs import check_files
+from services.launcher.run_plan import parse_spec
+from services.launcher.security.launcher_address import address_from_environment
+
+
+async def check_before_start(spec: Mapping[str, Any], where: str, runs: Path) -> None:
+    """Raise ConfigError for wrong tables, and for files that the run would miss on this machine;
+    OSError if no launcher could begin a log in `runs`."""
+    plan = parse_spec(canonical_json(spec), where)
+    await check_tables(plan, where)
+    if address_from_environment() is None:
+        check_files(plan)
+        open_launcher_log(runs).close()
