@@ -113,7 +113,7 @@ async def measure_journal(folder: Path, trajectories: int) -> dict[str, Any]:
     commits = await fill_journal(journal, trajectories)
     await journal.close()
     began, cpu = time.perf_counter(), time.process_time()
-    found = check_journal(folder, limit_s=3600)
+    found = check_journal(folder, folder.name, limit_s=3600)
     start_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     assert found.position is not None and found.position.acknowledged == trajectories
     commit, noted = statistics.median(commits), statistics.median(mark.seconds)

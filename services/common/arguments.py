@@ -17,7 +17,7 @@ from services.common.errors import ConfigError
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TLS_VARIABLE
 
 TOKEN_VARIABLE = "FLOTILLA_TOKEN"
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _OVERRIDE = re.compile(r"--\w+(\.\w+)*=.*", re.DOTALL)
 
 
@@ -94,7 +94,11 @@ def _parser(service: str, config_cls: type[ConfigModel], doc: str) -> argparse.A
         action="store_true",
         help="print this service's whole section as JSON, and exit",
     )
-    add("--run-id", type=_parse_run_id, help="default: the spec's name and the time")
+    add(
+        "--run-id",
+        type=_parse_run_id,
+        help="default: the name of --run-dir, else the spec's name and the time",
+    )
     add("--run-dir", type=Path, help="where files of the run go (default: runs/RUN_ID)")
     add(
         "--replica",
@@ -125,7 +129,7 @@ def _parser(service: str, config_cls: type[ConfigModel], doc: str) -> argparse.A
 
 
 def _parse_run_id(text: str) -> str:
-    if not _RUN_ID.fullmatch(text):
+    if not RUN_ID.fullmatch(text):
         raise argparse.ArgumentTypeError("use up to 128 of a-z 0-9 . _ -, a letter or digit first")
     return text
 

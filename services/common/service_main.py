@@ -16,7 +16,13 @@ import grpc.aio
 import structlog
 
 from services.common import log, metrics, trace
-from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments, read_token
+from services.common.arguments import (
+    RUN_ID,
+    TOKEN_VARIABLE,
+    Arguments,
+    parse_arguments,
+    read_token,
+)
 from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.exit_codes import CONFIG, OK, exit_code_of
@@ -141,17 +147,28 @@ def _make_context(
     token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
     # Processes that a library starts, such as an engine's, inherit the whole environment.
     os.environ.pop(TOKEN_VARIABLE, None)
-    run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    run_id = arguments.run_id or _default_run_id(arguments.run_dir, shared.name)
     if tls is not None:
         tls.check_is(service, run_id)
     _check_addresses(arguments, encrypted=tls is not None)
     run_dir = arguments.run_dir or Path("runs") / run_id
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
     log.setup(service, run_id, replica=arguments.replica)
     add_secret(token)
     contract = registry() if registry is not None and arguments.registry else None
     logger = log.get_logger(f"services.{service}")
     return _ProcessContext(service, arguments, run_id, run_dir, token, tls, contract, logger)
+
+
+def _default_run_id(run_dir: Path | None, name: str) -> str:
+    """Return the name of the run's folder, so that every start in it has the same id, or a new id
+    if there is no folder yet."""
+    if run_dir is not None and RUN_ID.fullmatch(run_dir.name):
+        return run_dir.name
+    return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
 def _hide_named(section: object) -> None:

@@ -9,7 +9,7 @@ from services.common.config import ConfigModel, did_you_mean, parse_config
 from services.common.errors import ConfigError
 from services.common.number_ranges import MOST_TOKENS, Tokens
 
-SHARED = ("name", "seed", "policy")
+SHARED = ("name", "seed", "policy", "written_by")
 SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
 SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
 
@@ -55,6 +55,13 @@ class PolicyConfig(ConfigModel):
         return max(own, int(float(scaling["factor"]) * original))
 
 
+class WriterConfig(ConfigModel):
+    """The Flotilla that wrote a run's own spec.json."""
+
+    version: str
+    commit: str
+
+
 class SharedConfig(ConfigModel):
     """The keys of a run spec that belong to all services."""
 
@@ -62,6 +69,8 @@ class SharedConfig(ConfigModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     seed: int = Field(default=0, ge=0, lt=2**63)
     policy: PolicyConfig
+    # Written by the launcher at each start of a run; nobody else sets it.
+    written_by: WriterConfig | None = None
 
 
 class ServiceConfig(ConfigModel):

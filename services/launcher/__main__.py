@@ -192,7 +192,7 @@ def main() -> int:
             # Check the address before taking over the runs of a dead launcher.
             advertised_address(split_host_port(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
-        except (BackendError, ConfigError, LedgerError) as error:
+        except (BackendError, ConfigError, LedgerError, OSError) as error:
             print_visible(f"error: {error}", file=sys.stderr)
             return 1
     return 0

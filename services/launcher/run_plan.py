@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.config import canonical_json
 from services.common.errors import ConfigError
+from services.common.own_version import own_version
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.common.python_command import python_command
 from services.common.spec import parse_shared
@@ -97,6 +98,11 @@ def pin_revision(plan: RunPlan, commit: str) -> RunPlan:
     """Return the plan with its model pinned to a commit of the hub."""
     policy = {**plan.spec["policy"], "revision": commit}
     return parse_spec(canonical_json({**plan.spec, "policy": policy}))
+
+
+def name_writer(plan: RunPlan) -> RunPlan:
+    """Return the plan with the Flotilla that writes it, which every service of the run reads."""
+    return parse_spec(canonical_json({**plan.spec, "written_by": own_version().to_dict()}))
 
 
 def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:

@@ -32,9 +32,12 @@ from services.learner.run.resume_checks import (
     check_publications_are_alike,
     check_tasks_are_the_same,
     check_tokenizer_is_the_same,
+    note_writer,
+    report_lost_metrics,
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
+from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 
@@ -47,10 +50,13 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
     config = runtime.config
     tasks, eval_sets = load_task_files(config, runtime.shared.seed)
     try:
-        journal = await asyncio.to_thread(open_journal, runtime.run_dir)
+        journal = await asyncio.to_thread(open_journal, runtime.run_dir, runtime.run_id)
     except JournalError as error:
         raise ConfigError(str(error)) from error
     try:
+        await note_writer(journal)
+        if "jsonl" in config.tracking.backends:
+            await report_lost_metrics(journal, runtime.run_dir / METRICS_FILE)
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":

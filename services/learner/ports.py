@@ -76,6 +76,7 @@ class TrackedRun:
     resumed: bool = False
     # The newest step whose metrics were logged.
     logged_step: int = 0
+    run_id: str = ""
 
 
 class Tracker(Protocol):

@@ -79,7 +79,7 @@ def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runti
         config=config,
         shared=parse_config(SharedConfig, shared, where="test"),
         spec=dict(shared),
-        run_id="test-run",
+        run_id="run",
         run_dir=tmp_path / "run",
         token=TOKEN,
         peers=None,  # pyright: ignore[reportArgumentType]
@@ -115,7 +115,7 @@ async def learner(
         *(ranks, tracker, tokenizer or TokenizerDigests(TOKENIZER)),
         weight_server=weight_server,
         store=store,
-        alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl")],
+        alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl", "run")],
         export=export,
         dumps=dumps or Dumps(),
     )

@@ -26,7 +26,7 @@ from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config
 
 BUCKET = "checkpoints"
-RUN_ID = "test-run"
+RUN_ID = "run"
 SPEC = json.dumps({"name": "test"})
 
 
@@ -104,7 +104,7 @@ class UploadingMachine:
             (directory / name).write_bytes(data)
             sha256[name] = digest(data)
         row = CheckpointRow(step, str(directory), sha256)
-        journal = open_journal(self.run_dir)
+        journal = open_journal(self.run_dir, RUN_ID)
         await journal.commit_checkpoint(row, keep=100)
         epoch = "INSERT OR IGNORE INTO epochs VALUES (?, 0, 0)"
         await journal.run_transaction(lambda db: db.execute(epoch, (self.run_epoch,)))

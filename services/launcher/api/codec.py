@@ -1,6 +1,7 @@
 """Conversion between the launcher's own types and Protobuf messages."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
         case _:
             response.message = found.body["text"]
     return response
+
+
+def unwritten_to_pb(last_event: int, problem: str) -> run_pb.WatchRunResponse:
+    """Return what a watcher hears while the ledger takes no events: it repeats the last number."""
+    text = f"{problem}. The run waits until it can be: make room on the disk"
+    now = timestamp_to_pb(time.time())
+    return run_pb.WatchRunResponse(event=last_event, time=now, message=text)
 
 
 def planned_service_to_pb(

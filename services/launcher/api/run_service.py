@@ -20,6 +20,7 @@ from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait
 from services.launcher.control.launcher import Launcher, StartOrder, refusal_error
 from services.launcher.state import RunMode
 from services.launcher.store import logs
+from services.launcher.store.ledger import RunEvent
 
 DEFAULT_GRACE_S = 60.0
 _EVENTS_PER_READ = 200
@@ -73,7 +74,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         self, request: run_service_pb2.WatchRunRequest, context: Context
     ) -> AsyncIterator[run_service_pb2.WatchRunResponse]:
         deadline = time.monotonic() + self._stream_age_s
-        last = request.after_event
+        last, told = request.after_event, ""
         while True:
             stored = self._launcher.get_run(request.run_id)
             supervisor = self._launcher.get_supervisor(request.run_id)
@@ -84,6 +85,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
                 yield codec.event_to_pb(event, stored)
             if events:
                 continue
+            problem = self._launcher.store.write_problem
+            if problem and problem != told:
+                told = problem
+                yield codec.unwritten_to_pb(last, problem)
+            if supervisor and supervisor.has_ended_unwritten:
+                end = RunEvent(last, time.time(), "state", {"state": supervisor.run.state})
+                yield codec.event_to_pb(end, stored)
+                return
             if change is None:
                 return
             await wait_for_change(change, deadline)

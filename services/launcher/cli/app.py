@@ -52,9 +52,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as version_of
+        from services.common.own_version import own_version
 
-        print_visible(f"flotilla {version_of('flotilla')}")
+        print_visible(str(own_version()))
     elif context.invoked_subcommand is None:
         context.fail("name a command; --help lists them")
 

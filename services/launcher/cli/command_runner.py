@@ -19,6 +19,7 @@ from services.launcher.cli.launcher_client import (
 from services.launcher.cli.progress_view import RunConsole
 from services.launcher.cli.run_source import RunSource, find_run, open_run_source
 from services.launcher.cli.terminal import CommandError
+from services.launcher.store.ledger import LedgerError
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
 P = ParamSpec("P")
@@ -35,7 +36,7 @@ def reports_errors(*, bad_spec: int = FAILED) -> Callable[[Callable[P, int]], Ca
                 return command(*args, **kwargs)
             except ConfigError as error:
                 return report_error(str(error), bad_spec)
-            except CommandError as error:
+            except (CommandError, LedgerError) as error:
                 return report_error(str(error))
             except InterruptedByUserError:
                 return INTERRUPTED

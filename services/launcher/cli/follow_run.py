@@ -57,11 +57,24 @@ class FollowedRun:
     since: int
     run_id: str = ""
     last_event: int = 0
+    # What the launcher cannot write down, and has said so.
+    unwritten: str = ""
     # A launcher that this command does not own has cancelled the start; `cancelled` is the run that
     # it had begun.
     start_cancelled: bool = False
     cancelled: pb.Run | None = None
     board: RunBoard = field(default_factory=RunBoard)
+
+    def take_number(self, event: pb.WatchRunResponse) -> bool:
+        """Note an event's number; return False for what every stream repeats until the launcher can
+        write it down."""
+        if event.event == self.last_event and event.message:
+            known, self.unwritten = self.unwritten, event.message
+            return known != self.unwritten
+        if event.event > self.last_event:
+            self.unwritten = ""
+        self.last_event = event.event
+        return True
 
 
 async def with_successors(
@@ -217,7 +230,8 @@ async def watch_to_end(
         request = pb.WatchRunRequest(run_id=followed.run_id, after_event=followed.last_event)
         try:
             async for event in connection.stub.WatchRun(request, timeout=watch_s):
-                followed.last_event = event.event
+                if not followed.take_number(event):
+                    continue
                 line = board.take_event(event)
                 # A resumed run replays its past events first.
                 if event.time.seconds >= followed.since:
@@ -238,3 +252,8 @@ async def watch_to_end(
                 await patience.retry_after_cut(error)
         if board.has_ended:
             return
+        if followed.unwritten and interrupts.second.is_set():
+            raise LauncherError(
+                f"{followed.unwritten}. The end of the run is not written down: the next launcher"
+                " of this folder takes the run up again"
+            )

@@ -1,4 +1,8 @@
-"""Commands that pass their arguments to another tool: `flotilla tiny` and `emulator`."""
+"""Commands beside runs: `flotilla dump`, and `tiny` and `emulator`, which pass their arguments to
+another tool."""
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -8,9 +12,19 @@ from services.launcher.cli.options import OVERRIDES
 
 
 def add_tool_commands(app: typer.Typer) -> None:
+    app.command()(dump)
     settings = {**OVERRIDES, "help_option_names": []}
     app.command(context_settings=settings)(tiny)
     app.command(context_settings=settings)(emulator)
+
+
+def dump(
+    file: Annotated[Path, typer.Argument(help="A launcher.sqlite or journal.sqlite.", exists=True)],
+) -> None:
+    """Print every table of a ledger or journal as JSON lines, whatever Flotilla wrote it."""
+    from services.launcher.cli import dump as command
+
+    raise typer.Exit(command.print_tables(file))
 
 
 def tiny(context: typer.Context) -> None:

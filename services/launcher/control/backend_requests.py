@@ -22,6 +22,7 @@ class BackendRequests:
     """Operations of a run in the ledger. A request is sent only after it is recorded."""
 
     def __init__(self, store: Ledger, run_id: str) -> None:
+        self._store = store
         self._operations = store.operations
         self._run_id = run_id
 
@@ -54,7 +55,8 @@ class BackendRequests:
     async def _write_until_done(self, write: Callable[[], T]) -> T:
         while True:
             try:
-                return write()
+                with self._store.transaction():
+                    return write()
             except sqlite3.Error as error:
                 _log.error("cannot write the ledger", run_id=self._run_id, error=str(error))
                 await asyncio.sleep(_WRITE_AGAIN_S)

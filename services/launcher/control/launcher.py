@@ -4,6 +4,7 @@ runs of a dead launcher."""
 import asyncio
 import hashlib
 import json
+import sqlite3
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
+from services.common.own_version import version_in
 from services.common.spec import parse_shared
 from services.launcher import clock
 from services.launcher import run_plan as plans
@@ -232,14 +234,21 @@ class Launcher:
         if self._closing:
             raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
         requested = plan
-        plan = plans.pin_revision(plan, commit) if commit else plan
-        if at is None:
-            write_spec(self.folder / run_id, plan.text)
-        with self.store.transaction():
-            stored = self._record_begin(run, plan, prices, at)
-            if commit:
-                self._note_pin(run_id, requested, commit)
-            self.store.save_request(request_id, order.digest, run_id)
+        plan = plans.name_writer(plans.pin_revision(plan, commit) if commit else plan)
+        run_dir = self.folder / run_id
+        try:
+            if at is None:
+                write_spec(run_dir, plan.text)
+            with self.store.transaction():
+                before = self.store.get_run(run_id)
+                stored = self._record_begin(run, plan, prices, at)
+                self._note_writers(before, plan, run_id)
+                if commit:
+                    self._note_pin(run_id, requested, commit)
+                self.store.save_request(request_id, order.digest, run_id)
+        except (OSError, sqlite3.OperationalError) as error:
+            message = self.store.write_problem or f"{run_dir} cannot be written: {error}"
+            raise refusal_error(StatusCode.UNAVAILABLE, "NOT_BEGUN", message) from error
         # A caller that disconnects must not leave a run without a supervisor, and the next start
         # must wait until this run has one.
         beginning = asyncio.create_task(self._begin_run(stored, plan.config))
@@ -254,6 +263,14 @@ class Launcher:
             return await pin(plan) if pin is not None else None
         except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+
+    def _note_writers(self, before: StoredRun | None, plan: RunPlan, run_id: str) -> None:
+        """Note that a run goes on under another Flotilla than it was written by."""
+        known = version_in(json.loads(before.spec_json)) if before else None
+        now = version_in(plan.spec)
+        if known and known != now:
+            text = f"the run was written by {known}, and goes on under {now}"
+            self.store.add_event(run_id, time.time(), "message", {"text": text})
 
     def _note_pin(self, run_id: str, requested: RunPlan, commit: str) -> None:
         policy = parse_shared(requested.spec, where="spec").policy
@@ -350,6 +367,9 @@ class Launcher:
         stored = self.store.get_run(run_id)
         if stored is None:
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_RUN", f"there is no run {run_id!r}")
+        supervisor = self.get_supervisor(run_id)
+        if supervisor is not None and supervisor.has_ended_unwritten:
+            return replace(stored, run=supervisor.run)
         return stored
 
     def get_supervisor(self, run_id: str) -> Supervisor | None:
@@ -437,7 +457,7 @@ class Launcher:
                     "cannot end the run", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER
                 )
                 self._tasks[run_id].cancel()
-            elif run.state.has_ended and supervisor.is_behind:
+            elif supervisor.is_only_unwritten:
                 _log.error("cannot record the end of the run", run_id=run_id, hint=_NEXT_LAUNCHER)
                 self._tasks[run_id].cancel()
 

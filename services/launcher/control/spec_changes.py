@@ -65,8 +65,10 @@ def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Spe
 
 
 def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Add the defaults of the shared tables, so that all fixed keys are present."""
-    return {**spec, **parse_shared(spec, where=where).model_dump(mode="json")}
+    """Add the defaults of the shared tables, so that all fixed keys are present. Which Flotilla
+    wrote a spec is no part of it."""
+    shared = parse_shared(spec, where=where).model_dump(mode="json", exclude={"written_by"})
+    return {**{key: spec[key] for key in spec if key != "written_by"}, **shared}
 
 
 def _diff_values(old: Any, new: Any, key: str) -> Iterator[SpecChange]:

@@ -132,6 +132,18 @@ class Supervisor:
         """True if the ledger lacks something of the run."""
         return self._ledger_writer.behind
 
+    @property
+    def has_ended_unwritten(self) -> bool:
+        """True if the run has ended, and the ledger does not take its end."""
+        return self.is_behind and self.run.state.has_ended
+
+    @property
+    def is_only_unwritten(self) -> bool:
+        """True if no replica is left, and the run goes no further because the ledger cannot be
+        written."""
+        cannot = self.is_behind or bool(self._dependencies.store.write_problem)
+        return cannot and (self.run.state.has_ended or self.run.state is RunState.TEARDOWN)
+
     def _spawn_work(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
         task = tasks.create_task(work)
         self._carried.add(task)

@@ -5,8 +5,8 @@ WAL with synchronous=FULL: commits must survive a power loss, because machines e
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from services.launcher.store.row_codec import (
     run_to_json,
     stored_run_from_row,
 )
-from services.launcher.store.schema import LedgerError, prepare_schema
+from services.launcher.store.schema import LedgerError, open_ledger
 from services.launcher.store.write_transaction import write_transaction
 
 __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
@@ -48,25 +48,29 @@ EVERY_RUN = RunFilter()
 class Ledger:
     """Access to the ledger. Calls block for a few milliseconds.
 
-    Raises LedgerError for a ledger of an unknown version."""
+    Raises LedgerError for a ledger of another format, or one that cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+        self._path = path
+        # Why the last transaction failed; empty if it was written.
+        self.write_problem = ""
+        self._db = open_ledger(path)
         self._db.row_factory = sqlite3.Row
-        try:
-            prepare_schema(self._db, str(path))
-        except BaseException:
-            self._db.close()
-            raise
-        self._db.execute("PRAGMA synchronous=FULL")
         self.operations = OperationLog(self._db)
 
     def close(self) -> None:
         self._db.close()
 
-    def transaction(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def transaction(self) -> Generator[None]:
         """Run the block as one transaction; roll back on any exception."""
-        return write_transaction(self._db)
+        try:
+            with write_transaction(self._db):
+                yield
+        except sqlite3.OperationalError as error:
+            self.write_problem = f"{self._path} cannot be written: {error}"
+            raise
+        self.write_problem = ""
 
     def get_request(self, request_id: str) -> tuple[str, str] | None:
         """Return the digest and run id of an answered StartRun."""

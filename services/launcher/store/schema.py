@@ -1,7 +1,10 @@
 """Tables of the ledger."""
 
 import sqlite3
+from pathlib import Path
 
+from services.common.own_version import own_version
+from services.common.table_dump import dump_command
 from services.launcher.store.write_transaction import write_transaction
 
 SCHEMA_VERSION = 6
@@ -45,6 +48,26 @@ class LedgerError(Exception):
     """The ledger cannot be used; the message states the cause and the fix."""
 
 
+def open_ledger(path: Path) -> sqlite3.Connection:
+    """Open or create a ledger. Raises LedgerError."""
+    try:
+        db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be opened: {error}") from error
+    try:
+        prepare_schema(db, str(path))
+        db.execute("PRAGMA synchronous=FULL")
+    except sqlite3.Error as error:
+        db.close()
+        raise LedgerError(
+            f"{path} is not a ledger, is damaged, or cannot be written: {error}"
+        ) from error
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
 def prepare_schema(db: sqlite3.Connection, path: str) -> None:
     """Create the tables of a new ledger. Raises LedgerError for one of another version."""
     if _has_tables(db, path):
@@ -62,7 +85,8 @@ def _has_tables(db: sqlite3.Connection, path: str) -> bool:
     found = int(db.execute("PRAGMA user_version").fetchone()[0])
     if found not in (0, SCHEMA_VERSION):
         raise LedgerError(
-            f"{path} is a ledger of version {found}, but this flotilla supports version"
-            f" {SCHEMA_VERSION}: use the flotilla that wrote it, or another --runs folder"
+            f"{path} has format {found}, but {own_version()} reads and writes format"
+            f" {SCHEMA_VERSION}. Use the flotilla that wrote it, or another --runs folder."
+            f" {dump_command(path)} prints all that it holds"
         )
     return found == SCHEMA_VERSION

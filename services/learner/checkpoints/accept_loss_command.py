@@ -33,6 +33,7 @@ from services.learner.run_files.progress_evidence import (
     newest_trace,
     orphans_after,
 )
+from services.learner.run_files.run_identity import ForeignRunError
 
 OK, UNABLE = 0, 2
 
@@ -45,40 +46,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="folder of the run, as in runs/RUN_ID")
-    run_dir: Path = parser.parse_args(argv).run
+    parser.add_argument("--run-id", help="the run's id, if its folder has another name")
+    given = parser.parse_args(argv)
+    run_dir: Path = given.run
     log.setup("accept-loss", "")
     if not run_dir.is_dir():
         print_visible(f"error: {run_dir} is not the folder of a run", file=sys.stderr)
         return UNABLE
     try:
-        restored = accept_loss(run_dir)
-    except JournalError as error:
+        restored = accept_loss(run_dir, given.run_id or "")
+    except (JournalError, ForeignRunError) as error:
         print_visible(f"error: {error}", file=sys.stderr)
         return UNABLE
     print_json({} if restored is None else asdict(restored))
     return OK
 
 
-def accept_loss(run_dir: Path) -> Restored | None:
+def accept_loss(run_dir: Path, run_id: str = "") -> Restored | None:
     """Make the journal of a run usable again; return None if it already is.
 
-    Raises JournalError if a learner works on it, or it has another schema."""
+    Raises JournalError if a learner works on it, or it has another schema, ForeignRunError if the
+    folder has files of another run."""
+    run_id = run_id or run_dir.name
     with lock_journal(run_dir):
         try:
-            check_journal(run_dir)
+            check_journal(run_dir, run_id)
         except LostHistoryError as error:
-            return _rebuild_journal(run_dir, error)
+            return _rebuild_journal(run_dir, run_id, error)
     return None
 
 
-def _rebuild_journal(run_dir: Path, loss: LostHistoryError) -> Restored:
+def _rebuild_journal(run_dir: Path, run_id: str, loss: LostHistoryError) -> Restored:
     path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
-    write = write_and_reseal
-    if not isinstance(loss, JournalBehindError):
-        _set_aside(run_dir)
-        write = create_journal
+
+    def adopt(db: sqlite3.Connection) -> Restored:
+        return _adopt_orphans(db, run_dir, run_id, loss)
+
     # The old mark goes last: a start that is cut off before finds the old state.
-    restored = write(path, mark, lambda db: _adopt_orphans(db, run_dir, loss))
+    if isinstance(loss, JournalBehindError):
+        restored = write_and_reseal(path, mark, adopt)
+    else:
+        _set_aside(run_dir)
+        restored = create_journal(path, mark, run_id, adopt)
     cut_metrics(run_dir / METRICS_FILE, restored.step)
     return restored
 
@@ -96,7 +105,9 @@ def _set_aside(run_dir: Path) -> None:
     sync_path(run_dir)
 
 
-def _adopt_orphans(db: sqlite3.Connection, run_dir: Path, loss: LostHistoryError) -> Restored:
+def _adopt_orphans(
+    db: sqlite3.Connection, run_dir: Path, run_id: str, loss: LostHistoryError
+) -> Restored:
     """Add the checkpoints that are missing from the journal, and count the losses."""
     planned = replayed_version(db)
     trace = newest_trace(run_dir, planned)
@@ -109,7 +120,7 @@ def _adopt_orphans(db: sqlite3.Connection, run_dir: Path, loss: LostHistoryError
     known = max(loss.step, trace.step if trace else 0)
     restored = Restored(
         url=str(run_dir / JOURNAL_FILE),
-        run_id=run_dir.name,
+        run_id=run_id,
         run_dir=str(run_dir),
         run_epoch=loss.run_epoch,
         step=step,

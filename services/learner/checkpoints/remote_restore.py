@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from services.common.durable_files import sha256_of, sync_path
 from services.common.log import get_logger
+from services.common.own_version import own_version
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     MANIFESTS,
@@ -162,8 +163,8 @@ def _check_manifest(manifest: RemoteManifest, url: str) -> None:
         raise RestoreError(f"{url}: {manifest.run_id!r} is not a run id")
     if manifest.schema_version != SCHEMA_VERSION:
         raise RestoreError(
-            f"{url}: its journal has schema {manifest.schema_version}, but this learner reads"
-            f" {SCHEMA_VERSION}: resume it with the version of flotilla that made it"
+            f"{url}: its journal has format {manifest.schema_version}, but {own_version()} reads"
+            f" format {SCHEMA_VERSION}: resume it with the flotilla that wrote it"
         )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
+from services.common.own_version import own_version
 from services.learner.dumps.episode_text import Decode, EpisodeText, read_episode
 from services.learner.dumps.token_stats import SequenceKey, SequenceStats
 from services.learner.journal.trajectory_codec import outcome_fields
@@ -90,6 +91,7 @@ def _identity(attempt: StoredAttempt) -> dict[str, Any]:
         "group_id": key.group_id,
         "attempt_index": key.attempt_index,
         "attempt_try": key.attempt_try,
+        "written_by": str(own_version()),
     }
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
+from services.common.own_version import own_version
 from services.learner.types import Standing, StepTokens
 
 FORMAT = 2
@@ -127,7 +128,10 @@ def encode_stats(stats: StepStats) -> bytes:
         for (key, index), each in stats.sequences.items()
     ]
     head = {"format": FORMAT, "step": stats.step, "base_version": stats.base_version}
-    index = json.dumps({**head, "sequences": [asdict(row) for row in rows]}).encode()
+    writer = own_version().to_dict()
+    index = json.dumps(
+        {**head, "written_by": writer, "sequences": [asdict(row) for row in rows]}
+    ).encode()
     values = list(stats.sequences.values())
     file = io.BytesIO()
     np.savez_compressed(

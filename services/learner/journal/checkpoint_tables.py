@@ -81,3 +81,8 @@ class ResultTables(TableAccess):
         sql = "SELECT eval_id, results FROM evals ORDER BY version"
         rows = await self.run_read(lambda db: db.execute(sql).fetchall())
         return {eval_id: json.loads(results) for eval_id, results in rows}
+
+
+def evaluated_versions(db: sqlite3.Connection) -> set[int]:
+    """Return the policy versions of all finished evaluations."""
+    return {version for (version,) in db.execute("SELECT version FROM evals")}

@@ -14,7 +14,8 @@ _log = get_logger(__name__)
 class Incident:
     """One case of damage that was found and worked around."""
 
-    # `corrupt_record`, `damaged_checkpoint`, `damaged_mark`, `checkpoint_failed`, `lost_with_disk`.
+    # `corrupt_record`, `damaged_checkpoint`, `damaged_mark`, `checkpoint_failed`, `lost_with_disk`,
+    # `lost_metrics`.
     kind: str
     text: str
 

@@ -29,6 +29,7 @@ _SLOT_BYTES = 4096
 class Position:
     """One state of a journal: its content, and the commits that led to it."""
 
+    run_id: str
     # Random id, assigned when the journal was created.
     journal: str
     commits: int

@@ -1,8 +1,15 @@
 """Queries for how far a run has come according to its journal."""
 
+import json
 import sqlite3
 
-from services.learner.journal.schema import LOST_WITH_DISK
+from services.learner.journal.schema import LOST_WITH_DISK, RUN_ID
+
+
+def owner_of(db: sqlite3.Connection) -> str:
+    """Return the id of the journal's run; empty if it is gone."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (RUN_ID,)).fetchone()
+    return str(json.loads(row[0])) if row else ""
 
 
 def newest_epoch(db: sqlite3.Connection) -> int:

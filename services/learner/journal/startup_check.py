@@ -6,18 +6,21 @@ be repaired."""
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
+from services.common.own_version import own_version
+from services.common.table_dump import dump_command
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.lost_history import DamagedJournalError, JournalBehindError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
 from services.learner.journal.record_digests import CORRUPT
+from services.learner.journal.run_progress import owner_of
 from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION
 from services.learner.journal.table_checksums import (
     SEALED,
@@ -28,6 +31,7 @@ from services.learner.journal.table_checksums import (
 )
 from services.learner.journal.trajectory_tables import damaged_rows
 from services.learner.run_files import progress_evidence
+from services.learner.run_files.run_identity import check_owner, check_owners
 
 # Time for reading and comparing at a start; the rest is compared when it is used.
 LIMIT_S = 60.0
@@ -50,13 +54,14 @@ class CheckedJournal:
     cut_short: bool = False
 
 
-def check_journal(run_dir: Path, limit_s: float = LIMIT_S) -> CheckedJournal:
+def check_journal(run_dir: Path, run_id: str, limit_s: float = LIMIT_S) -> CheckedJournal:
     """Check the journal of a run against its mark, its other files and itself.
 
     Raises JournalBehindError, DamagedJournalError; JournalError for a journal of another
-    schema."""
+    schema; ForeignRunError for a file of another run."""
     path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
     known = mark.read_position()
+    _check_owners(run_dir, run_id, known)
     if not path.exists():
         return _expect_no_run(run_dir, known, f"{path} is gone")
     try:
@@ -73,12 +78,28 @@ def check_journal(run_dir: Path, limit_s: float = LIMIT_S) -> CheckedJournal:
         ) from None
 
 
+def _check_owners(run_dir: Path, run_id: str, known: Position | None) -> None:
+    """Compare the runs that all files of the folder name, the journal's first. Raises
+    ForeignRunError."""
+    path = run_dir / JOURNAL_FILE
+    if path.exists():
+        # What cannot be read is damage, which the checks of its content report.
+        with suppress(sqlite3.DatabaseError, ValueError):
+            with closing(connect_journal(path, read_only=True)) as db:
+                owner = owner_of(db)
+            check_owner(path, owner or run_id, run_id)
+    if known is not None:
+        check_owner(run_dir / MARK, known.run_id, run_id)
+    check_owners(run_dir, run_id)
+
+
 def check_schema(path: Path, found: str | None) -> None:
     """Raise JournalError for a schema that this program does not use."""
     if found not in (None, SCHEMA_VERSION):
         raise JournalError(
-            f"{path} has schema {found}, but this learner reads and writes {SCHEMA_VERSION}: use"
-            " the version of the program that started the run, or start a new run"
+            f"{path} has format {found}, but {own_version()} reads and writes format"
+            f" {SCHEMA_VERSION}. Use the flotilla that wrote it, or start a new run."
+            f" {dump_command(path)} prints all that it holds"
         )
 
 

@@ -19,7 +19,7 @@ from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION, TABLES
+from services.learner.journal.schema import JOURNAL_FILE, RUN_ID, SCHEMA_VERSION, TABLES
 from services.learner.journal.startup_check import (
     CheckedJournal,
     check_journal,
@@ -28,6 +28,7 @@ from services.learner.journal.startup_check import (
 )
 from services.learner.journal.step_tables import StepTables
 from services.learner.journal.table_checksums import current_position, reseal_tables
+from services.learner.run_files.run_identity import check_kinds
 
 T = TypeVar("T")
 
@@ -63,18 +64,20 @@ class Journal(AttemptTables, StepTables, ResultTables):
         return {key: json.loads(value) for key, value in rows}
 
 
-def open_journal(run_dir: Path) -> Journal:
-    """Open or create the journal of a run; reads everything but the arrays.
+def open_journal(run_dir: Path, run_id: str = "") -> Journal:
+    """Open or create the journal of a run; reads everything but the arrays. A run's folder is
+    called by its id, unless `run_id` differs.
 
-    Raises JournalError if another process holds it or it has another schema, and
-    LostHistoryError, which lists what is missing, if it holds less than the run has
-    acknowledged."""
+    Raises JournalError if another process holds it or it has another schema, ForeignRunError if a
+    file of the folder is of another run, and LostHistoryError, which lists what is missing, if it
+    holds less than the run has acknowledged."""
+    run_id = run_id or run_dir.name
     lock = lock_journal(run_dir)
     try:
-        found = check_journal(run_dir)
+        found = check_journal(run_dir, run_id)
         path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
         if found.position is None:
-            create_journal(path, mark, lambda db: None)
+            create_journal(path, mark, run_id, lambda db: None)
         elif found.damaged:
             write_and_reseal(path, mark, lambda db: put_in_quarantine(db, found.damaged))
         elif found.new_mark:
@@ -90,7 +93,9 @@ def open_journal(run_dir: Path) -> Journal:
 def lock_journal(run_dir: Path) -> IO[str]:
     """Lock a journal against writes by other programs, until the returned file is closed.
 
-    Raises JournalError if another program writes to it."""
+    Raises JournalError if another program writes to it, ForeignRunError if the folder holds what
+    no run writes."""
+    check_kinds(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = open(run_dir / LOCK, "w")  # noqa: SIM115 - held by the caller
     try:
@@ -103,11 +108,14 @@ def lock_journal(run_dir: Path) -> IO[str]:
     return lock
 
 
-def create_journal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Connection], T]) -> T:
+def create_journal(
+    path: Path, mark: ProgressMark, run_id: str, work: Callable[[sqlite3.Connection], T]
+) -> T:
     """Create the tables of a new journal, run `work` in its first transaction, start its mark."""
 
     def begin_journal(db: sqlite3.Connection) -> T:
-        db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
+        rows = {"schema_version": SCHEMA_VERSION, RUN_ID: json.dumps(run_id)}
+        db.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
         return work(db)
 
     try:

@@ -14,7 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.learner.journal.progress_mark import Position
-from services.learner.journal.run_progress import lost_tries, newest_epoch, replayed_version
+from services.learner.journal.run_progress import (
+    lost_tries,
+    newest_epoch,
+    owner_of,
+    replayed_version,
+)
 
 # Summed columns of each table. Trajectories are sealed row by row (see record_digests).
 SEALED: Mapping[str, tuple[str, ...]] = {
@@ -110,7 +115,7 @@ def current_position(db: sqlite3.Connection, seal: Seal) -> Position:
     """Return the position of a journal with this seal."""
     acknowledged = seal.totals["trajectories"].rows + lost_tries(db)
     reached = newest_epoch(db), replayed_version(db), acknowledged
-    return Position(seal.journal, seal.commits, seal.chain, *reached)
+    return Position(owner_of(db), seal.journal, seal.commits, seal.chain, *reached)
 
 
 def sum_table(db: sqlite3.Connection, table: str) -> TableTotal:

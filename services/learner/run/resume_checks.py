@@ -1,19 +1,24 @@
 """Checks that a resumed run still has the inputs it started with."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
+from services.common.own_version import own_version
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.policy_history import PolicyLineage
+from services.learner.journal.checkpoint_tables import evaluated_versions
 from services.learner.journal.curriculum_tables import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
+from services.learner.run_files.metric_lines import find_lost_metrics
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
@@ -22,6 +27,10 @@ from services.learner.types import ModelInfo
 V = TypeVar("V")
 
 _KEY = "began_with"
+# Key in the journal's meta: the Flotillas that have written it, in order.
+_WRITERS = "written_by"
+# Key in the journal's meta: what of the metrics file was reported as lost.
+_LOST_METRICS = "lost_metrics"
 _log = get_logger(__name__)
 
 
@@ -131,6 +140,35 @@ async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info:
         raise ConfigError(f"{changed}the run has no checkpoint yet{remedy}")
     if info.reference is not None and info.reference not in known:
         raise ConfigError(f"{changed}its KL penalty or its adapters depend on them{remedy}")
+
+
+async def note_writer(journal: Journal) -> None:
+    """Note which Flotilla writes the journal from here on; another one than before is no obstacle,
+    because the journal's format is checked."""
+    known = (await journal.read_meta()).get(_WRITERS, [])
+    now = own_version().to_dict()
+    if known and known[-1] != now:
+        _log.warning("the run goes on under another flotilla", was=known[-1], now=now)
+    if known[-1:] != [now]:
+        await journal.set_meta({_WRITERS: [*known, now]})
+
+
+async def report_lost_metrics(journal: Journal, path: Path) -> None:
+    """Report, once, that the metrics file lacks what the run has logged: the run continues, but its
+    curves have a gap."""
+    meta = await journal.read_meta()
+    logged = meta.get("tracker", {}).get("step", 0)
+    evaluated = await journal.run_read(evaluated_versions)
+    lost = await asyncio.to_thread(find_lost_metrics, path, logged, evaluated)
+    if lost.count > meta.get(_LOST_METRICS, 0):
+        text = (
+            f"the metrics file lacks {len(lost.steps)} of {logged} logged steps and"
+            f" {len(lost.evaluations)} of {len(evaluated)} evaluations, and has {lost.damaged}"
+            " damaged lines"
+        )
+        journal.incidents.report_incident("lost_metrics", text, path)
+    if lost.count != meta.get(_LOST_METRICS, 0):
+        await journal.set_meta({_LOST_METRICS: lost.count})
 
 
 async def _initial_value(journal: Journal, name: str, value: V) -> V:

@@ -8,6 +8,7 @@ from typing import Any
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.journal.schema import RUN_ID
 from services.learner.journal.store import Journal
 from services.learner.ports import TrackedRun
 from services.learner.run.remaining_time import RemainingTime
@@ -26,10 +27,11 @@ _ALARMS_META = "alarms"
 async def load_tracked_run(journal: Journal) -> TrackedRun:
     """Load the tracker id and the last step that earlier starts logged; assign a new run its
     id."""
-    known = (await journal.read_meta()).get(_META)
+    meta = await journal.read_meta()
+    known, run_id = meta.get(_META), meta[RUN_ID]
     if known:
-        return TrackedRun(known["id"], resumed=True, logged_step=known["step"])
-    run = TrackedRun(uuid.uuid4().hex[:16])
+        return TrackedRun(known["id"], resumed=True, logged_step=known["step"], run_id=run_id)
+    run = TrackedRun(uuid.uuid4().hex[:16], run_id=run_id)
     await journal.set_meta({_META: {"id": run.tracker_id, "step": 0}})
     return run
 

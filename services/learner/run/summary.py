@@ -7,11 +7,11 @@ from typing import Any
 
 from services.common.durable_files import replace_file
 from services.learner.journal.row_codec import count_fates
+from services.learner.journal.schema import RUN_ID
 from services.learner.journal.store import Journal
 from services.learner.run.eval_report import MAIN_SET
 from services.learner.run.run_clock import RunClock
-
-SUMMARY_FILE = "summary.json"
+from services.learner.run_files.run_identity import SUMMARY_FILE
 
 
 def eval_summary(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +44,7 @@ class RunSummary:
         await self._journal.set_meta({"seconds": self._clock.seconds})
         by_moment = {eval_id.split("-")[0]: report for eval_id, report in evals.items()}
         summary = {
+            "run_id": (await self._journal.read_meta())[RUN_ID],
             "eval": {moment: eval_summary(report) for moment, report in by_moment.items()},
             "seconds": self._clock.seconds,
             "steps": steps,

@@ -1,2 +1,2 @@
-"""Files of a run that several rooms read to find its progress: checkpoint manifests and
-`metrics.jsonl`."""
+"""Files of a run that several rooms read, to find its progress and to whom they belong: checkpoint
+manifests and `metrics.jsonl`."""

@@ -1,18 +1,74 @@
-"""A run's `metrics.jsonl`: its name, and the parser for its lines."""
+"""A run's `metrics.jsonl`: its name, the form of its lines, and what of them is lost.
+
+A line names its run and ends with a checksum of itself, so that foreign and damaged ones are
+noticed:
+
+    {"step": 3, "time": 1767225600.0, "run_id": "demo-20260101-120000", ..., "crc32": "0badcafe"}"""
 
 import json
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 METRICS_FILE = "metrics.jsonl"
+_CHECKSUM = b', "crc32": "'
+
+
+@dataclass(frozen=True, slots=True)
+class LostMetrics:
+    """What a metrics file lacks of the steps and evaluations that its run has logged."""
+
+    steps: tuple[int, ...] = ()
+    evaluations: tuple[int, ...] = ()
+    # Lines that are no points, or differ from what was written.
+    damaged: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.steps) + len(self.evaluations) + self.damaged
+
+
+def encode_point(point: Mapping[str, Any]) -> str:
+    """Encode a point as one line, with its checksum."""
+    text = json.dumps(point)[:-1]
+    return f'{text}{_CHECKSUM.decode()}{zlib.crc32(text.encode()):08x}"}}\n'
 
 
 def parse_points(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the points of the lines, each with its `step`; skip damaged lines."""
     for line in lines:
-        try:
-            point = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(point, dict) and type(point.get("step")) is int:
+        if (point := _parse_point(line)) is not None:
             yield point
+
+
+def find_lost_metrics(path: Path, logged_step: int, evaluated: Collection[int]) -> LostMetrics:
+    """Compare a metrics file with the newest logged step and the evaluated versions. A torn last
+    line does not count: a kill leaves it."""
+    steps, evaluations, damaged = set[int](), set[int](), 0
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                point = _parse_point(line)
+                if point is None:
+                    damaged += line.endswith(b"\n")
+                    continue
+                found = evaluations if any(name.startswith("eval/") for name in point) else steps
+                found.add(point["step"])
+    return LostMetrics(
+        tuple(step for step in range(1, logged_step + 1) if step not in steps),
+        tuple(sorted(set(evaluated) - evaluations)),
+        damaged,
+    )
+
+
+def _parse_point(line: bytes) -> dict[str, Any] | None:
+    body, mark, checksum = line.rstrip().rpartition(_CHECKSUM)
+    if mark and checksum != b'%08x"}' % zlib.crc32(body):
+        return None
+    try:
+        point = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return point if isinstance(point, dict) and type(point.get("step")) is int else None

@@ -114,10 +114,10 @@ async def test_train_resumes_from_a_url_under_the_same_run_id(tmp_path: Path, ur
     arguments = ("train", str(path), "--resume", url, "--runs", str(runs))
     code, output = await run_cli(*arguments)
     assert code == 0, output
-    assert "Restored run test-run at step 2" in output
+    assert "Restored run run at step 2" in output
     assert "lost with its disk: at least 7 newer attempts and 3 newer steps" in output
     assert "run completed" in output
-    assert (runs / "test-run" / "journal.sqlite").exists()
+    assert (runs / "run" / "journal.sqlite").exists()
     code, output = await run_cli(*arguments)
     assert (code, "already exists" in output) == (1, True)
 
@@ -137,9 +137,9 @@ async def test_a_url_that_cannot_be_resumed_from_starts_nothing(tmp_path: Path, 
     assert code == 1
     assert "has no intact checkpoint" in output
     path.write_text(json.dumps({**spec(), "name": "other"}))
-    code, output = await run_cli(*train, "test-run")
+    code, output = await run_cli(*train, "run")
     assert code == 2
-    assert "there is no run test-run" in output
+    assert "there is no run run" in output
     assert not (runs / "launcher.sqlite").exists(), "no launcher has begun anything"
 
 

@@ -122,7 +122,7 @@ def test_the_most_severe_comes_first() -> None:
 
 def test_alarms_are_kept_in_a_file(tmp_path: Path) -> None:
     raiser, heard = alarms()
-    file = JsonlAlarmSink(tmp_path / "alarms.jsonl")
+    file = JsonlAlarmSink(tmp_path / "alarms.jsonl", "run")
     raiser.report_damage(Incident("corrupt_record", "a record is damaged"))
     file.send_alarm(heard.alarms[0])
     (line,) = (tmp_path / "alarms.jsonl").read_text().splitlines()
@@ -139,4 +139,4 @@ def test_a_file_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Pat
     raiser, heard = alarms()
     raiser.report_damage(Incident("corrupt_record", "a record is damaged"))
     for _ in range(2):
-        JsonlAlarmSink(tmp_path / "missing" / "alarms.jsonl").send_alarm(heard.alarms[0])
+        JsonlAlarmSink(tmp_path / "missing" / "alarms.jsonl", "run").send_alarm(heard.alarms[0])

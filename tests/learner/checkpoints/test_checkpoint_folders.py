@@ -26,7 +26,7 @@ MODEL = "model.bin"
 
 @pytest.fixture
 async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
-    opened = open_journal(tmp_path)
+    opened = open_journal(tmp_path, "a-run")
     await opened.begin_epoch(at_least=3)
     yield opened
     await opened.close()
@@ -185,7 +185,7 @@ async def test_a_learner_of_an_older_epoch_can_put_no_checkpoint_in_place(
 ) -> None:
     await save(checkpoints, 1)
     (tmp_path / "journal.lock").unlink()
-    successor = open_journal(tmp_path)
+    successor = open_journal(tmp_path, "a-run")
     await successor.begin_epoch(at_least=1)
     with pytest.raises(Exception, match="in epoch 4: this one, of epoch 3, ends"):
         await save(checkpoints, 2)

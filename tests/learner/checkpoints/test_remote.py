@@ -191,7 +191,7 @@ async def test_an_old_disk_that_comes_back_is_refused_and_its_run_continues(
     adopt(new, store)
     await train(new, store, checkpoint=EVERY, steps=4)
     for _ in range(3):
-        with pytest.raises(ConfigError, match=r"has epoch 2 of run test-run, which .* not know"):
+        with pytest.raises(ConfigError, match=r"has epoch 2 of run run, which .* not know"):
             await train(old, store, checkpoint=EVERY)
     await train(new, store, checkpoint=EVERY)
     assert manifests(store)[-1] == "e000003-s000006"

@@ -61,7 +61,7 @@ async def test_steps_that_were_planned_while_it_was_written_are_not_lost(
 ) -> None:
     machine = UploadingMachine(tmp_path / "old", store)
     row = await machine.make(20)
-    journal = open_journal(machine.run_dir)
+    journal = open_journal(machine.run_dir, RUN_ID)
     for step in (21, 22):
         await journal.commit_plan(Plan(step, ()), 1, [], [])
     await journal.set_meta({"tracker": {"id": "a", "step": 21}})

@@ -135,7 +135,7 @@ async def test_a_dead_bucket_costs_counted_losses_and_nothing_else(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         options = {"endpoint_url": f"http://127.0.0.1:{closed.getsockname()[1]}"}
-        setup = setup_of(tmp_path, remote="s3://nowhere/test-run", remote_options=options)
+        setup = setup_of(tmp_path, remote="s3://nowhere/run", remote_options=options)
         dumps, _ = await dumped_run(tmp_path, setup)
     files = dumped_files(tmp_path / "run")
     assert len(files) == 2 * STEPS + 2 * 4
@@ -149,7 +149,7 @@ async def test_files_are_uploaded_beside_the_checkpoints(
     with s3_server() as endpoint:
         setup = setup_of(
             tmp_path,
-            remote=f"s3://{BUCKET}/dumped/test-run",
+            remote=f"s3://{BUCKET}/dumped/run",
             remote_options={"endpoint_url": endpoint},
         )
         dumps, _ = await dumped_run(tmp_path, setup)
@@ -311,7 +311,7 @@ def test_a_spec_sets_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
     found = setup(every=3, keep=5)
     assert found is not None
     assert (found.every, found.keep, found.model) == (3, 5, "m")
-    assert found.remote == "s3://bucket/prefix/test-run"
+    assert found.remote == "s3://bucket/prefix/run"
     assert found.remote_options == {"endpoint_url": "http://x"}
     assert decode_line(DumpSetup, encode_line(found)) == found
     local = setup(remote=False)

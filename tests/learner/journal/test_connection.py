@@ -75,6 +75,6 @@ async def test_writes_that_wait_when_a_newer_epoch_begins_all_fail(tmp_path: Pat
     writes = [first.set_meta({f"key{n}": n}) for n in range(20)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert {type(result) for result in results} == {StaleEpochError}
-    assert set(await second.read_meta()) == {"schema_version"}
+    assert set(await second.read_meta()) == {"schema_version", "run_id"}
     await first.close()
     await second.close()

@@ -111,7 +111,7 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
     shutil.move(run_dir / "aside", run_dir / "checkpoints")
     (run_dir / "checkpoints/step-000006").mkdir()
     checkpoints = Checkpoints(
-        run_dir, journal, CheckpointUploads(), run_id="test-run", run_epoch=1, keep=2
+        run_dir, journal, CheckpointUploads(), run_id="run", run_epoch=1, keep=2
     )
     assert await checkpoints.find_newest() is None
     assert kept_checkpoints(run_dir) == [*CHECKPOINTS]
@@ -119,7 +119,7 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
 
 
 def test_a_stopped_run_is_opened_and_nothing_is_logged(run_dir: Path) -> None:
-    found = check_journal(run_dir)
+    found = check_journal(run_dir, "run")
     assert (found.damaged, found.bad_mark, found.cut_short) == ([], "", False)
     assert found.position is not None
     assert (found.position.step, found.position.acknowledged) == (PLAYED, RECEIVED)
@@ -293,7 +293,7 @@ async def test_a_mark_that_is_damaged_alone_is_rebuilt_and_reported(
     assert [incident.kind for incident in journal.incidents.newest] == ["damaged_mark"]
     assert str(mark) in journal.incidents.newest[0].text
     await journal.close()
-    assert check_journal(run_dir).bad_mark == ""
+    assert check_journal(run_dir, "run").bad_mark == ""
     damage(run_dir / JOURNAL_FILE, "torn", random.Random(0))
     refused(run_dir, str(run_dir / JOURNAL_FILE))
 
@@ -302,7 +302,7 @@ def test_one_bit_of_the_mark_costs_nothing(run_dir: Path) -> None:
     whole = (run_dir / MARK).read_bytes()
     for seed in range(20):
         damage(run_dir / MARK, "one bit", random.Random(seed))
-        found = check_journal(run_dir)
+        found = check_journal(run_dir, "run")
         assert found == CheckedJournal(found.position)
         (run_dir / MARK).write_bytes(whole)
 
@@ -327,13 +327,13 @@ async def test_a_kill_between_a_new_journal_and_its_first_mark_is_no_damage(
     await journal.set_meta({"one": 1})
     assert not journal.incidents.newest
     await journal.close()
-    assert check_journal(tmp_path).bad_mark == ""
+    assert check_journal(tmp_path, tmp_path.name).bad_mark == ""
 
 
 async def test_a_journal_whose_commits_went_another_way_is_refused(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    other = Path(shutil.copytree(run_dir, tmp_path / "other"))
+    other = Path(shutil.copytree(run_dir, tmp_path / "other" / "run"))
     for folder, value in ((run_dir, 1), (other, 2)):
         journal = open_journal(folder)
         await journal.set_meta({"way": value})
@@ -342,9 +342,11 @@ async def test_a_journal_whose_commits_went_another_way_is_refused(
     refused(run_dir, str(run_dir / JOURNAL_FILE), str(run_dir / MARK), "their commits differ")
 
 
-async def test_the_mark_of_another_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    await open_journal(tmp_path / "other").close()
-    shutil.copyfile(tmp_path / "other" / MARK, run_dir / MARK)
+async def test_the_mark_of_another_journal_of_the_run_is_refused(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    await open_journal(tmp_path / "other" / "run").close()
+    shutil.copyfile(tmp_path / "other" / "run" / MARK, run_dir / MARK)
     refused(run_dir, f"{run_dir / MARK} belongs to another journal than {run_dir / JOURNAL_FILE}")
 
 
@@ -352,7 +354,7 @@ def test_a_checkpoint_that_is_damaged_or_a_line_that_is_is_no_sign_of_a_loss(run
     shutil.copytree(run_dir / "checkpoints" / CHECKPOINTS[1], run_dir / "checkpoints/step-000008")
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 905, "time": 1.0}\n{"stdp": 6}\n[]\n\x00\n')
-    found = check_journal(run_dir)
+    found = check_journal(run_dir, "run")
     assert found == CheckedJournal(found.position)
 
 
@@ -362,5 +364,5 @@ def test_nothing_is_accepted_while_a_learner_works_on_the_run(run_dir: Path) -> 
 
 
 def test_a_start_reads_no_longer_than_it_may(run_dir: Path) -> None:
-    found = check_journal(run_dir, limit_s=-1.0)
+    found = check_journal(run_dir, "run", limit_s=-1.0)
     assert (found.cut_short, found.bad_mark) == (True, "")

@@ -74,7 +74,7 @@ async def test_steps_that_a_resumed_run_replays_are_not_logged_again(tmp_path: P
     assert steps_of(tmp_path, "policy/loss") == [1, 2, 3, 4]
     assert steps_of(tmp_path, "timing/step") == [1, 2, 4]
     assert first.run is not None
-    assert second.run == TrackedRun(first.run.tracker_id, resumed=True, logged_step=2)
+    assert second.run == TrackedRun(first.run.tracker_id, resumed=True, logged_step=2, run_id="run")
 
 
 async def test_a_step_that_was_trained_and_not_logged_is_logged_by_its_replay(

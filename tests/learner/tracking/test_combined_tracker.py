@@ -133,7 +133,7 @@ def test_half_a_line_of_a_kill_is_cut_off(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ConfigError, match="make it writable"):
-        JsonlTracker(tmp_path / "metrics.jsonl")
+        JsonlTracker(tmp_path / "metrics.jsonl").open_run(NEW)
 
 
 def test_tensorboard_reads_scalars_and_histograms_and_each_step_once(tmp_path: Path) -> None:

@@ -633,6 +633,9 @@ class WatchRunResponse(google.protobuf.message.Message):
     RAISED_FIELD_NUMBER: builtins.int
     CLEARED_FIELD_NUMBER: builtins.int
     event: builtins.int
+    """Events count from 1. What the launcher cannot write down, as on a full disk, repeats the number
+    of the event before it.
+    """
     state: global___RunState.ValueType
     message: builtins.str
     """Text for people."""

@@ -15,12 +15,13 @@ _log = get_logger(__name__)
 class JsonlAlarmSink(AlarmSink):
     """Appends one line to a file for each alarm raised or cleared."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_id: str) -> None:
         self._path = path
+        self._run_id = run_id
         self._failed = False
 
     def send_alarm(self, alarm: Alarm) -> None:
-        line = json.dumps(_alarm_to_json(alarm)) + "\n"
+        line = json.dumps({"run_id": self._run_id, **_alarm_to_json(alarm)}) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)

@@ -6,15 +6,14 @@ from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
 from services.learner.alarms.ports import AlarmSink
 from services.learner.config.alarms import AlarmsConfig
-
-ALARMS_FILE = "alarms.jsonl"
+from services.learner.run_files.run_identity import ALARMS_FILE
 
 
 def build_alarm_sinks(config: AlarmsConfig, run_id: str, run_dir: Path) -> list[AlarmSink]:
     """Build the alarm sinks of a run.
 
     Raises ConfigError if the webhook names a variable that holds no URL."""
-    sinks: list[AlarmSink] = [JsonlAlarmSink(run_dir / ALARMS_FILE)]
+    sinks: list[AlarmSink] = [JsonlAlarmSink(run_dir / ALARMS_FILE, run_id)]
     if config.webhook is not None:
         sinks.append(WebhookAlarmSink(webhook_url(config.webhook), run_id))
     return sinks

@@ -11,8 +11,8 @@ from services.common.domain.attempts import AttemptKey
 from services.learner.inspector.queries.group_rows import TryRow, group_rows, with_tries
 from services.learner.inspector.queries.run_folders import read_journal
 from services.learner.run_files.progress_evidence import read_tail
+from services.learner.run_files.run_identity import ALARMS_FILE
 
-ALARMS_FILE = "alarms.jsonl"
 _MOST_GROUPS, _MOST_ARRIVALS, _MOST_ALARMS = 16, 12, 20
 _TAIL_BYTES = 1 << 18
 

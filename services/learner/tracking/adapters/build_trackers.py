@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.errors import ConfigError
 from services.common.extras import install_command
+from services.common.own_version import own_version
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.run_files.metric_lines import METRICS_FILE
@@ -44,7 +45,7 @@ def build_trackers(
     """Build the trackers of a run.
 
     Raises ConfigError for a missing package or an unwritable file."""
-    shown = redact_spec(spec)
+    shown = redact_spec({"written_by": own_version().to_dict(), **spec})
 
     def build_tracker(backend: Backend) -> Tracker:
         folder = run_dir / backend

@@ -1,17 +1,16 @@
 """Metrics as JSON lines: one object per point, `step` and `time` among the metric names."""
 
-import json
 import math
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from services.common.errors import ConfigError
-from services.learner.ports import Tracker
-from services.learner.run_files.metric_lines import parse_points
+from services.learner.ports import TrackedRun, Tracker
+from services.learner.run_files.metric_lines import encode_point, parse_points
 from services.learner.types import Histogram
 
 # Points at the end of a file that a resumed run may log again.
@@ -26,14 +25,19 @@ class JsonlTracker(Tracker):
     kill during a write, is cut off. Histograms are objects {edges, counts}."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._run_id = ""
+        self._known: OrderedDict[int, set[str]] = OrderedDict()
+        self._file: TextIO | None = None
+
+    def open_run(self, run: TrackedRun) -> None:
         """Open the file. Raises ConfigError if it is not writable."""
+        self._run_id = run.run_id
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._known = _cut_torn_line(path)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._open()
         except OSError as error:
             raise ConfigError(
-                f"learner.tracking: cannot write {path}: {error.strerror}; make it writable"
+                f"learner.tracking: cannot write {self._path}: {error.strerror}; make it writable"
             ) from error
 
     def log_metrics(
@@ -45,17 +49,27 @@ class JsonlTracker(Tracker):
         }
         for name, shape in sorted(histograms.items()):
             point[name] = {"edges": shape.edges, "counts": shape.counts}
+        file = self._open()
         known = self._known.setdefault(step, set())
         if point.keys() <= known:
             return
         known |= point.keys()
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **point})
-        self._file.write(line + "\n")
+        owner = {"run_id": self._run_id} if self._run_id else {}
+        line = encode_point({"step": step, "time": round(time.time(), 3), **owner, **point})
+        file.write(line)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> TextIO:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._known = _cut_torn_line(self._path)
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        return self._file
 
 
 def _cut_torn_line(path: Path) -> OrderedDict[int, set[str]]:
