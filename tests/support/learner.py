@@ -72,14 +72,16 @@ def make_config(tmp_path: Path, **changes: Any) -> LearnerConfig:
     return parse_config(LearnerConfig, values, where="test")
 
 
-def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runtime[LearnerConfig]:
+def make_runtime(
+    tmp_path: Path, config: LearnerConfig, *, listen: str, run_id: str = "run"
+) -> Runtime[LearnerConfig]:
     shared = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 128}}
     return Runtime(
         service="learner",
         config=config,
         shared=parse_config(SharedConfig, shared, where="test"),
         spec=dict(shared),
-        run_id="run",
+        run_id=run_id,
         run_dir=tmp_path / "run",
         token=TOKEN,
         peers=None,  # pyright: ignore[reportArgumentType]
@@ -106,16 +108,17 @@ async def learner(
     export: Callable[[Path, Path], None] | None = None,
     weight_server: str | None = None,
     dumps: Dumps | None = None,
+    run_id: str = "run",
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
-    runtime = make_runtime(tmp_path, config, listen=address)
+    runtime = make_runtime(tmp_path, config, listen=address, run_id=run_id)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
     vendors = LearnerDependencies(
         *(ranks, tracker, tokenizer or TokenizerDigests(TOKENIZER)),
         weight_server=weight_server,
         store=store,
-        alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl", "run")],
+        alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl", run_id)],
         export=export,
         dumps=dumps or Dumps(),
     )

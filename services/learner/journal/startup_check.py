@@ -64,6 +64,8 @@ def check_journal(run_dir: Path, run_id: str, limit_s: float = LIMIT_S) -> Check
     _check_owners(run_dir, run_id, known)
     if not path.exists():
         return _expect_no_run(run_dir, known, f"{path} is gone")
+    if not path.stat().st_size:
+        return _expect_no_run(run_dir, known, f"{path} is empty")
     try:
         with closing(connect_journal(path, read_only=True)) as db:
             version = schema_version(db)
@@ -81,16 +83,23 @@ def check_journal(run_dir: Path, run_id: str, limit_s: float = LIMIT_S) -> Check
 def _check_owners(run_dir: Path, run_id: str, known: Position | None) -> None:
     """Compare the runs that all files of the folder name, the journal's first. Raises
     ForeignRunError."""
-    path = run_dir / JOURNAL_FILE
-    if path.exists():
-        # What cannot be read is damage, which the checks of its content report.
-        with suppress(sqlite3.DatabaseError, ValueError):
-            with closing(connect_journal(path, read_only=True)) as db:
-                owner = owner_of(db)
-            check_owner(path, owner or run_id, run_id)
+    owner = ""
+    # What cannot be read is damage, which the checks of the journal's content report.
+    with suppress(sqlite3.DatabaseError, ValueError, FileNotFoundError):
+        owner = _owner_of_file(run_dir / JOURNAL_FILE)
+    if owner:
+        check_owner(run_dir / JOURNAL_FILE, owner, run_id)
     if known is not None:
         check_owner(run_dir / MARK, known.run_id, run_id)
     check_owners(run_dir, run_id)
+
+
+def _owner_of_file(path: Path) -> str:
+    # SQLite would remove the log of an empty journal.
+    if not path.stat().st_size:
+        return ""
+    with closing(connect_journal(path, read_only=True)) as db:
+        return owner_of(db)
 
 
 def check_schema(path: Path, found: str | None) -> None:

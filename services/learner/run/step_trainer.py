@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from services.common.errors import ConfigError
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.groups.batcher import Batch, build_train_batch
 from services.learner.groups.dispatcher import GroupDispatcher
@@ -12,8 +13,8 @@ from services.learner.run.resume_checks import check_weights_are_the_same
 from services.learner.types import ModelInfo, Publication, StepResult, StepSettings
 
 
-class ReplayError(Exception):
-    """Something that a replay needs is gone; the message names it."""
+class ReplayError(ConfigError):
+    """Something that a replay needs is gone; the message names it. Another start cannot help."""
 
 
 class StepTrainer:

@@ -40,10 +40,10 @@ def check_owner(path: Path, owner: str, run_id: str) -> None:
 def check_kinds(run_dir: Path) -> None:
     """Raise ForeignRunError if a file of the run is a folder, a pipe, a link to nothing, or
     closed to this user, or a folder is a file."""
-    for name in _FILES:
-        _check_kind(run_dir / name, stat.S_ISREG, "a regular file", os.R_OK | os.W_OK)
     for name in _FOLDERS:
         _check_kind(run_dir / name, stat.S_ISDIR, "a folder", os.R_OK | os.W_OK | os.X_OK)
+    for name in _FILES:
+        _check_kind(run_dir / name, stat.S_ISREG, "a regular file", os.R_OK | os.W_OK)
 
 
 def check_owners(run_dir: Path, run_id: str) -> None:
