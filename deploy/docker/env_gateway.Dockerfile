@@ -1,6 +1,7 @@
 # The env_gateway, with the environments of this repository. Build in the repository's folder:
 #
-#   docker build -f deploy/docker/env_gateway.Dockerfile -t flotilla-env-gateway .
+#   docker build -f deploy/docker/env_gateway.Dockerfile -t flotilla-env-gateway \
+#       --build-arg FLOTILLA_COMMIT="$(git rev-parse HEAD)" .
 #   docker run -v "$PWD:/work" -e FLOTILLA_TOKEN -e FLEET_API_KEY flotilla-env-gateway \
 #       --config deploy/runs/openenv-fleet-grpo.toml --run-id RUN
 #
@@ -24,6 +25,7 @@ COPY gen gen
 COPY tools tools
 COPY environments environments
 COPY services services
+ARG FLOTILLA_COMMIT=unknown
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 

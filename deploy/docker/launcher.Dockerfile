@@ -1,6 +1,7 @@
 # The launcher with SkyPilot, and the `flotilla` command. Build in the repository's folder:
 #
-#   docker build -f deploy/docker/launcher.Dockerfile -t flotilla-launcher .
+#   docker build -f deploy/docker/launcher.Dockerfile -t flotilla-launcher \
+#       --build-arg FLOTILLA_COMMIT="$(git rev-parse HEAD)" .
 #   docker run --name launcher --network host --user "$(id -u):$(id -g)" \
 #       --tmpfs "/home/flotilla:mode=700,uid=$(id -u)" \
 #       -v "$PWD:$PWD" --workdir "$PWD" -v "$HOME/.sky:/home/flotilla/.sky" \
@@ -29,6 +30,7 @@ COPY gen gen
 COPY tools tools
 COPY environments environments
 COPY services services
+ARG FLOTILLA_COMMIT=unknown
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 

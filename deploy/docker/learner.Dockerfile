@@ -1,6 +1,7 @@
 # The learner on NVIDIA GPUs. Build in the repository's folder:
 #
-#   docker build -f deploy/docker/learner.Dockerfile -t flotilla-learner .
+#   docker build -f deploy/docker/learner.Dockerfile -t flotilla-learner \
+#       --build-arg FLOTILLA_COMMIT="$(git rev-parse HEAD)" .
 #   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-learner \
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN
 #
@@ -21,6 +22,7 @@ COPY gen gen
 COPY tools tools
 COPY environments environments
 COPY services services
+ARG FLOTILLA_COMMIT=unknown
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 

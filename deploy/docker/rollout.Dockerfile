@@ -1,6 +1,7 @@
 # A rollout worker with vLLM on NVIDIA GPUs. Build in the repository's folder:
 #
-#   docker build -f deploy/docker/rollout.Dockerfile -t flotilla-rollout .
+#   docker build -f deploy/docker/rollout.Dockerfile -t flotilla-rollout \
+#       --build-arg FLOTILLA_COMMIT="$(git rev-parse HEAD)" .
 #   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-rollout \
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN \
 #       --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
@@ -22,6 +23,7 @@ COPY gen gen
 COPY tools tools
 COPY environments environments
 COPY services services
+ARG FLOTILLA_COMMIT=unknown
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 

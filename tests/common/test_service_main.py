@@ -257,3 +257,20 @@ async def test_a_process_registers_and_obeys_stop(start: Start) -> None:
         assert (beat.replica, beat.phase, beat.serving, beat.step) == (3, "serving", True, 1)
         fake.command = pb.COMMAND_STOP
         assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_a_service_started_by_hand_is_of_the_run_whose_folder_it_gets(start: Start) -> None:
+    for arguments, run_id in (((), "run"), (("--run-id", "another"), "another")):
+        process = await start(*arguments)
+        assert (await line(process, "ready"))["run_id"] == run_id
+        process.send_signal(signal.SIGTERM)
+        await finished(process)
+
+
+async def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("a file")
+    code, output = await finished(await start())
+    assert (code, "Traceback" in output) == (2, False), output
+    assert f"--run-dir {tmp_path / 'run'}: File exists" in output

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable
@@ -44,6 +45,8 @@ _PROBE_S = 5.0
 _START_S = 15.0
 # Interval between liveness checks of a local launcher while a call waits.
 _LIVENESS_POLL_S = 0.5
+# A launcher with less room for its ledger and its log does not start.
+_LEAST_ROOM_BYTES = 256 << 10
 # Status of a call that found no server, or none with a certificate of the expected CA.
 _UNREACHABLE_CODES = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
@@ -250,9 +253,18 @@ async def _wait_until_serving(runs: Path, own: asyncio.subprocess.Process) -> La
             number = signal.Signals(-own.returncode).name
             raise LauncherGoneError(f"the launcher was killed by {number} at startup; see {log}")
         if own.returncode is not None and own.returncode != 0:
-            raise LauncherError(f"the launcher did not start:\n{read_last_lines(log)}")
+            raise LauncherError(
+                f"the launcher did not start:\n{read_last_lines(log)}{_describe_full_disk(runs)}"
+            )
         await asyncio.sleep(_POLL_S)
     raise LauncherError(f"the launcher did not answer within {_START_TIMEOUT_S:g} s; see {log}")
+
+
+def _describe_full_disk(runs: Path) -> str:
+    """Describe a disk on which the launcher can write nothing, not even its log; else empty."""
+    if shutil.disk_usage(runs).free >= _LEAST_ROOM_BYTES:
+        return ""
+    return f"the disk of {runs} is full: make room, and repeat the command"
 
 
 async def _has_other_work(connection: LauncherConnection) -> bool:

@@ -15,8 +15,10 @@ ALARMS_FILE = "alarms.jsonl"
 SUMMARY_FILE = "summary.json"
 _FILES = (
     *("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "journal.mark", "journal.lock"),
-    *(METRICS_FILE, ALARMS_FILE, SUMMARY_FILE, "spec.json"),
+    *(METRICS_FILE, ALARMS_FILE, SUMMARY_FILE),
 )
+# Written by the launcher alone.
+_SPEC = "spec.json"
 _FOLDERS = (
     *("", "checkpoints", "logs", "uploads", "model", "stacks", "traces"),
     *("token_stats", "rollouts", "evals"),
@@ -44,6 +46,7 @@ def check_kinds(run_dir: Path) -> None:
         _check_kind(run_dir / name, stat.S_ISDIR, "a folder", os.R_OK | os.W_OK | os.X_OK)
     for name in _FILES:
         _check_kind(run_dir / name, stat.S_ISREG, "a regular file", os.R_OK | os.W_OK)
+    _check_kind(run_dir / _SPEC, stat.S_ISREG, "a regular file", os.R_OK)
 
 
 def check_owners(run_dir: Path, run_id: str) -> None:
@@ -63,7 +66,7 @@ def _check_kind(path: Path, fits: Callable[[int], bool], kind: str, access: int)
     else:
         problem = "" if fits(found.st_mode) else f"is not {kind}"
         if not problem and not os.access(path, access):
-            problem = "may not be read and written by this user"
+            problem = "is closed to this user"
     if problem:
         raise ForeignRunError(
             f"{path} {problem}. Nothing was changed. Put the run's own back, or start a new run"

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -81,7 +82,7 @@ async def test_a_run_says_which_flotilla_wrote_it_and_another_one_is_a_notice(
         assert json.loads(path.read_text())["written_by"] == own_version().to_dict()
 
 
-async def rewrite(store: Ledger, run_id: str, wish: dict[str, object]) -> None:
+async def rewrite(store: Ledger, run_id: str, wish: Mapping[str, object]) -> None:
     """Have another Flotilla have written the run's spec."""
     with store.transaction():
         vars(store)["_db"].execute(

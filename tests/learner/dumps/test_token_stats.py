@@ -1,11 +1,13 @@
 """The file of a step's numbers, and the errors for a file that is none."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.common.domain.trajectory import Trajectory
+from services.common.own_version import own_version
 from services.learner.dumps.token_stats import (
     TokenStatsError,
     encode_stats,
@@ -73,3 +75,11 @@ def test_a_torn_file_is_named(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(TokenStatsError, match="is damaged"):
             read_token_stats(path)
+
+
+def test_a_file_names_the_flotilla_that_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "step_000007.npz"
+    path.write_bytes(encode_stats(join_stats(7, 6, [attempt()], tokens(6, 0))))
+    with np.load(path) as arrays:
+        index = json.loads(arrays["index"].tobytes())
+    assert index["written_by"] == own_version().to_dict()

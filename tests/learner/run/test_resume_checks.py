@@ -8,16 +8,19 @@ import pytest
 
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
+from services.common.own_version import OwnVersion
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
+from services.learner.run import resume_checks
 from services.learner.run.resume_checks import (
     check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
     check_weights_are_the_same,
+    note_writer,
 )
 from services.learner.sampling.eval_sets import load_eval_set
 from services.learner.sampling.tasks import load_tasks
@@ -121,3 +124,18 @@ async def test_a_run_keeps_publishing_what_it_began_to(
             await check_publications_are_alike(journal, other)
     finally:
         await journal.close()
+
+
+async def test_the_journal_names_the_flotillas_that_wrote_it_and_another_one_is_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal = open_journal(tmp_path / "run")
+    try:
+        for commit in ("a", "a", "b"):
+            monkeypatch.setattr(resume_checks, "own_version", lambda c=commit: OwnVersion("1", c))
+            await note_writer(journal)
+        written = (await journal.read_meta())["written_by"]
+    finally:
+        await journal.close()
+    assert written == [{"version": "1", "commit": "a"}, {"version": "1", "commit": "b"}]
+    assert "".join(capfd.readouterr()).count("the run goes on under another flotilla") == 1

@@ -15,9 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from services.common.config import parse_config
 from services.common.errors import ConfigError
+from services.common.own_version import own_version
 from services.common.redaction import add_secret
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun
+from services.learner.tracking.adapters import build_trackers as build
 from services.learner.tracking.adapters.build_trackers import build_trackers
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.adapters.tensorboard import TensorboardTracker
@@ -165,6 +167,22 @@ def test_the_trackers_of_a_run_are_those_that_its_spec_lists(tmp_path: Path) -> 
     trackers.close()
     assert lines_of(tmp_path / "metrics.jsonl")[0]["policy/loss"] == 1.0
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_trackers_show_the_flotilla_that_writes_unless_the_spec_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+
+    def load(*arguments: Any) -> Sink:
+        shown.append(arguments[-1])
+        return Sink()
+
+    monkeypatch.setattr(build, "_load_tracker", load)
+    named = {"version": "1", "commit": "c"}
+    for spec in ({}, {"written_by": named}):
+        build_trackers(TrackingConfig(backends=("wandb",)), "run", tmp_path, spec).close()
+    assert [each["written_by"] for each in shown] == [own_version().to_dict(), named]
 
 
 @pytest.mark.parametrize(
