@@ -3,12 +3,10 @@
 A built package knows its commit from its build (tools/record_commit.py), a checkout from git."""
 
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 UNKNOWN = "unknown"
 COMMIT_FILE = "commit.txt"
@@ -42,12 +40,6 @@ def own_version() -> OwnVersion:
     if recorded.is_file():
         return OwnVersion(number, recorded.read_text(encoding="utf-8").strip() or UNKNOWN)
     return OwnVersion(number, commit_of_checkout(here.parents[1]))
-
-
-def version_in(spec: Mapping[str, Any]) -> OwnVersion | None:
-    """Return the version that a run's own spec names; None if it names none."""
-    named = spec.get("written_by")
-    return OwnVersion(**named) if named else None
 
 
 def commit_of_checkout(root: Path) -> str:

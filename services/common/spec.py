@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from services.common.config import ConfigModel, did_you_mean, parse_config
 from services.common.errors import ConfigError
 from services.common.number_ranges import MOST_TOKENS, Tokens
+from services.common.own_version import OwnVersion
 
 SHARED = ("name", "seed", "policy", "written_by")
 SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
@@ -96,3 +97,9 @@ def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
     except ConfigError as error:
         lines.append(str(error))
     raise ConfigError("\n".join(lines))
+
+
+def named_writer(spec: Mapping[str, Any]) -> OwnVersion | None:
+    """Return the Flotilla that a run's own spec names; None if it names none."""
+    named = parse_shared(spec, where="spec").written_by
+    return OwnVersion(named.version, named.commit) if named else None

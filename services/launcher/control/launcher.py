@@ -14,8 +14,7 @@ from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
-from services.common.own_version import version_in
-from services.common.spec import parse_shared
+from services.common.spec import named_writer, parse_shared
 from services.launcher import clock
 from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
@@ -266,8 +265,8 @@ class Launcher:
 
     def _note_writers(self, before: StoredRun | None, plan: RunPlan, run_id: str) -> None:
         """Note that a run goes on under another Flotilla than it was written by."""
-        known = version_in(json.loads(before.spec_json)) if before else None
-        now = version_in(plan.spec)
+        known = named_writer(json.loads(before.spec_json)) if before else None
+        now = named_writer(plan.spec)
         if known and known != now:
             text = f"the run was written by {known}, and goes on under {now}"
             self.store.add_event(run_id, time.time(), "message", {"text": text})
