@@ -33,7 +33,8 @@ VARIANTS = {
     "adapters": (LORA, "--policy.adapter_rank=8", "--learner.optimizer.lr=1e-3"),
     "merged-adapters": (LORA, "--learner.optimizer.lr=1e-3"),
     "two-ranks": ("--learner.rank.processes=2", "--learner.rank.shard=true"),
-    "bfloat16": ("--policy.dtype=bfloat16",),
+    # Its probes differ just beyond the default bound (docs/mismatch.md).
+    "bfloat16": ("--policy.dtype=bfloat16", "--learner.guard.kl_bound=0.01"),
 }
 # In bfloat16 single tokens differ by up to 0.6 (docs/mismatch.md).
 BOUNDS = {"bfloat16": ("abs_diff_mean", 0.1)}
