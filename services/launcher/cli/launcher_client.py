@@ -206,15 +206,15 @@ async def connect_to_launcher(
         ) as channel:
             stub: Any = RunServiceStub(channel)
             connection = LauncherConnection(runs, stub, address, own)
-            interrupted = False
+            may_stay = True
             try:
                 yield connection
-            except InterruptedByUserError:
-                interrupted = True
+            except (InterruptedByUserError, LauncherGoneError):
+                may_stay = False
                 raise
             finally:
                 # A refused command must not end the runs that its launcher has taken over.
-                if own and not interrupted and await _has_other_work(connection):
+                if own and may_stay and await _has_other_work(connection):
                     own = None
     finally:
         if own is not None:
