@@ -13,9 +13,9 @@ from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.ports import Document
 from services.launcher.cli import plan as plans
-from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.control.launcher import Launcher, LauncherDependencies, StartOrder
 from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
-from services.launcher.state import Cleanup, RunMode
+from services.launcher.state import Cleanup
 from services.launcher.store.ledger import Ledger
 from tests.support.canary import HOOK, Canaries
 from tests.support.fake_sky import FakeSky
@@ -90,7 +90,7 @@ async def test_skypilot_gets_names_of_secrets_and_each_task_its_own_values(
     backend = SkyBackend(runs, root, sky, poll_s=0.02, gather_s=0.05)
     registries = GrpcRegistryHost(runs, lambda run_id, server: None)
     launcher = Launcher(runs, store, LauncherDependencies({"sky": lambda: backend}, registries))
-    run_id = await launcher.start_run("request", json.dumps(wish()), RunMode.TRAIN, "")
+    run_id = await launcher.start_run("request", StartOrder(json.dumps(wish())))
     await until_all_run(launcher, sky, run_id)
     identity = (runs / ".identity" / run_id / "token").read_text()
     canaries.values["the run's token"] = identity
