@@ -31,12 +31,12 @@ from services.launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
 from services.launcher.store.operation_log import OperationState
 
 
-def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_ledger_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "launcher.sqlite"
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(LedgerError, match=r"version 99.*use the flotilla that wrote it"):
+    with pytest.raises(LedgerError, match=r"format 99.*Use the flotilla that wrote it"):
         Ledger(path)
 
 

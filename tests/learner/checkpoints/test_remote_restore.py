@@ -201,7 +201,7 @@ def edit_manifest(store: FsspecStore, stamp: Stamp, **fields: Any) -> None:
 async def test_a_journal_of_another_schema_is_refused(store: FsspecStore, tmp_path: Path) -> None:
     stamp = (await UploadingMachine(tmp_path / "old", store).upload(20)).stamp
     edit_manifest(store, stamp, schema_version="999")
-    with pytest.raises(RestoreError, match="its journal has schema 999, but this learner reads"):
+    with pytest.raises(RestoreError, match=r"its journal has format 999, but flotilla .* reads"):
         restore(store, tmp_path / "new", name="test")
 
 

@@ -231,7 +231,7 @@ async def test_b58_a_journal_of_a_newer_schema_is_refused_and_left_as_it_is(
     await journal.set_meta({"schema_version": 99})
     await journal.close()
     before = (tmp_path / JOURNAL_FILE).read_bytes()
-    with pytest.raises(JournalError, match="has schema 99, but this learner reads"):
+    with pytest.raises(JournalError, match=r"has format 99, but flotilla .* reads"):
         open_journal(tmp_path)
     assert query(tmp_path, "SELECT value FROM meta WHERE key = 'schema_version'") == [("99",)]
     assert (tmp_path / JOURNAL_FILE).read_bytes() == before

@@ -191,7 +191,7 @@ def test_a_journal_of_another_schema_is_a_problem_in_the_list(tmp_path: Path) ->
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
         db.commit()
     (card,) = RunLibrary(tmp_path / "runs", load_run_tokenizer).cards()
-    assert card.run_id == "old" and "schema 1" in card.problem
+    assert card.run_id == "old" and "format 1" in card.problem
 
 
 def test_a_run_that_a_learner_locks_is_running(tmp_path: Path) -> None:

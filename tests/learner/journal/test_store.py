@@ -17,7 +17,7 @@ async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
         db.commit()
-    message = f"has schema 1, but this learner reads and writes {SCHEMA_VERSION}: use"
+    message = f"has format 1, but .* reads and writes format {SCHEMA_VERSION}. Use the flotilla"
     for _ in range(2):
         with pytest.raises(JournalError, match=message):
             open_journal(tmp_path)
@@ -33,7 +33,7 @@ OLD = "CREATE TABLE meta (key, value); INSERT INTO meta VALUES ('schema_version'
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (OLD, "has schema 1"),
+        (OLD, "has format 1"),
         ("CREATE TABLE other (key)", "cannot be read as a journal: no such table"),
         (None, "cannot be read as a journal: unable to open"),
     ],
