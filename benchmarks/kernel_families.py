@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 ATTENTION, PRODUCTS, COPIES = "attention", "matrix products", "copies"
 VOCABULARY, OTHER, IDLE = "vocabulary-wide elementwise", "other", "idle"
-FAMILIES = (ATTENTION, PRODUCTS, VOCABULARY, COPIES, OTHER, IDLE)
+FAMILIES: tuple[str, ...] = (ATTENTION, PRODUCTS, VOCABULARY, COPIES, OTHER, IDLE)
 # Searched in this order, in the name of the kernel and of the operation that started it.
 _NAMES = (
     (ATTENTION, re.compile(r"attention|flash|fmha|sdpa|attn", re.IGNORECASE)),
@@ -47,7 +47,7 @@ def family_of(kernel: Kernel, vocabulary: int) -> str:
 
 def sum_families(kernels: Iterable[Kernel], vocabulary: int, wall_s: float) -> dict[str, float]:
     """Return the seconds of each family; idle is the rest of the wall time."""
-    found = dict.fromkeys(FAMILIES, 0.0)
+    found: dict[str, float] = dict.fromkeys(FAMILIES, 0.0)
     for kernel in kernels:
         found[family_of(kernel, vocabulary)] += kernel.seconds
     found[IDLE] = max(0.0, wall_s - sum(found.values()))

@@ -53,7 +53,7 @@ def test_conflicting_extras_are_declared() -> None:
 # A distribution of that name: `pip install flotilla`, `install flotilla[ray]`, `flotilla==1`. Paths
 # such as /opt/flotilla/bin/pip are none.
 PUBLISHED = re.compile(
-    r"\b(install|add)\s[^\n]*?(?<![\w/.-])flotilla\b(?![/\w-])|\bflotilla(\[[\w{]|==)"
+    r"\b(install|add)\s+(-\S+\s+)*['\"`]?flotilla\b(?![/\w-])|\bflotilla(\[[\w{]|==)"
 )
 
 

@@ -27,7 +27,7 @@ async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.Mon
         address = {"address": served.address, "token": TOKEN, "pid": 1}
         monkeypatch.setenv(launcher_address.REMOTE_VARIABLE, json.dumps(address))
         wished = pb.StartRunRequest(spec_json=json.dumps(spec()), mode=pb.RUN_MODE_TRAIN)
-        request = train.TrainRequest(spec(), wished, "resume", "begin")
+        request = train.TrainRequest(spec(), "spec.json", wished, "resume", "begin")
         code = await train._run_request(request, tmp_path, Terminal(file=output), Interrupts())  # pyright: ignore[reportPrivateUsage]
     assert code == train.FAILED
     assert output.getvalue().count(MESSAGE) == 1, output.getvalue()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.config import canonical_json
+from services.common.errors import ConfigError
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.run_context import RunContext
@@ -78,7 +79,9 @@ async def test_a_branch_is_resolved_and_what_cannot_move_is_left(
     assert await resolved(str(policy)) is None
     assert await resolved("org/model", "launcher.modules.learner=other") is None
     assert len(hub.requests) == requested
-    assert await resolved("org/other") is None
+    assert await resolved("org/other", "launcher.backend=sky") is None
+    with pytest.raises(ConfigError, match=r"policy\.model: org/other .* set HF_TOKEN"):
+        await resolved("org/other")
 
 
 PICTURED = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}

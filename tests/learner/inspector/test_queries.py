@@ -68,6 +68,7 @@ async def test_the_groups_without_signal_that_a_step_trained_on_count_as_such(
     ]
     left_out = await made.add_group([MadeAttempt(talk, 1.0)] * 2)
     await made.plan_step(1, groups, [left_out])
+    await made.journal.close()
     with read_journal(made.folder) as db:
         found = step_pages.read_step(db, 1)
     assert (found.trained.total, len(found.filtered), found.without_signal) == (4, 1, 4)
