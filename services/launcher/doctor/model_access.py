@@ -93,5 +93,5 @@ async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ)
         return None
     except NoPolicyError as error:
         if context.backend == "local" and not await is_policy_cached(context):
-            raise ConfigError(f"policy.model: {error.finding.detail}") from error
+            raise ConfigError(str(error)) from error
         return None

@@ -134,7 +134,10 @@ def lenient_task(folder: Path, *, passes_untouched: bool) -> tuple[str | Path, .
 
 def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:
     done = run(SPEC, tasks, "--key", "missing")
-    assert (done.returncode, "no task 'missing' among 2" in done.stdout) == (1, True)
+    assert (done.returncode, "none of its 2 tasks has the key 'missing'" in done.stdout) == (
+        1,
+        True,
+    )
 
 
 def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
