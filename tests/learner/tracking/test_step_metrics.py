@@ -59,7 +59,7 @@ class Names:
         self.metrics: set[str] = set()
         self.histograms: set[str] = set()
 
-    def open_run(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> str | None:
         """There is nothing to open."""
 
     def log_metrics(
