@@ -32,7 +32,7 @@ async def noticed(process: asyncio.subprocess.Process) -> None:
     await asyncio.wait_for(read_until(process.stdout, "another one takes over"), NOTICED_S)
 
 
-async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
+async def completed(process: asyncio.subprocess.Process, runs: Path, idle_s: float = 5.0) -> str:
     """The run is completed, once, whichever launcher runs it; return the rest of the output."""
     rest, _ = await asyncio.wait_for(process.communicate(), 90.0)
     output = rest.decode()
@@ -41,7 +41,7 @@ async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
     states = [stored.run.state for stored in store.list_newest()]
     store.close()
     assert states == ["completed"], "one request begins one run"
-    await nothing_left(runs)
+    await nothing_left(runs, idle_s)
     return output
 
 
@@ -145,7 +145,8 @@ async def test_a_run_whose_launcher_died_with_its_command_continues_with_its_own
     assert (other.returncode, "stop it first" in printed.decode()) == (1, True), printed.decode()
     again = await start_cli("train", str(own), "--resume", *given)
     hold.unlink()
-    await completed(again, runs)
+    # The refused command has left its launcher to the run; it exits when it has idled.
+    await completed(again, runs, 60.0)
 
 
 @pytest.mark.slow
