@@ -36,6 +36,7 @@ TASKS = 60
 ENGINE = "VLLM::EngineCore"
 ROLLOUT = "tests.faults.rollout_with_small_engine"
 
+HELDOUT = "heldout.json"
 EMBEDDED = {"backend": "embedded"}
 MCP = {
     "backend": "mcp",
@@ -44,11 +45,14 @@ MCP = {
 
 
 def write_tasks(folder: Path) -> Path:
-    """Tasks that `SmallEngine` can distinguish."""
+    """Tasks that `SmallEngine` can distinguish; those in `HELDOUT` next to them are evaluated."""
     path = folder / "tasks.json"
     made = list(make_tasks(list(APPS), "train", TASKS))
-    assert len({task["prompt"] for task in made}) == TASKS, "the engine knows tasks by prompts"
+    heldout = list(make_tasks(list(APPS), "heldout", 2))
+    prompts = {task["prompt"] for task in (*made, *heldout)}
+    assert len(prompts) == TASKS + 2, "the engine knows tasks by prompts"
     path.write_text(json.dumps({"tasks": made}))
+    path.with_name(HELDOUT).write_text(json.dumps({"tasks": heldout}))
     return path
 
 
@@ -76,7 +80,7 @@ def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
             "attach_grace_s": 0.5,
             "optimizer": {"lr": 1e-3},
             "checkpoint": {"every": 2},
-            "eval": {"sets": [{"name": "heldout", "tasks": str(tasks), "count": 2}]},
+            "eval": {"sets": [{"name": "heldout", "tasks": str(tasks.with_name(HELDOUT))}]},
             **learner,
         },
         "launcher": {

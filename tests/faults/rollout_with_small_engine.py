@@ -36,8 +36,8 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     from tests.faults.small_engine import SmallEngine
 
     def engine(words: "Tokenizer", turn_end_id: int) -> SmallEngine:
-        tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
-        return SmallEngine(words, turn_end_id, tasks, turn_s=TURN_S)
+        folder = Path(os.environ["FLOTILLA_TEST_TASKS"]).parent
+        return SmallEngine(words, turn_end_id, folder, turn_s=TURN_S)
 
     setattr(fake, "FakeEngine", engine)  # noqa: B010 - a function replaces a class
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))

@@ -7,6 +7,7 @@ the canary's, are computed from the weights that it has loaded.
 import asyncio
 import json
 import random
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,15 @@ QUESTION = "<|im_start|>user\n"
 
 
 class SmallEngine(FakeEngine):
-    """Knows the tasks of `tasks` by their prompts; takes `turn_s` seconds for a turn."""
+    """Knows the tasks of the files in `folder` by their prompts; takes `turn_s` seconds for a
+    turn."""
 
     def __init__(
-        self, tokenizer: Tokenizer, turn_end_id: int, tasks: Path, *, turn_s: float
+        self, tokenizer: Tokenizer, turn_end_id: int, folder: Path, *, turn_s: float
     ) -> None:
         super().__init__(tokenizer, turn_end_id)
-        listed = json.loads(tasks.read_text())["tasks"]
-        self._tasks: dict[str, Any] = {task["prompt"]: task for task in listed}
+        listed = [json.loads(path.read_text())["tasks"] for path in folder.glob("*.json")]
+        self._tasks: dict[str, Any] = {task["prompt"]: task for task in chain(*listed)}
         self._words = tokenizer
         self._end = turn_end_id
         self._turn_s = turn_s
@@ -67,8 +69,10 @@ class SmallEngine(FakeEngine):
         so does the answer to a prompt without a task."""
         if QUESTION not in text:
             return "<done>"
-        prompt = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]
-        calls = plan_calls(self._tasks[prompt])
+        question = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]
+        # The task's variables come before its prompt.
+        known = [prompt for prompt in self._tasks if question.endswith(prompt)]
+        calls = plan_calls(self._tasks[max(known, key=len)])
         turn = text.count(ANSWER) - 1
         if turn >= len(calls) or random.Random(seed).random() < 0.5:
             return "<done>"
