@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import gpu_learner
-from benchmarks.rank_step import SHAPES
 from services.learner.rank.block_compilation import CACHE_VARIABLE
 from tests.support.repository import ROOT
 
@@ -47,18 +46,8 @@ def figures(printed: str) -> list[dict[str, Any]]:
 def test_the_same_code_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_learner.main(["--tiny"])
     output = capsys.readouterr().out
-    assert "| prime-rl | 16,384 | 11,900 | 11.1% | 12.5 |" in output
     assert [each["pack"] for each in figures(output)] == [64, 128]
     assert all(each["tokens_per_s"] > 0 for each in figures(output))
-
-
-def test_published_figures_agree_when_a_pack_is_one_sequence() -> None:
-    shape, pack = SHAPES["0.6b"], gpu_learner.PRIME_RL["pack"]
-    width = shape.heads * shape.head_dim
-    attention = 6 * shape.layers * width * pack
-    rate = gpu_learner.PRIME_RL["tokens_per_s"]
-    share = rate * (6 * 596_049_920 + attention) / gpu_learner.PEAK_FLOPS["H100"]
-    assert share == pytest.approx(gpu_learner.PRIME_RL["mfu"], abs=5e-4)
 
 
 @pytest.mark.slow

@@ -74,7 +74,9 @@ def refuse_without_effect(context: typer.Context, chosen: str, *, besides: Colle
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if name not in besides and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"it has no effect with {chosen}", param=parameter)
+            raise typer.BadParameter(
+                f"it has no effect with {chosen}", param_hint=f"'{parameter.opts[0]}'"
+            )
 
 
 Runs = Annotated[

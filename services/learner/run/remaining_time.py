@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.learner.config.learner import LearnerConfig
-from services.learner.run.eval_report import EvalSet, Moment
+from services.learner.run.eval_report import Moment
+from services.learner.sampling.eval_sets import EvalSet
 
 # Steps over which the pace is averaged; those that are not there yet count as the first estimate.
 _RECENT = 8

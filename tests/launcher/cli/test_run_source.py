@@ -165,7 +165,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
     codes = (
-        status.show_status(None, tmp_path),
+        status.show_status(None, tmp_path, status.RunChoice()),
         logs.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
         scale.scale_services("newest", ["rollout=2"], tmp_path),
     )
@@ -180,7 +180,7 @@ def test_an_error_about_a_silent_launcher_names_what_to_check(
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
     gone = {"address": free_address(), "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
-    assert status.show_status(None, tmp_path / "here") == 1
+    assert status.show_status(None, tmp_path / "here", status.RunChoice()) == 1
     printed = capsys.readouterr().out
     assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in printed
     assert "check that it runs, is reachable from here" in printed
