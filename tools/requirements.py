@@ -77,6 +77,7 @@ class Profile:
         return [*project["dependencies"], *(each for e in self.extras for each in optional[e])]
 
 
+_PEERS = ("prime_rl", "skyrl", "trl", "verl")
 _MACHINE = ("launcher", "env-gateway", "environments", "s3")
 FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
@@ -97,7 +98,7 @@ FILES: tuple[Pinned | Profile, ...] = (
     Profile("requirements/learner.txt", ("learner", "ray", "s3"), "requirements/gpu.txt"),
     Profile("requirements/rollout.txt", ("rollout",), "requirements/gpu.txt"),
     Profile("requirements/machine.txt", _MACHINE, "requirements/gpu.txt"),
-    *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in ("skyrl", "trl", "verl")),
+    *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in _PEERS),
     *(Pinned(f"tests/sky/requirements-{kind}.txt") for kind in ("machine", "slurm-node")),
     # Servers of both versions of the SDK.
     *(Pinned(f"tests/mcp_servers/requirements-mcp{version}.txt") for version in (1, 2)),

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from services.common.child_environment import child_environment
+
 UNKNOWN = "unknown"
 COMMIT_FILE = "commit.txt"
 _GIT_S = 10.0
@@ -53,6 +55,7 @@ def commit_of_checkout(root: Path) -> str:
             text=True,
             timeout=_GIT_S,
             check=True,
+            env=child_environment(),
         )
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN

@@ -1,6 +1,7 @@
 """Cases for each rpc that a launcher serves: a call that has its documented effect, and calls
 that it refuses."""
 
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
@@ -52,6 +53,12 @@ class World:
 
     def member(self, **changes: Any) -> dict[str, Any]:
         return {**self.who(), "address": "127.0.0.1:9", "pid": 1, **changes}
+
+
+def _is_spec(text: str | bytes) -> bool:
+    """The spec that was submitted, with the Flotilla that wrote it."""
+    spec = json.loads(text)
+    return bool(spec.pop("written_by")) and canonical_json(spec) == SPEC
 
 
 Make = Callable[[World], Message]
@@ -118,7 +125,7 @@ RUN_SERVICE = {
     "GetRun": Case(
         lambda world: run_pb.GetRunRequest(run_id=world.run_id),
         lambda world, replies: (
-            replies[0].run.spec_json == SPEC and replies[0].run.run_id == world.run_id
+            _is_spec(replies[0].run.spec_json) and replies[0].run.run_id == world.run_id
         ),
         _of_run(run_pb.GetRunRequest),
         _ONLY_A_RUN,
@@ -186,8 +193,7 @@ RUN_SERVICE = {
         lambda world: run_pb.ReadRunFilesRequest(run_id=world.run_id),
         lambda _, replies: (
             {file.path for file in replies[0].files.files} == {"journal.sqlite", "spec.json"}
-            and b"".join(p.block.data for p in replies if p.block.path == "spec.json").decode()
-            == SPEC
+            and _is_spec(b"".join(p.block.data for p in replies if p.block.path == "spec.json"))
             and {part.complete for part in replies} == {"", "journal.sqlite", "spec.json"}
         ),
         {

@@ -168,7 +168,6 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     [
         ("--seed=0", "go with the learner's machine"),
         ('--launcher.sky.learner.any_of=[{infra = "slurm"}]', "with the folder of their Slurm job"),
-        ("--learner.steps=0", ""),
         ("--learner.mode=eval", ""),
         ("--learner.checkpoint.remote=file:///shared", ""),
     ],

@@ -66,7 +66,7 @@ WRONG_COMMANDS: Sequence[tuple[tuple[str, ...], int, str]] = (
     (("submit", LOCAL, *HERE), 2, "Missing option '--request-id'"),
     (("status", "no-run", *HERE), 1, "there are no runs in"),
     (("status", "--runs", "/proc/nope"), 1, "there are no runs in /proc/nope"),
-    (("status", "--runs", "{t}/no-ledger"), 1, "the ledger of the runs folder cannot be used"),
+    (("status", "--runs", "{t}/no-ledger"), 1, "launcher.sqlite cannot be opened"),
     (("logs", "newest", *HERE), 1, "there are no runs in"),
     (("logs", "newest", "--lines", "-1", *HERE), 2, "should be greater than or equal to 0"),
     (("show", "newest", "--passed", "--failed", *HERE), 2, "leave no attempt"),

@@ -32,7 +32,7 @@ async def test_the_doctor_looks_at_what_was_just_made(policy: Path, tmp_path: Pa
             )
     assert json.loads(tasks.read_text()) == []
     assert run.state == pb.RUN_STATE_FAILED
-    assert f"dataset: learner.tasks: {tasks} holds no task" in run.error
+    assert f"dataset: {tasks}: expected a JSON array" in run.error
 
 
 async def test_a_refusal_lists_what_fails_alone(

@@ -137,7 +137,7 @@ async def test_a_second_chat_template_is_named_where_it_differs(
     ("content", "words"),
     [
         (None, ("learner.tasks:", "No such file", "correct learner.tasks")),
-        ([], ("holds no task",)),
+        ([], ("at least one task in it",)),
         ([{"key": "a", "prompt": "b"}], ("task 0 has no key, or no env_id",)),
     ],
 )

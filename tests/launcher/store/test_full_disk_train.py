@@ -128,7 +128,7 @@ async def test_a_second_interrupt_ends_a_run_whose_end_cannot_be_written(
         await asyncio.sleep(0.5)
     assert await command.ended() == 1, command.output
     assert "the next launcher of this folder takes the run up again" in command.output
-    assert not left_running(disk)
+    await until(lambda: not left_running(disk), 30)
 
 
 async def test_a_start_on_a_full_disk_is_refused_in_a_sentence(disk: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
 ) -> None:
     done = export(tmp_path, "--out", str(tmp_path / "out"), command=python_command)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Wrote 14 episodes of run" in done.stdout
+    assert "Wrote 30 episodes of run" in done.stdout
     rows = pq.read_table(tmp_path / "out/episodes.parquet").to_pylist()
     stats = read_token_stats(stats_path(run, 1))
     assert sorted({row["purpose"] for row in rows}) == ["eval", "train"]
@@ -91,7 +91,7 @@ def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_p
     from datasets import load_dataset
 
     found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(rows) for name, rows in found.items()} == {"train": 6, "test": 8}
+    assert {name: len(rows) for name, rows in found.items()} == {"train": 6, "test": 24}
     row = found["train"][0]
     assert [message["role"] for message in row["messages"]][:2] == ["user", "assistant"]
     assert row["reward"] in (0.0, 1.0) and row["passed"] == (row["reward"] == 1.0)
@@ -112,10 +112,10 @@ def test_pruned_attempts_come_from_their_dumps_or_are_counted(
 ) -> None:
     query(run, "UPDATE trajectories SET payload = NULL")
     assert export_here(run, tmp_path / "all") == 0
-    assert last_line(capsys) == {"rows": 14, "pruned": 0}
+    assert last_line(capsys) == {"rows": 30, "pruned": 0}
     (run / "rollouts/step_1.jsonl").unlink()
     done = export(tmp_path, "--out", str(tmp_path / "evals"))
-    assert "Wrote 8 episodes of run" in done.stdout
+    assert "Wrote 24 episodes of run" in done.stdout
     assert "6 more are omitted: their tokens were pruned" in done.stdout
     assert export_here(run, tmp_path / "none", "--step", "1") == 2
     message = "the tokens of all 6 matching attempts were pruned"

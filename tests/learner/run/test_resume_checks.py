@@ -1,10 +1,10 @@
 """Errors of a learner that resumes a run with other tasks or from other weights."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
@@ -66,19 +66,19 @@ async def test_other_evaluation_tasks_or_another_order_of_them_is_noticed(
     began: list[int],
     now: list[int],
     words: tuple[str, ...],
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "heldout.json"
     config = EvalSetConfig(name="heldout", tasks=str(path))
     journal = open_journal(tmp_path / "run")
     try:
-        for numbers in (began, now):
-            tasks = [{"key": f"t{abs(n)}", "prompt": f"do {n}", "env_id": "e"} for n in numbers]
-            path.write_text(json.dumps(tasks))
-            await check_eval_sets_are_the_same(journal, [load_eval_set(config, SelectConfig())])
+        with capture_logs() as logs:
+            for numbers in (began, now):
+                tasks = [{"key": f"t{abs(n)}", "prompt": f"do {n}", "env_id": "e"} for n in numbers]
+                path.write_text(json.dumps(tasks))
+                await check_eval_sets_are_the_same(journal, [load_eval_set(config, SelectConfig())])
     finally:
         await journal.close()
-    text = re.sub(r"\x1b\[\d+m", "", "".join(capfd.readouterr()))
+    text = " ".join(f"{name}={value}" for entry in logs for name, value in entry.items())
     assert bool(text) == bool(words)
     assert all(word in text for word in words), text
 
@@ -127,15 +127,17 @@ async def test_a_run_keeps_publishing_what_it_began_to(
 
 
 async def test_the_journal_names_the_flotillas_that_wrote_it_and_another_one_is_a_notice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = open_journal(tmp_path / "run")
     try:
-        for commit in ("a", "a", "b"):
-            monkeypatch.setattr(resume_checks, "own_version", lambda c=commit: OwnVersion("1", c))
-            await note_writer(journal)
+        with capture_logs() as logs:
+            for commit in ("a", "a", "b"):
+                writer = OwnVersion("1", commit)
+                monkeypatch.setattr(resume_checks, "own_version", lambda found=writer: found)
+                await note_writer(journal)
         written = (await journal.read_meta())["written_by"]
     finally:
         await journal.close()
     assert written == [{"version": "1", "commit": "a"}, {"version": "1", "commit": "b"}]
-    assert "".join(capfd.readouterr()).count("the run goes on under another flotilla") == 1
+    assert [log["event"] for log in logs] == ["the run goes on under another flotilla"]

@@ -172,7 +172,7 @@ def test_every_alarm_is_documented() -> None:
         event_rules.NO_PROGRESS,
         *(kind for kind in FailureKind if kind.spoils_group),
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
-        "lost_with_disk",
+        *("lost_with_disk", "lost_metrics"),
         # Of the gateway.
         alarms.LATE_HEARTBEATS,
         alarms.REFUSED_KEY,

@@ -243,7 +243,7 @@ def test_a_run_that_keeps_nothing_warns_at_its_start(
 def test_the_overrides_of_a_plan_are_those_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evil = '--env_gateway.backends.fleet.team="$(touch pwned) `touch pwned`"'
+    evil = '--env_gateway.backends.fleet.region="$(touch pwned) `touch pwned`"'
     remote = "--learner.checkpoint.remote=s3://bucket/prefix"
     cloud = "--launcher.sky.cloud=lambda"
     file = planned(tmp_path / "out", monkeypatch, "--learner.steps=7", remote, evil, cloud)
@@ -251,7 +251,7 @@ def test_the_overrides_of_a_plan_are_those_of_its_run(
     spec, _ = request(done.stdout.split("\0")[3:-1], monkeypatch)
     assert spec["learner"]["steps"] == 7
     assert spec["learner"]["checkpoint"]["remote"] == "s3://bucket/prefix"
-    assert spec["env_gateway"]["backends"]["fleet"]["team"] == "$(touch pwned) `touch pwned`"
+    assert spec["env_gateway"]["backends"]["fleet"]["region"] == "$(touch pwned) `touch pwned`"
     assert spec["launcher"]["backend"] == "local"
     assert done.stderr == ""
     machines = yaml.safe_load(file.read_text())["resources"]["any_of"]
@@ -272,7 +272,7 @@ def test_what_a_launch_chooses_goes_before_the_overrides_of_the_plan(
 def test_the_first_line_of_a_file_is_the_command_that_makes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quoted = "--learner.checkpoint.remote=file:///a b's"
+    quoted = "--env_gateway.backends.fleet.region=a b's"
     file = planned(tmp_path, monkeypatch, "--learner.steps=7", quoted)
     made = file.read_text()
     file.unlink()
