@@ -137,7 +137,7 @@ def test_nothing_is_left_running_or_in_shared_memory(finished: FinishedRun) -> N
 
 def test_the_summary_has_the_promised_fields(finished: FinishedRun) -> None:
     summary = finished.summary
-    assert set(summary) == {"eval", "seconds", "steps", "seed", "trajectories"}
+    assert set(summary) == {"eval", "run_id", "seconds", "steps", "seed", "trajectories"}
     assert set(summary["seconds"]) == {"to_first_step", "train", "total"}
     assert (summary["steps"], summary["seed"]) == (STEPS, 0)
     assert set(summary["eval"]) == {"before", "after"}

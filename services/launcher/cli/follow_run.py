@@ -23,6 +23,7 @@ from services.launcher.cli.launcher_client import (
     LauncherError,
     LauncherGoneError,
     ReconnectDeadline,
+    UnwrittenEndError,
     connect_to_launcher,
     start_run,
 )
@@ -253,7 +254,7 @@ async def watch_to_end(
         if board.has_ended:
             return
         if followed.unwritten and interrupts.second.is_set():
-            raise LauncherError(
+            raise UnwrittenEndError(
                 f"{followed.unwritten}. The end of the run is not written down: the next launcher"
                 " of this folder takes the run up again"
             )

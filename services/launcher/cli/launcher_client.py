@@ -64,6 +64,10 @@ class LauncherGoneError(LauncherError):
     """Raised when the local launcher has died; another one can take over."""
 
 
+class UnwrittenEndError(LauncherError):
+    """The user has ended a run whose end the launcher cannot write down."""
+
+
 @dataclass(slots=True)
 class LauncherConnection:
     """Connection to a launcher. `own` is its process if this command started it."""
@@ -209,7 +213,7 @@ async def connect_to_launcher(
             may_stay = True
             try:
                 yield connection
-            except (InterruptedByUserError, LauncherGoneError):
+            except (InterruptedByUserError, LauncherGoneError, UnwrittenEndError):
                 may_stay = False
                 raise
             finally:
