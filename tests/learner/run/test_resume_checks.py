@@ -39,17 +39,17 @@ from tests.support.learner import make_config
     ],
 )
 async def test_another_order_of_tasks_is_used_with_a_warning(
-    tmp_path: Path, changes: dict[str, object], warns: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, changes: dict[str, object], warns: bool
 ) -> None:
     journal = open_journal(tmp_path / "run")
     try:
-        for config in (make_config(tmp_path), make_config(tmp_path, **changes)):
-            tasks = load_tasks(Path(config.tasks))
-            await check_tasks_are_the_same(journal, tasks, config, 0)
+        with capture_logs() as logs:
+            for config in (make_config(tmp_path), make_config(tmp_path, **changes)):
+                tasks = load_tasks(Path(config.tasks))
+                await check_tasks_are_the_same(journal, tasks, config, 0)
     finally:
         await journal.close()
-    out, err = capfd.readouterr()
-    assert ("task order changes from here on" in out + err) == warns
+    assert ("task order changes from here on" in str(logs)) == warns
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.common.errors import ConfigError
 from services.learner.config.learner import LearnerConfig
@@ -34,16 +35,14 @@ def load(config: LearnerConfig) -> list[EvalSet]:
     return load_task_files(config, 0)[1]
 
 
-def test_a_count_is_spread_over_all_environments_and_said_at_the_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_count_is_spread_over_all_environments_and_said_at_the_start(tmp_path: Path) -> None:
     heldout = write(tmp_path / "heldout.json", {f"app{n:02}": 20 for n in range(13)})
-    (held,) = load(config_of(tmp_path, heldout, count=60))
+    with capture_logs() as logs:
+        (held,) = load(config_of(tmp_path, heldout, count=60))
     assert len(held.tasks) == 60
     assert len(held.by_env) == 13 and min(held.by_env.values()) == 4
-    out, err = capfd.readouterr()
-    assert "'app00': 5" in out + err and "'app12': 4" in out + err
-    assert "raise it" not in out + err
+    assert "'app00': 5" in str(logs) and "'app12': 4" in str(logs)
+    assert "raise it" not in str(logs)
 
 
 def test_a_count_takes_the_same_tasks_from_a_file_in_another_order(tmp_path: Path) -> None:
@@ -55,30 +54,26 @@ def test_a_count_takes_the_same_tasks_from_a_file_in_another_order(tmp_path: Pat
     assert [task.key for task in other.tasks] == [task.key for task in first.tasks]
 
 
-def test_a_count_that_leaves_little_of_an_environment_warns(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_count_that_leaves_little_of_an_environment_warns(tmp_path: Path) -> None:
     heldout = write(tmp_path / "heldout.json", {"a": 9, "b": 9, "c": 1})
-    (held,) = load(config_of(tmp_path, heldout, count=5))
+    with capture_logs() as logs:
+        (held,) = load(config_of(tmp_path, heldout, count=5))
     assert held.by_env == {"a": 2, "b": 2, "c": 1}
-    out, err = capfd.readouterr()
-    assert "count leaves few tasks of some environments" in out + err
+    assert "count leaves few tasks of some environments" in str(logs)
     # What a file lacks is no fault of the count.
     (whole,) = load(config_of(tmp_path, heldout))
     assert whole.thin == []
 
 
-def test_an_environment_without_held_out_tasks_is_no_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_without_held_out_tasks_is_no_error(tmp_path: Path) -> None:
     heldout = write(tmp_path / "heldout.json", {"env0": 4})
-    assert load(config_of(tmp_path, heldout, select={"env_keys": "env1"})) == []
-    heldout.write_text('{"tasks": []}')
-    assert load(config_of(tmp_path, heldout)) == []
-    out, err = capfd.readouterr()
-    assert (out + err).count("an evaluation set is left out") == 2
-    assert "env_keys = env1: 0 of 4; these have env0" in out + err
-    assert "heldout.json has no tasks" in out + err
+    with capture_logs() as logs:
+        assert load(config_of(tmp_path, heldout, select={"env_keys": "env1"})) == []
+        heldout.write_text('{"tasks": []}')
+        assert load(config_of(tmp_path, heldout)) == []
+    assert str(logs).count("an evaluation set is left out") == 2
+    assert "env_keys = env1: 0 of 4; these have env0" in str(logs)
+    assert "heldout.json has no tasks" in str(logs)
 
 
 def test_a_training_file_without_tasks_stays_an_error(tmp_path: Path) -> None:
