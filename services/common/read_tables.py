@@ -12,13 +12,12 @@ from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse
 from services.common.errors import ConfigError
 from services.common.exit_codes import CONFIG, OK
 from services.common.printable_text import print_visible
-from services.common.spec import ServiceConfig, SharedConfig, parse_shared
+from services.common.spec import ServiceConfig, parse_shared
 
 
 def main(arguments: Sequence[str]) -> int:
     where, *services = arguments
     problems: list[str] = []
-    shared: SharedConfig | None = None
     try:
         spec = load_spec(STANDARD_INPUT)
         shared = parse_shared(spec, where=where)

@@ -266,19 +266,19 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except sqlite3.OperationalError as error:
-        _fail(f"the ledger of the runs folder cannot be used: {error}")
+        _fail(f"error: the ledger of the runs folder cannot be used: {error}")
     except OSError as error:
         # A file that the user has named, or that is below it. Any other is a defect.
         if error.filename is None:
             _fail(traceback.format_exc().rstrip())
-        _fail(f"cannot use {error.filename}: {error.strerror}")
+        _fail(f"error: cannot use {error.filename}: {error.strerror}")
     except Exception:  # noqa: BLE001
         # A defect of this program; its traceback may quote untrusted text.
         _fail(traceback.format_exc().rstrip())
 
 
 def _fail(text: str) -> NoReturn:
-    print_visible(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
+    print_visible(text, file=sys.stderr)
     sys.exit(1)
 
 
