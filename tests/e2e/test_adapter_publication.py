@@ -24,12 +24,12 @@ from services.common import rpc
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TokenizerDigests
 from services.common.spec import PolicyConfig
+from services.learner.guard.control_chart import BOUNDS
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import Publication as Announced
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_broadcast import (
-    CANARY_TOLERANCE,
     Announcement,
     AttachedWorker,
     WeightBroadcast,
@@ -60,7 +60,7 @@ PROMPT = np.arange(3, 67, dtype=np.int32)
 # Ends a turn practically never.
 NEVER = 383
 # Pauses until a turn has begun and not ended: the speed of this machine is unknown.
-PAUSES_S = (0.3, 0.6, 0.1, 1.2, 2.4, 4.8)
+PAUSES_S = (0.3, 0.1, 0.6, 0.03, 1.2, 0.01, 2.4)
 
 
 @asynccontextmanager
@@ -98,9 +98,9 @@ class SwitchedTurn:
 async def switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> SwitchedTurn:
     for pause_s in PAUSES_S:
         old, before = learner.merged_model(), engine.policy
+        update = learner.train_and_publish()
         turn = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 1), 400))
         await asyncio.sleep(pause_s)
-        update = learner.train_and_publish()
         await load(engine, update)
         found = SwitchedTurn(before, update.policy, old, await turn)
         if len(found.written.spans) == 2:
@@ -144,7 +144,7 @@ async def check_another_base_is_noticed(engine: Engine, folder: Path, scratch: P
     update = learner.publish()
     await load(engine, update)
     scored = await engine.compute_logprobs(update.canary_token_ids)
-    judge = WeightBroadcast(canary_tolerance=CANARY_TOLERANCE["float32"], attach_grace_s=1.0)
+    judge = WeightBroadcast(canary_tolerance=BOUNDS["float32"].tail, attach_grace_s=1.0)
     judge.attach_worker(AttachedWorker("w", "i", 1, shares_memory=True, can_fetch=False))
     fields = (update.policy.fingerprint, update.manifest, update.total_bytes)
     path, ids = Path(update.location), update.canary_token_ids

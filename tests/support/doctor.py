@@ -106,10 +106,10 @@ def _forged(about: RunContext) -> RunContext:
     return replace(about, python=service_forge().interpreter) if here else about
 
 
-async def probed(name: str, about: RunContext) -> ProbeResult:
+async def probed(name: str, about: RunContext, *, torch: bool = False) -> ProbeResult:
     """Return the result of one probe. What it does with tokenizers, gateways and echoes, it does in
-    forks of a process that has imported them."""
-    if name in _FORGED:
+    forks of a process that has imported them, unless that needs torch."""
+    if name in _FORGED and not torch:
         about = _forged(about)
     python = str(service_forge().interpreter) if name == "echo" else sys.executable
     chosen = [probe for probe in PROBES if probe.name == name]

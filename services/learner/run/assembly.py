@@ -11,6 +11,7 @@ from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.guard.control_chart import bound_of
 from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
 from services.learner.journal.store import Journal
 from services.learner.run.engine_resync import EngineResync
@@ -25,7 +26,7 @@ from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
-from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
+from services.learner.weights.weight_broadcast import WeightBroadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ async def build_run_state(
     """Build the state, restored from the journal of earlier starts."""
     config, policy = runtime.config, runtime.shared.policy
     broadcast = WeightBroadcast(
-        canary_tolerance=CANARY_TOLERANCE[policy.dtype],
+        canary_tolerance=bound_of(config.guard, policy.dtype).tail,
         attach_grace_s=config.attach_grace_s,
         can_send=None if vendors.sender is None else vendors.sender.can_send,
     )

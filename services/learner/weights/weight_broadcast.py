@@ -21,8 +21,6 @@ from services.learner.types import Publication
 _REMEMBERED = 1024
 # A worker that failed to load gets the newest policy again after this.
 _RETRY_S = 1.0
-# Largest difference of a canary logprob between engine and trainer.
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 class UnknownWorkerError(KeyError):
@@ -90,8 +88,9 @@ class WeightBroadcast:
         attach_grace_s: float,
         can_send: Callable[[PolicyId, frozenset[str]], bool] | None = None,
     ) -> None:
-        """Create a broadcast without workers; `can_send` returns True if a policy can be sent,
-        through memory of these devices."""
+        """Create a broadcast without workers; `canary_tolerance` is the largest difference of a
+        canary's logprob between engine and trainer, `can_send` returns True if a policy can be
+        sent, through memory of these devices."""
         self._can_send = can_send
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.

@@ -21,7 +21,8 @@ async def test_a_template_that_cannot_be_played_is_named_with_what_plays_it(
     folder = tmp_path / "policy"
     shutil.copytree(policy, folder)
     (folder / "chat_template.jinja").write_text(chatml(""))
-    result = await probed("dialect", subject(spec(folder, tasks), tmp_path))
+    # The search asks vLLM's parsers, too.
+    result = await probed("dialect", subject(spec(folder, tasks), tmp_path), torch=True)
     check(result, Status.FAIL, "policy.model: a call that the chat template writes", "no call is")
     check(result, Status.FAIL, "native calls", '[rollout.dialect]\nname = "full"', "docs/models.md")
 

@@ -180,7 +180,8 @@ async def test_a_model_without_a_chat_template_may_have_one_of_the_run(
 ) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(policy, folder)
-    shutil.copy(folder / "chat_template.jinja", tmp_path / "own.jinja")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (tmp_path / "own.jinja").write_text(config["chat_template"])
     no_template(folder)
     own = f"--rollout.dialect.chat_template={tmp_path / 'own.jinja'}"
     about = subject(spec(folder, tasks, own), tmp_path)
