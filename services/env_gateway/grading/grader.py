@@ -1,12 +1,12 @@
 """Grading of a final state with its task's verifier: trust, repetition and deadlines."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.common.deadlines import seconds_left
+from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
@@ -23,7 +23,7 @@ from services.env_gateway.grading.verdict import (
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
 from services.env_gateway.grading.world_search import search_of_world
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.capacity_gates import Gate, Passage
+from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -49,7 +49,7 @@ _PRINTED_ONLY = (
 @dataclass(slots=True)
 class GradingJob:
     """The final state of one episode, to be graded until a deadline. `refusal` is the backend's
-    last refusal while no run has begun."""
+    last refusal while no run has begun, `refused_s` the time that it took."""
 
     episode_id: str
     instance: Instance
@@ -58,17 +58,28 @@ class GradingJob:
     gate: Gate
     until: float
     refusal: str = ""
+    refused_s: float = 0.0
     world_searched: bool = False
 
-    def hold_place(self) -> AbstractAsyncContextManager[Passage]:
-        """Hold a place among the runs in flight; NoPlaceError if none is free in time."""
-        return self.gate.hold_place(
+    @asynccontextmanager
+    async def hold_place(self) -> AsyncGenerator[None]:
+        """Hold a place among the runs in flight. Raises NoPlaceError if none is free in time: with
+        less left than the last refusal took, a run that is refused would be cut off instead."""
+        async with self.gate.hold_place(
             self.submission.run_id,
             self.until,
             kind=self.submission.task.key,
             instance_id=self.instance.instance_id,
             returning=bool(self.refusal),
-        )
+        ):
+            begun = loop_time()
+            if self.refusal and self.until - begun <= self.refused_s:
+                raise NoPlaceError
+            try:
+                yield
+            except BackendError:
+                self.refused_s = loop_time() - begun
+                raise
 
 
 class NoVerifierError(VerifierError):
