@@ -44,12 +44,15 @@ async def test_a_zero_that_was_found_is_only_confirmed_again(emulator: Emulator)
         assert (await emulator.count())["requests"]["execute_verifier"] == 1
 
 
+# The third run of those refused after 0.3 s would have 0.2 s.
+@pytest.mark.parametrize("delay", [0.0, 0.3])
 async def test_a_grade_that_is_refused_until_its_deadline_is_unknown_and_gives_the_reason(
-    emulator: Emulator,
+    delay: float, emulator: Emulator
 ) -> None:
     async with fleet_bench(emulator) as bench:
         session = await bench.open()
-        await emulator.faults(faults=[throttled("execute_verifier", "check_verifier", rate=1.0)])
+        refused = throttled("execute_verifier", "check_verifier", rate=1.0)
+        await emulator.faults(faults=[{**refused, "delay": delay}])
         grade = await graded(bench.gateway, session, 1.0)
         assert (grade.reward, grade.reason, grade.attempts) == (None, NoGradeReason.TIMEOUT, 0)
         assert "429" in grade.detail
