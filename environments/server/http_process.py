@@ -1,6 +1,7 @@
 """ASGI application as a process that others can supervise."""
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -81,6 +82,9 @@ async def serve_app(app: ASGIApp, listener: socket.socket, *, parent: int | None
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
+    # A request's objects are many and in no cycle: searching them takes a tenth of the time with
+    # Python's 700.
+    gc.set_threshold(50_000)
     server = _Server(config, url_of(listener))
     watcher = None
     if parent is not None:

@@ -26,6 +26,7 @@ from services.common.arguments import (
 from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.exit_codes import CONFIG, OK, exit_code_of
+from services.common.loaded_objects import collect_rarely
 from services.common.network_addresses import advertised_address, check_dial, check_listen
 from services.common.peer_channels import Peers
 from services.common.printable_text import print_json, print_visible
@@ -63,6 +64,7 @@ def run_service_process(
     pass (a peer that was away), 1 anything else.
     """
     keep_private()
+    collect_rarely()
     arguments = parse_arguments(service, config_cls, doc, sys.argv[1:] if argv is None else argv)
     try:
         spec, shared, config = _read_config(service, config_cls, arguments)
