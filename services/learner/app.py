@@ -33,11 +33,10 @@ from services.learner.run.resume_checks import (
     check_tasks_are_the_same,
     check_tokenizer_is_the_same,
     note_writer,
-    report_lost_metrics,
+    report_lost_lines,
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
-from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 
@@ -56,7 +55,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
     try:
         await note_writer(journal)
         if "jsonl" in config.tracking.backends:
-            await report_lost_metrics(journal, runtime.run_dir / METRICS_FILE)
+            await report_lost_lines(journal, runtime.run_dir)
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":

@@ -35,7 +35,7 @@ _DAMAGE = {
     "checkpoint_failed": "Earlier checkpoints are intact; free or repair the disk",
     "lost_with_disk": "The run resumed from what was left; what came after it is sampled again",
     "damaged_mark": "Nothing is known to be missing; check the disk, and what copies its folders",
-    "lost_metrics": "Training is not affected; restore metrics.jsonl from a copy for the curves",
+    "lost_metrics": "Training is not affected; restore the file from a copy for the curves",
     "corrupt_record": "Damaged records are not trained on; check the disk and its cables",
 }
 

@@ -1,4 +1,5 @@
-"""A run's `metrics.jsonl`: its name, the form of its lines, and what of them is lost.
+"""A run's `metrics.jsonl`: its name, the form of its lines, which those of `alarms.jsonl` have too,
+and what of them is lost.
 
 A line names its run and ends with a checksum of itself, so that foreign and damaged ones are
 noticed:
@@ -61,6 +62,14 @@ def find_lost_metrics(path: Path, logged_step: int, evaluated: Collection[int]) 
         tuple(sorted(set(evaluated) - evaluations)),
         damaged,
     )
+
+
+def count_damaged_lines(path: Path) -> int:
+    """Count the lines that are no points, or differ from what was written; not a torn last one."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(line.endswith(b"\n") and _parse_point(line) is None for line in file)
 
 
 def _parse_point(line: bytes) -> dict[str, Any] | None:

@@ -156,6 +156,13 @@ def other_digit(data: bytes) -> bytes:
     return b"".join(lines)
 
 
+def other_alarm(at: Folders) -> None:
+    """An alarm of the run, since another step."""
+    path = at.run / ALARMS
+    JsonlAlarmSink(path, "run").send_alarm(ALARM)
+    changed(ALARMS, lambda data: data.replace(b'"since_step": 4', b'"since_step": 2'))(at)
+
+
 def swapped(at: Folders) -> None:
     (at.run / OLD).rename(at.run / "aside")
     (at.run / NEW).rename(at.run / OLD)
@@ -269,6 +276,8 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "a pipe for metrics": (METRICS, replaced(METRICS, a_pipe)),
     "a link to nothing for metrics": (METRICS, replaced(METRICS, a_dead_link)),
     "a folder for alarms": (ALARMS, replaced(ALARMS, a_folder)),
+    "noise for alarms": (ALARMS, changed(ALARMS, lambda _: b"\x01\x02\n")),
+    "another number in the alarms": (ALARMS, other_alarm),
     "a folder for the summary": (SUMMARY, replaced(SUMMARY, a_folder)),
     "a folder for the spec": (SPEC, replaced(SPEC, a_folder)),
     "a link to nothing for the spec": (SPEC, replaced(SPEC, a_dead_link)),
@@ -338,7 +347,8 @@ async def resume(folder: Path) -> list[str]:
 
 def alarms(folder: Path) -> list[dict[str, str]]:
     path = folder / "run" / ALARMS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
 
 
 async def test_an_undamaged_run_resumes_without_an_alarm(folders: Folders) -> None:

@@ -1,6 +1,5 @@
 """Alarms as JSON lines, for people and programs to read later."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from services.common.log import get_logger
 from services.learner.alarms.ports import AlarmSink
 from services.learner.alarms.types import Alarm
+from services.learner.run_files.metric_lines import encode_point
 
 _log = get_logger(__name__)
 
@@ -21,7 +21,7 @@ class JsonlAlarmSink(AlarmSink):
         self._failed = False
 
     def send_alarm(self, alarm: Alarm) -> None:
-        line = json.dumps({"run_id": self._run_id, **_alarm_to_json(alarm)}) + "\n"
+        line = encode_point({"run_id": self._run_id, **_alarm_to_json(alarm)})
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
