@@ -49,7 +49,8 @@ async def train_and_kill(folder: Path, delay_s: float) -> float:
     """Kill the launcher this long after it serves; return the seconds until the command reported
     it, or 0 when it had no reason to."""
     runs = folder / "runs"
-    path = write_spec(folder, learner={"steps": 3, "step_s": 0.5})
+    # Longer than the longest delay, on whatever machine.
+    path = write_spec(folder, learner={"steps": 6, "step_s": 0.5})
     process = await start_cli("train", str(path), "--runs", str(runs))
     address = await launcher_of(runs)
     await asyncio.sleep(delay_s)
