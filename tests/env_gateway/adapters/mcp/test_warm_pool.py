@@ -145,9 +145,12 @@ async def test_a_server_that_serves_again_has_listed_its_tools_again() -> None:
     async with backend_of(config) as backend:
         await until(lambda: backend.warm_pools == [PoolState("server", 1, 1)])
         await (await provisioned(backend)).close(timeout_s=10.0)
-        for server in servers_running():
+        stopped = servers_running()
+        for server in stopped:
             os.kill(server, signal.SIGSTOP)
         tools = await (await provisioned(backend, "e2")).list_tools(timeout_s=0.5)
+        for server in stopped:
+            os.kill(server, signal.SIGCONT)
         assert [tool.name for tool in tools] == ["look", "late"]
 
 
