@@ -10,31 +10,66 @@ first two (warm-up). The last line is one JSON object:
 - `share_*`: of a step's wall time: waiting for rollout, training, publishing and waiting for
   engines, and the rest.
 - `overlap_ratio`: step / max(rollout, train). 1 means that the shorter phase is fully overlapped.
+- `cpu_seconds`: of the processes of each service, their starts included; vLLM's engine, the ranks
+  and the environments count by themselves.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).parents[1]
 WARM_UP_STEPS = 2
+SAMPLE_S = 0.5
+# By a word of the command, the first that it has.
+KINDS = {
+    "VLLM": "engine",
+    "services.learner.rank": "ranks",
+    "services.rollout": "rollout",
+    "services.env_gateway": "env_gateway",
+    "services.learner": "learner",
+    "environments": "environments",
+    "services.launcher": "launcher",
+}
 
 
-def run_demo(steps: int, runs: Path) -> Path:
-    """Run the demo without evaluations and return the run's folder."""
+def run_demo(steps: int, runs: Path) -> tuple[Path, Mapping[str, float]]:
+    """Run the demo without evaluations; return the run's folder, and CPU seconds by process."""
     command = [
         *(sys.executable, "-m", "services.launcher.cli.app"),
         *("train", "deploy/runs/local.toml", "--runs", str(runs)),
         *(f"--learner.steps={steps}", "--learner.eval.sets=[]", "--learner.eval.every=0"),
     ]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
-    return next(path for path in runs.iterdir() if (path / "metrics.jsonl").exists())
+    used: dict[tuple[int, float], tuple[str, float]] = {}
+    with psutil.Popen(command, cwd=ROOT, stdout=sys.stderr) as demo:
+        while demo.poll() is None:
+            note_cpu(demo, used)
+            time.sleep(SAMPLE_S)
+    if demo.returncode:
+        raise SystemExit(demo.returncode)
+    seconds = defaultdict[str, float](float)
+    for kind, cpu_s in used.values():
+        seconds[kind] += cpu_s
+    return next(path for path in runs.iterdir() if (path / "metrics.jsonl").exists()), seconds
+
+
+def note_cpu(root: psutil.Process, used: dict[tuple[int, float], tuple[str, float]]) -> None:
+    """Note the CPU seconds of a process and all below it, by their id and start."""
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            command, times = " ".join(process.cmdline()), process.cpu_times()
+            kind = next((kind for word, kind in KINDS.items() if word in command), "other")
+            used[process.pid, process.create_time()] = kind, times.user + times.system
 
 
 def measure_steps(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -71,10 +106,12 @@ def main() -> None:
     if given.steps <= WARM_UP_STEPS:
         parser.error(f"--steps must be above {WARM_UP_STEPS}")
     with tempfile.TemporaryDirectory() as folder:
-        run = run_demo(given.steps, Path(folder))
+        run, cpu_seconds = run_demo(given.steps, Path(folder))
         lines = (run / "metrics.jsonl").read_text().splitlines()
     figures = measure_steps([json.loads(line) for line in lines])
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    rounded = {name: round(value, 3) for name, value in figures.items()}
+    by_process = {kind: round(value, 1) for kind, value in sorted(cpu_seconds.items())}
+    print(json.dumps({**rounded, "cpu_seconds": by_process}))
 
 
 if __name__ == "__main__":
