@@ -44,7 +44,8 @@ async def test_a_run_survives_crashes_while_others_wait_in_order_across_launcher
             assert await here.places(urgent, later) == [1, 2], f"after crash {crash}"
         await here.stop(first)
         assert gpus_seen(rollouts(await here.running(urgent))[0]) == gpu
-        assert await here.places(later) == [1]
+        # Each waiting run looks at the queue by itself.
+        await here.until(later, lambda r: r.queue_place == 1)
         assert not (here.runs / later).exists(), "it has not begun"
         await here.stop(urgent)
         await here.running(later)
