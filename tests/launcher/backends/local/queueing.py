@@ -132,8 +132,9 @@ class Machine:
 
 
 def is_running(run: pb.Run) -> bool:
-    states = {each.state for each in run.replicas if each.state != "stopped"}
-    return run.state == pb.RUN_STATE_RUNNING and states == {"running"}
+    # A service may register before its launcher has noted which process it is.
+    found = {(each.state, each.pid > 0) for each in run.replicas if each.state != "stopped"}
+    return run.state == pb.RUN_STATE_RUNNING and found == {("running", True)}
 
 
 def rollouts(run: pb.Run) -> list[pb.ServiceReplica]:
