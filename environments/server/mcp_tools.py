@@ -99,7 +99,12 @@ class ToolEndpoint:
 
     def __init__(self, *, sessions: bool = False) -> None:
         server: Server[Any] = Server(
-            "flotilla-environments", on_list_tools=_list_tools, on_call_tool=_call_tool
+            "flotilla-environments",
+            on_list_tools=_list_tools,
+            on_call_tool=_call_tool,
+            # No tool has an argument that must be repeated in a header: to check that, each call
+            # would list the tools.
+            get_tool_input_schema=lambda name: None,
         )
         self._manager = StreamableHTTPSessionManager(
             server, json_response=not sessions, stateless=not sessions

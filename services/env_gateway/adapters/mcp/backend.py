@@ -12,6 +12,7 @@ from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.http_transport import HttpTransport, SseTransport
 from services.env_gateway.adapters.mcp.read_only import mark_tools
+from services.env_gateway.adapters.mcp.revision import ServerRevision
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.adapters.mcp.transport import Transport
 from services.env_gateway.adapters.server_address import connect_server, resolve_references
@@ -106,7 +107,7 @@ class FleetWireInstance(McpInstance):
     def __init__(self, backend: "McpBackend", body: Mapping[str, Any], task: Task, generation: int):
         instance_id, root = fleet_wire.read_address(body)
         self._state = fleet_wire.parse_initial_state(body, task)
-        session = backend.make_session(f"{root}mcp", stateless=True)
+        session = backend.make_session(f"{root}mcp")
         super().__init__(backend, instance_id, self._state.env[1], session, generation)
         self.data_version = self._state.data_version
         self._runner = f"{root}api/v1/env"
@@ -163,6 +164,9 @@ class McpBackend(Backend):
         self._listening = open_http_session(max_connections=0, headers=http.headers)
         # URLs whose server offers no such stream.
         self._silent: set[str] = set()
+        # An instance has its state, whatever the session.
+        self._stateless = config.instances or config.sessions == "stateless"
+        self._revision = ServerRevision(ask=self._stateless)
         self._refused: tuple[int, float] | None = None
         self.snapshots = fleet_wire.SnapshotCache()
 
@@ -173,7 +177,7 @@ class McpBackend(Backend):
         if not self._config.instances:
             url = await self._address.wait_for_url(timeout_s)
             generation = self._address.generation
-            session = self.make_session(url, stateless=self._config.sessions == "stateless")
+            session = self.make_session(url)
             instance_id = f"shared-{request.episode_id}"
             return McpInstance(self, instance_id, task.env_version, session, generation)
         url = await self._address.wait_for_root(timeout_s)
@@ -244,14 +248,16 @@ class McpBackend(Backend):
             return f"no key is configured: set {self._config.where}.api_key_env, or headers"
         return f"its key is that of the variable {' or '.join(names)}"
 
-    def make_session(self, url: str, *, stateless: bool) -> McpSession:
-        return McpSession(lambda: self._connect(url, stateless=stateless), stateless=stateless)
+    def make_session(self, url: str) -> McpSession:
+        return McpSession(
+            lambda: self._connect(url), stateless=self._stateless, revision=self._revision
+        )
 
-    def _connect(self, url: str, *, stateless: bool) -> Transport:
+    def _connect(self, url: str) -> Transport:
         limits = self._config.answer_limits
         if self._config.transport == "sse":
             return SseTransport(self._http, self._listening, url, limits=limits)
-        listening = self._listening if self._config.listen and not stateless else None
+        listening = self._listening if self._config.listen and not self._stateless else None
         return HttpTransport(
             self._http, url, limits=limits, listening=listening, refusing=self._silent
         )

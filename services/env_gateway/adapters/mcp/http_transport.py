@@ -52,6 +52,8 @@ class HttpTransport(Transport):
     of its own, which is kept open unless the server refuses it. `listening` is another pool
     than `http`, whose connections are limited; None: there is no such stream."""
 
+    has_exchanges = True
+
     def __init__(
         self,
         http: aiohttp.ClientSession,
@@ -93,19 +95,21 @@ class HttpTransport(Transport):
                 _LOG.info("mcp_stream_ended", error=str(error))
             await asyncio.sleep(max(place.retry_s or 0.0, _RECONNECT_S))
 
-    async def send_message(self, message: JSONRPCMessage) -> None:
+    async def send_message(
+        self, message: JSONRPCMessage, headers: Mapping[str, str] | None = None
+    ) -> None:
         if getattr(message, "method", "") == INITIALIZED and _SESSION_ID not in self.headers:
             # Where nothing is kept of it, no request need wait until it has arrived.
             self._sent_aside = message
             self._initialized.set()
             return
         if not isinstance(message, JSONRPCRequest) or self._stream_pool() is None:
-            await self._exchange(message)
+            await self._exchange(message, headers)
             return
         elsewhere = self._exchanges[message.id] = asyncio.timeout(None)
         try:
             async with elsewhere:
-                await self._exchange(message)
+                await self._exchange(message, headers)
         except TimeoutError:
             if not elsewhere.expired():
                 raise
@@ -117,9 +121,11 @@ class HttpTransport(Transport):
         offered = _SESSION_ID in self.headers and self._url not in self._refusing
         return self._listening if offered else None
 
-    async def _exchange(self, message: JSONRPCMessage) -> None:
+    async def _exchange(
+        self, message: JSONRPCMessage, own: Mapping[str, str] | None = None
+    ) -> None:
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
-        headers = {**_ACCEPT, **self.headers}
+        headers = {**_ACCEPT, **self.headers, **(own or {})}
         exchange = _open_until_cancelled(self._http, "POST", self._url, headers, body)
         try:
             async with exchange as answer:
@@ -128,7 +134,7 @@ class HttpTransport(Transport):
         except HttpError as error:
             if not isinstance(message, JSONRPCRequest):
                 raise
-            if not await self._is_answer(error, message):
+            if not await self._is_answer(error, message, sessions=not own):
                 raise _hint_at_older(error, message) from error
         if getattr(message, "method", "") == INITIALIZED:
             self._initialized.set()
@@ -217,11 +223,14 @@ class HttpTransport(Transport):
                 raise HttpError(405, "no stream of events", None)
             return await self._receive_events(answer, place, None) or place
 
-    async def _is_answer(self, error: HttpError, request: JSONRPCRequest) -> bool:
+    async def _is_answer(
+        self, error: HttpError, request: JSONRPCRequest, *, sessions: bool
+    ) -> bool:
         """Receive an error of JSON-RPC that names this request, sent with a status of failure. To
         the question whether the session is known, it is an answer only if there is no such method.
         """
-        if error.status not in _MAY_ANSWER:
+        # Where there are no sessions, it is a method that was not found.
+        if error.status not in _MAY_ANSWER and (sessions or error.status != 404):
             return False
         with suppress(ParseError, BackendError):
             found = parse_message(parse_json(error.body, self.limits))
@@ -270,7 +279,9 @@ class SseTransport(Transport):
                 self._endpoint.exception()  # If nobody retrieves it, asyncio logs it.
             self.end_reception(str(failure))
 
-    async def send_message(self, message: JSONRPCMessage) -> None:
+    async def send_message(
+        self, message: JSONRPCMessage, headers: Mapping[str, str] | None = None
+    ) -> None:
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
         endpoint = await asyncio.shield(self._endpoint)
         async with _open_until_cancelled(self._http, "POST", endpoint, self.headers, body):

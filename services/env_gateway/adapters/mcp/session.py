@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from mcp import ClientSession, MCPError
 from mcp.client.session import ClientRequestContext, IncomingMessage, MessageHandlerFnT
+from mcp.shared.dispatcher import CallOptions
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -20,7 +21,6 @@ from mcp_types import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     ErrorData,
-    Implementation,
     InputRequest,
     InputResponse,
     ToolListChangedNotification,
@@ -32,6 +32,14 @@ from services.common.deadlines import loop_time, seconds_left
 from services.common.large_values import run_aside_for
 from services.common.log import get_logger
 from services.env_gateway.adapters.http_client import HttpError
+from services.env_gateway.adapters.mcp.revision import (
+    CLIENT,
+    Mirrored,
+    ServerRevision,
+    mirrored_arguments,
+    refuses_revision,
+    stamp_request,
+)
 from services.env_gateway.adapters.mcp.transport import Transport, request_until
 from services.env_gateway.adapters.mcp.wire import (
     cut_error,
@@ -42,7 +50,6 @@ from services.env_gateway.adapters.mcp.wire import (
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
 
 _LOG = get_logger(__name__)
-_CLIENT = Implementation(name="flotilla-env-gateway", version="0.1")
 # A request that is refused thus can never succeed.
 _FINAL = {PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS}
 _MAX_PAGES = 1000
@@ -59,15 +66,23 @@ class _Client(ClientSession):
         return ErrorData(code=METHOD_NOT_FOUND, message=f"{request.method} is not offered here")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Live:
-    """An open session. Its owner, one task, enters and leaves the SDK's task groups."""
+    """An open session. Its owner, one task, enters and leaves the SDK's task groups. It is
+    `assumed` until an answer proves that the server still speaks what is remembered of it."""
 
     transport: Transport
     client: _Client
     dispatcher: JSONRPCDispatcher
     closing: asyncio.Event
     owner: asyncio.Task[None]
+    assumed: bool = False
+
+    @property
+    def version(self) -> str | None:
+        """The revision if it is one without sessions at the server, None otherwise."""
+        modern = self.client.discover_result is not None
+        return self.client.protocol_version if modern else None
 
 
 class _ForgottenError(Exception):
@@ -79,16 +94,26 @@ class McpSession:
 
     State belongs to the session: once the server has forgotten it, it is lost, and so is the
     episode. With `stateless` it is opened anew instead, because the state is somewhere else.
+    `revision` is what all sessions with the server know of it. From 2026-07-28 on a session is
+    only ours, and takes no request to open.
 
     Example: `session = McpSession(lambda: HttpTransport(http, url, limits=limits))`, then
     `await session.list_tools(10.0)`, `await session.call_tool("add", {"n": 1}, 10.0)` and
     `await session.close(1.0)`."""
 
-    def __init__(self, connect: Callable[[], Transport], *, stateless: bool = False) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Transport],
+        *,
+        stateless: bool = False,
+        revision: ServerRevision | None = None,
+    ) -> None:
         # Called whenever the server says that its tools have changed.
         self.on_tools_changed: Callable[[], None] = lambda: None
         self._connect = connect
         self._stateless = stateless
+        self._revision = revision or ServerRevision()
+        self._mirrored: dict[str, Mirrored] = {}
         self._live: _Live | None = None
         self._opening = asyncio.Lock()
         self._lost = ""
@@ -115,7 +140,8 @@ class McpSession:
                 result = await self._request("tools/list", params, until)
             except MCPError as error:
                 raise _answered_error(error) from error
-            size += await run_aside_for(result, partial(_add_page, tools, result))
+            mirrored = None if live.version is None else self._mirrored
+            size += await run_aside_for(result, partial(_add_page, tools, result, mirrored))
             cursor = result.get("nextCursor") or ""
             if not cursor:
                 return list(tools.values())
@@ -192,20 +218,24 @@ class McpSession:
         live: _Live | None = None
         try:
             live = await self._open_until(until)
-            return await _exchange(live, method, params, until)
+            return await _exchange(live, method, params, until, self._mirrored)
         except HttpError as error:
+            if live is not None and live.assumed and refuses_revision(error):
+                await self._negotiate_anew(live, error)
             if self._stateless and error.status == 404:
                 if live is None:
                     raise _lost_error(str(error), delivered=False) from error
                 await self._forget(live)
                 raise _ForgottenError(str(error)) from error
-            if live is None or not _means_forgotten(error):
+            if live is None or live.version is not None or not _means_forgotten(error):
                 raise
             raise self._lose(str(error), delivered=False) from error
         except MCPError as error:
             if isinstance(error.data, BackendError):
                 # Found by the transport in place of an answer; no server can send such data.
                 raise error.data from error
+            if live is not None and live.assumed and refuses_revision(error):
+                await self._negotiate_anew(live, error)
             if live is not None and error.code == CONNECTION_CLOSED and live.transport.ended:
                 raise self._lose(live.transport.ended, delivered=None) from error
             raise
@@ -215,6 +245,12 @@ class McpSession:
         if self._live is live:
             self._live = None
             await _end_session(live)
+
+    async def _negotiate_anew(self, live: _Live, error: Exception) -> NoReturn:
+        """Forget what the server spoke: another one may have taken its place."""
+        self._revision.forget()
+        await self._forget(live)
+        raise _ForgottenError(str(error)) from error
 
     def _lose(self, why: str, *, delivered: bool | None) -> BackendError:
         if not self._lost:
@@ -247,8 +283,7 @@ class McpSession:
         owner = asyncio.create_task(_own_session(transport, started, self._receive_notification))
         try:
             live = await started
-            request_until.set(until)
-            await live.client.initialize()
+            live.assumed = await self._revision.agree(live.client, until)
         except BaseException as error:
             await cancel_tasks([owner])
             if not isinstance(error, MCPError | ValidationError | RuntimeError):
@@ -279,7 +314,7 @@ async def _own_session(
     closing, owner = asyncio.Event(), asyncio.current_task()
     assert owner is not None
     dispatcher = JSONRPCDispatcher(transport.received, transport)
-    client = _Client(dispatcher=dispatcher, client_info=_CLIENT, message_handler=receive)
+    client = _Client(dispatcher=dispatcher, client_info=CLIENT, message_handler=receive)
     async with running_tasks(transport.run()), client:
         started.set_result(_Live(transport, client, dispatcher, closing, owner))
         await closing.wait()
@@ -293,24 +328,47 @@ async def _end_session(live: _Live) -> None:
 
 
 async def _exchange(
-    live: _Live, method: str, params: Mapping[str, Any], until: float
+    live: _Live,
+    method: str,
+    params: Mapping[str, Any],
+    until: float,
+    mirrored: Mapping[str, Mirrored],
 ) -> dict[str, Any]:
     """Send a request in an open session, and tell the server if the answer is no longer
     awaited."""
+    options: CallOptions = {}
+    if live.version is not None:
+        # There is no ping; this too any server can answer.
+        method = "server/discover" if method == "ping" else method
+        params, options["headers"] = stamp_request(live.version, method, params, mirrored)
+        options["cancel_on_abandon"] = not live.transport.has_exchanges
     request_until.set(until)
     left_s = seconds_left(until)
     try:
         async with asyncio.timeout(left_s):
-            return await live.dispatcher.send_raw_request(method, params)
+            result = await live.dispatcher.send_raw_request(method, params, options)
     except TimeoutError:
         message = f"no answer to {method} within {left_s:.1f} s"
         raise BackendError("timeout", message, delivered=None) from None
+    live.assumed = False
+    return result
 
 
-def _add_page(tools: dict[str, Tool], page: Mapping[str, Any]) -> int:
-    """Add the tools of a page; return their size. Raises BackendError."""
+def _add_page(
+    tools: dict[str, Tool], page: Mapping[str, Any], mirrored: dict[str, Mirrored] | None
+) -> int:
+    """Add the tools of a page, and which of their arguments are `mirrored` if any can be; return
+    their size. Raises BackendError."""
     size = 0
     for tool in parse_tools(page):
+        found = {} if mirrored is None else mirrored_arguments(tool.input_schema_json)
+        if found is None:
+            _LOG.warning(
+                "tool_not_offered", tool=tool.name[:100], why="its x-mcp-header is invalid"
+            )
+            continue
+        if mirrored is not None:
+            mirrored[tool.name] = found
         if tool.name in tools:
             raise _listing_error(f"two tools of the server are named {tool.name[:100]!r}")
         tools[tool.name] = tool

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from mcp_types import (
@@ -62,7 +63,9 @@ class StdioTransport(Transport):
         finally:
             self.end_reception(why)
 
-    async def send_message(self, message: JSONRPCMessage) -> None:
+    async def send_message(
+        self, message: JSONRPCMessage, headers: Mapping[str, str] | None = None
+    ) -> None:
         if isinstance(message, JSONRPCRequest):
             self._unanswered.add(message.id)
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)

@@ -2,6 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
@@ -44,6 +45,8 @@ class Transport(ABC):
 
     # The reason why the server is gone; "" while it may be there.
     ended = ""
+    # True if each request is an exchange of its own: from 2026-07-28 on its end cancels it.
+    has_exchanges = False
 
     def __init__(self, limits: TextLimits) -> None:
         self.limits = limits
@@ -59,20 +62,25 @@ class Transport(ABC):
         """Receive what arrives outside of exchanges, until cancelled or the server is gone."""
 
     @abstractmethod
-    async def send_message(self, message: JSONRPCMessage) -> None:
-        """Send a message; deliver the answer to a request, at the latest by `request_until`, or
-        raise BackendError."""
+    async def send_message(
+        self, message: JSONRPCMessage, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a message, with headers of its own; deliver the answer to a request, at the latest
+        by `request_until`, or raise BackendError."""
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message of the session. Raises BackendError if somebody waits for it."""
         message = item.message
-        if isinstance(item.metadata, ClientMessageMetadata):
-            self.headers.update(item.metadata.headers or {})
+        given = item.metadata.headers if isinstance(item.metadata, ClientMessageMetadata) else None
         match message:
             case JSONRPCNotification(method=method) if method == CANCELLED:
                 await self._send_aside(message)
-            case JSONRPCRequest() | JSONRPCNotification():
+            case JSONRPCNotification():
+                # The one that ends the handshake names what was agreed on.
+                self.headers.update(given or {})
                 await self.send_message(message)
+            case JSONRPCRequest():
+                await self.send_message(message, given)
             case JSONRPCResponse() | JSONRPCError():
                 await self._send_aside(message)
 

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from mcp_types import METHOD_NOT_FOUND
+
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
 from services.env_gateway.tools.tool_schemas import dump_schema
@@ -29,8 +31,17 @@ def too_large_result(error: BackendError) -> CallResult:
 
 def parse_call_result(result: Mapping[str, Any]) -> CallResult:
     """Parse the result of a tool call. Raises BackendError for an answer that violates MCP."""
-    parts = _parse_answer("tools/call", lambda: parse_parts(result), delivered=None)
-    return CallResult(parts, is_error=bool(result.get("isError")))
+    asks = result.get("resultType") == "input_required"
+    read = _refuse_input if asks else parse_parts
+    parts = _parse_answer("tools/call", lambda: read(result), delivered=None)
+    return CallResult(parts, is_error=asks or bool(result.get("isError")))
+
+
+def _refuse_input(result: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return what the policy reads of a call that the server wants to ask its client about."""
+    asked = {_require_text(each["method"]) for each in (result.get("inputRequests") or {}).values()}
+    named = ", ".join(sorted(asked)) or "another round"
+    return (Text(cut_error(f"{METHOD_NOT_FOUND}: {named} is not offered here")),)
 
 
 def parse_tools(result: Mapping[str, Any]) -> list[Tool]:
