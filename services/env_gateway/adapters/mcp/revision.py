@@ -170,7 +170,7 @@ def stamp_request(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the parameters of a request without a session, and its headers, from which proxies
     can tell what it is. Raises BackendError for text that no header can hold."""
-    # https://modelcontextprotocol.io/specification/2026-07-28/basic/transports
+    # https://modelcontextprotocol.io/specification/2026-07-28/basic/transports/streamable-http
     meta = {
         PROTOCOL_VERSION_META_KEY: version,
         CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},

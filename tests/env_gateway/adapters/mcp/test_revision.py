@@ -322,6 +322,30 @@ async def test_a_server_of_newer_revisions_only_is_refused_with_both() -> None:
     assert str(caught.value).endswith(f", {NEW}")
 
 
+async def test_a_slow_server_names_its_revision_when_it_refuses_the_handshake() -> None:
+    slow = [60.0]
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        message = await request.json()
+        if message["method"] == "initialize":
+            return refused(message, -32022, 400, data={"supported": [NEW], "requested": "2025"})
+        if message["method"] == "server/discover":
+            await asyncio.sleep(slow.pop() if slow else 0.0)
+            return answer(message, DISCOVERED)
+        return answer(message, {"tools": [TOOL]})
+
+    app = web.Application()
+    app.router.add_post("/mcp", handle)
+    async with (
+        serving_app(app) as url,
+        open_http_session(max_connections=4, headers={}) as http,
+    ):
+        connect = lambda: HttpTransport(http, f"{url}/mcp")  # noqa: E731
+        session = McpSession(connect, stateless=True, revision=ServerRevision(ask=True))
+        assert len(await session.list_tools(4.0)) == 1
+        await session.close()
+
+
 def discovering(handle: Handler) -> Handler:
     """Answer `server/discover`, and leave all else to `handle`."""
 
@@ -387,6 +411,17 @@ async def test_any_answer_proves_that_a_server_without_sessions_is_there() -> No
         assert await session.is_alive(5.0)
         await session.close(5.0)
     assert methods == ["server/discover", "tools/call", "server/discover"]
+
+
+async def test_where_there_are_no_sessions_a_method_that_is_not_found_is_an_answer() -> None:
+    async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return refused(message, -32601, 404)
+
+    async with sessions_with(discovering(handle)) as (make_session, methods):
+        session = make_session()
+        result = await session.call_tool("t", {}, 5.0)
+        assert (result.is_error, result.parts) == (True, (Text("-32601: no"),))
+    assert methods == ["server/discover", "tools/call"]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 422])
