@@ -140,8 +140,7 @@ class McpSession:
                 result = await self._request("tools/list", params, until)
             except MCPError as error:
                 raise _answered_error(error) from error
-            mirrored = None if live.version is None else self._mirrored
-            size += await run_aside_for(result, partial(_add_page, tools, result, mirrored))
+            size += await run_aside_for(result, partial(_add_page, tools, result, self._mirrors))
             cursor = result.get("nextCursor") or ""
             if not cursor:
                 return list(tools.values())
@@ -245,6 +244,12 @@ class McpSession:
         if self._live is live:
             self._live = None
             await _end_session(live)
+
+    @property
+    def _mirrors(self) -> dict[str, Mirrored] | None:
+        """Where arguments that go into headers too are noted; None where none do."""
+        live = self._live
+        return None if live is None or live.version is None else self._mirrored
 
     async def _negotiate_anew(self, live: _Live, error: Exception) -> NoReturn:
         """Forget what the server spoke: another one may have taken its place."""
