@@ -132,13 +132,17 @@ class Machine:
 
 
 def is_running(run: pb.Run) -> bool:
-    # A service may register before its launcher has noted which process it is.
-    found = {(each.state, each.pid > 0) for each in run.replicas if each.state != "stopped"}
-    return run.state == pb.RUN_STATE_RUNNING and found == {("running", True)}
+    replicas = [each for each in run.replicas if each.state != "stopped"]
+    return run.state == pb.RUN_STATE_RUNNING and all(map(_serves, replicas))
 
 
 def rollouts(run: pb.Run) -> list[pb.ServiceReplica]:
-    return [each for each in run.replicas if each.service == "rollout" and each.state == "running"]
+    return [each for each in run.replicas if each.service == "rollout" and _serves(each)]
+
+
+def _serves(replica: pb.ServiceReplica) -> bool:
+    # A service may register before its launcher has noted which process it is.
+    return replica.state == "running" and replica.pid > 0
 
 
 def gpus_seen(replica: pb.ServiceReplica) -> str:
