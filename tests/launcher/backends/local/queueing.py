@@ -133,7 +133,8 @@ class Machine:
 
 def is_running(run: pb.Run) -> bool:
     replicas = [each for each in run.replicas if each.state != "stopped"]
-    return run.state == pb.RUN_STATE_RUNNING and all(map(_serves, replicas))
+    serve = bool(replicas) and all(map(_serves, replicas))
+    return run.state == pb.RUN_STATE_RUNNING and serve
 
 
 def rollouts(run: pb.Run) -> list[pb.ServiceReplica]:
