@@ -22,7 +22,8 @@ def main() -> None:
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with open(os.environ["FLOTILLA_NOTED"], "w") as file:
         print(os.getpid(), engine.pid, os.environ.get("OPENAI_API_KEY"), *sys.argv, file=file)
-    time.sleep(0.3)
+    # Longer than the pause between two questions whether it serves.
+    time.sleep(0.7)
     app = web.Application()
     app.router.add_get("/health", _be_healthy)
     web.run_app(app, path=options["--uds"], print=None)
