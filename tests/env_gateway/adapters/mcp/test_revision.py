@@ -468,7 +468,9 @@ async def test_over_stdio_a_server_that_refuses_the_handshake_is_asked_what_it_s
     code: int,
 ) -> None:
     command = environment_command("-c", OVER_STDIO, str(code))
-    backend = McpStdioBackend(McpServer(transport="stdio", command=command))
+    # A forked server is in no sandbox of the episode's.
+    server = McpServer(transport="stdio", command=command, shared_state=True)
+    backend = McpStdioBackend(server)
     request = ProvisionRequest("e1", parse_task(task_json()), 60.0)
     try:
         instance = await backend.provision_instance(request, timeout_s=20.0)
