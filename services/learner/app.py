@@ -33,10 +33,13 @@ from services.learner.run.resume_checks import (
     check_tasks_are_the_same,
     check_tokenizer_is_the_same,
     note_writer,
-    report_lost_lines,
+    report_damaged_alarms,
+    report_lost_metrics,
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
+from services.learner.run_files.metric_lines import METRICS_FILE
+from services.learner.run_files.run_identity import ALARMS_FILE
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 
@@ -54,8 +57,9 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         raise ConfigError(str(error)) from error
     try:
         await note_writer(journal)
+        await report_damaged_alarms(journal, runtime.run_dir / ALARMS_FILE)
         if "jsonl" in config.tracking.backends:
-            await report_lost_lines(journal, runtime.run_dir)
+            await report_lost_metrics(journal, runtime.run_dir / METRICS_FILE)
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":

@@ -18,12 +18,7 @@ from services.learner.journal.checkpoint_tables import evaluated_versions
 from services.learner.journal.curriculum_tables import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
-from services.learner.run_files.metric_lines import (
-    METRICS_FILE,
-    count_damaged_lines,
-    find_lost_metrics,
-)
-from services.learner.run_files.run_identity import ALARMS_FILE
+from services.learner.run_files.metric_lines import count_damaged_lines, find_lost_metrics
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
@@ -158,28 +153,34 @@ async def note_writer(journal: Journal) -> None:
         await journal.set_meta({_WRITERS: [*known, now]})
 
 
-async def report_lost_lines(journal: Journal, run_dir: Path) -> None:
-    """Report, once, what the files of metrics and alarms lack or have damaged: the run continues,
-    but its curves have a gap."""
-    meta = await journal.read_meta()
-    logged = meta.get("tracker", {}).get("step", 0)
+async def report_lost_metrics(journal: Journal, path: Path) -> None:
+    """Report, once, that the metrics file lacks what the run has logged: the run continues, but its
+    curves have a gap."""
+    logged = (await journal.read_meta()).get("tracker", {}).get("step", 0)
     evaluated = await journal.run_read(evaluated_versions)
-    metrics, alarms = run_dir / METRICS_FILE, run_dir / ALARMS_FILE
-    lost = await asyncio.to_thread(find_lost_metrics, metrics, logged, evaluated)
+    lost = await asyncio.to_thread(find_lost_metrics, path, logged, evaluated)
     text = (
         f"the metrics file lacks {len(lost.steps)} of {logged} logged steps and"
         f" {len(lost.evaluations)} of {len(evaluated)} evaluations, and has {lost.damaged}"
         " damaged lines"
     )
-    damaged = await asyncio.to_thread(count_damaged_lines, alarms)
-    for key, count, said, path in (
-        (_LOST_METRICS, lost.count, text, metrics),
-        (_LOST_ALARMS, damaged, f"the alarms file has {damaged} damaged lines", alarms),
-    ):
-        if count > meta.get(key, 0):
-            journal.incidents.report_incident("lost_metrics", said, path)
-        if count != meta.get(key, 0):
-            await journal.set_meta({key: count})
+    await _report_more(journal, _LOST_METRICS, lost.count, text, path)
+
+
+async def report_damaged_alarms(journal: Journal, path: Path) -> None:
+    """Report, once, that the alarms file has damaged lines."""
+    damaged = await asyncio.to_thread(count_damaged_lines, path)
+    text = f"the alarms file has {damaged} damaged lines"
+    await _report_more(journal, _LOST_ALARMS, damaged, text, path)
+
+
+async def _report_more(journal: Journal, key: str, count: int, text: str, path: Path) -> None:
+    """Report a loss of lines if it has grown since the start that noted it under this key."""
+    known = (await journal.read_meta()).get(key, 0)
+    if count > known:
+        journal.incidents.report_incident("lost_metrics", text, path)
+    if count != known:
+        await journal.set_meta({key: count})
 
 
 async def _initial_value(journal: Journal, name: str, value: V) -> V:

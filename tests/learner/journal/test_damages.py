@@ -337,10 +337,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in files if not p.name.endswith("-shm")}
 
 
-async def resume(folder: Path) -> list[str]:
+async def resume(folder: Path, **config: object) -> list[str]:
     """Resume the run, and let it replay what it has; return the causes of the alarms."""
     known = len(alarms(folder))
-    async with learner(folder, make_config(folder, **RESUMED)) as running:
+    async with learner(folder, make_config(folder, **RESUMED, **config)) as running:
         await asyncio.wait_for(running.task, 60)
     return [alarm["cause"] for alarm in alarms(folder)[known:]]
 
@@ -378,6 +378,12 @@ def audit_of(run_dir: Path) -> tuple[int, bool]:
     with closing(sqlite3.connect(run_dir / JOURNAL)) as db:
         found = audit_journal(db)
     return found.acknowledged, found.holds
+
+
+async def test_damaged_alarms_are_reported_where_no_metrics_are_written(folders: Folders) -> None:
+    other_alarm(folders)
+    (cause,) = await resume(folders.run.parent, tracking={"backends": []})
+    assert ALARMS in cause
 
 
 async def test_a_gap_in_the_metrics_is_reported_once(folders: Folders) -> None:
