@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from services.env_gateway.config.backends import McpServer
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
-from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT, TOOL, answer
+from tests.env_gateway.adapters.mcp.test_session import TOOL, Handler, answer, server_with
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 from tests.support.free_ports import free_port
@@ -33,7 +33,6 @@ MODULE = "tests.env_gateway.adapters.mcp.revisions_server"
 NEW = "2026-07-28"
 DISCOVERED = {"supportedVersions": [NEW], "capabilities": {"tools": {}}}
 HANDSHAKE = ["initialize", "notifications/initialized"]
-Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 class ShopServer:
@@ -178,35 +177,13 @@ async def test_a_call_that_is_cancelled_ends_its_exchange_and_nothing_else_is_se
 
 
 @asynccontextmanager
-async def server_of(handle: Handler) -> AsyncGenerator[tuple[str, list[str]]]:
-    """The URL of a server that leaves every request to `handle`, and the methods it was asked."""
-    methods: list[str] = []
-
-    async def post(request: web.Request) -> web.StreamResponse:
-        message = await request.json()
-        methods.append(message["method"])
-        if message["method"] == "initialize":
-            assert "mcp-method" not in request.headers
-            assert "mcp-protocol-version" not in request.headers
-            return answer(message, INITIALIZE_RESULT)
-        if "id" not in message:
-            return web.Response(status=202)
-        return await handle(request, message)
-
-    app = web.Application()
-    app.router.add_post("/mcp", post)
-    async with serving_app(app) as url:
-        yield f"{url}/mcp", methods
-
-
-@asynccontextmanager
 async def sessions_with(
     handle: Handler,
 ) -> AsyncGenerator[tuple[Callable[[], McpSession], list[str]]]:
     """What makes a session with such a server, which is asked before any handshake."""
     revision = ServerRevision(ask=True)
     async with (
-        server_of(handle) as (url, methods),
+        server_with(handle, session_id=None) as (url, methods),
         open_http_session(max_connections=4, headers={}) as http,
     ):
         connect = lambda: HttpTransport(http, url)  # noqa: E731

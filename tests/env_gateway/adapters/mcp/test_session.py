@@ -38,6 +38,9 @@ async def server_with(
         message = await request.json()
         methods.append(message["method"])
         if message["method"] == "initialize":
+            # Those name what both sides have agreed on.
+            assert "mcp-method" not in request.headers
+            assert "mcp-protocol-version" not in request.headers
             headers = {"mcp-session-id": session_id} if session_id else {}
             return answer(message, INITIALIZE_RESULT, headers=headers)
         if "id" not in message:
