@@ -136,7 +136,7 @@ class TracedRun(ShardedRun):
         """Return the ranks' processes by the logs that they write."""
         logs = {str(path): name for name, path in self._rank_logs().items()}
         found: dict[str, int] = {}
-        for process in psutil.Process().children(recursive=True):
+        for process in psutil.process_iter():
             try:
                 # Those that stand in for them are known by the forge's address.
                 if str(self.forge) not in process.cmdline():
