@@ -57,20 +57,32 @@ class ChildProcess:
         `python` stands for our own interpreter. Raises OSError."""
         if command[0] == "python":
             command = (sys.executable, *command[1:])
-        bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
-        if bwrap is None:
-            words = python_command("-I", "-S", str(_REAPER), str(os.getpid()), *command)
-            return cls(await _spawn(words, environment, limit, folder), command, reaper=True)
-        starting = asyncio.create_task(
-            cls._start_in_namespace(bwrap, command, environment, limit, folder, mounts)
-        )
+        starting = asyncio.create_task(cls._start(command, environment, limit, folder, mounts))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Until it is known, the first process could outlive bubblewrap.
+            # asyncio would kill the process itself: what a reaper or bubblewrap has started by then
+            # would outlive it.
             with suppress(OSError):
                 await (await starting).close()
             raise
+
+    @classmethod
+    async def _start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        limit: int,
+        folder: Path | None,
+        mounts: Sequence[tuple[Path, Path]],
+    ) -> "ChildProcess":
+        bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
+        if bwrap is not None:
+            return await cls._start_in_namespace(
+                bwrap, command, environment, limit, folder, mounts
+            )
+        words = python_command("-I", "-S", str(_REAPER), str(os.getpid()), *command)
+        return cls(await _spawn(words, environment, limit, folder), command, reaper=True)
 
     @classmethod
     async def _start_in_namespace(

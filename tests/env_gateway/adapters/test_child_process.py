@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,29 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
         [outcome] = await asyncio.gather(starting, return_exceptions=True)
         if isinstance(outcome, ChildProcess):
             await outcome.close()
+    await mark.wait_for_none()
+
+
+@pytest.mark.usefixtures("mode")
+async def test_a_start_that_is_cancelled_once_the_command_runs_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = Mark()
+    loop = asyncio.get_running_loop()
+    connect, running = loop.connect_write_pipe, asyncio.Event()
+
+    async def connect_once_it_runs(*args: Any) -> Any:
+        await mark.wait_for("sleep 86400", 1)
+        running.set()
+        await asyncio.sleep(0.05)
+        return await connect(*args)
+
+    monkeypatch.setattr(loop, "connect_write_pipe", connect_once_it_runs)
+    starting = asyncio.create_task(ChildProcess.start(program(), mark.environment))
+    await running.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     await mark.wait_for_none()
 
 
