@@ -36,6 +36,12 @@ class UnitReport:
     hostname: str = ""
     restarts: int = 0
 
+    @property
+    def is_of_loss(self) -> bool:
+        """True if the machine is being taken away."""
+        ended = self.exit is not None and self.exit.code == EXIT_PREEMPTED
+        return ended or self.phase is UnitPhase.PREEMPTED
+
 
 def key_of_node(key: ReplicaKey, node: int) -> ReplicaKey:
     """Return the key of a replica's machine; machine 0 has the replica's own key."""

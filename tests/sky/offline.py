@@ -76,14 +76,11 @@ def _config(layout: Layout) -> dict[str, Any]:
             "pricing": prices,
             "cluster_configs": {layout.cluster: folders},
         },
-        # Members can join a Job Group only while its controller is the API server's own.
-        "jobs": {"controller": {"consolidation_mode": True}},
     }
 
 
 def _plugins(layout: Layout) -> dict[str, Any]:
-    cloud = cloud_url(layout)
-    parameters = {"probe_url": f"{cloud}/health", "lambda_endpoint": f"{cloud}/api/v1"}
+    parameters = {"lambda_endpoint": f"{cloud_url(layout)}/api/v1"}
     return {"plugins": [{"class": "tests.sky.plugin.OfflinePlugin", "parameters": parameters}]}
 
 

@@ -23,20 +23,6 @@ def logs(cluster: str, job: int) -> str:
     return kept.getvalue()
 
 
-def queue(job: int) -> list[tuple[str, int]]:
-    """State and Job Group of each task of a managed job."""
-    sky, jobs = import_module("sky"), import_module("sky.jobs")
-    records, *_ = sky.get(jobs.queue_v2(refresh=False, job_ids=[job]))
-    return [(record.status.name, record.root_job_id) for record in records]
-
-
-def recoveries(job: int) -> list[int]:
-    """Count the new clusters that each task of a managed job has been given."""
-    sky, jobs = import_module("sky"), import_module("sky.jobs")
-    records, *_ = sky.get(jobs.queue_v2(refresh=False, job_ids=[job]))
-    return [record.recovery_count for record in records]
-
-
 def until(what: str, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _LIMIT_S
     while not reached():

@@ -36,14 +36,13 @@ def backend(sky_session: SkySession, tmp_path: Path) -> SkyBackend:
     return SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
 
 
-def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
+def _config(**sky: Any) -> LauncherConfig:
     machines = {
         "learner": {"ordered": [_GPU]},
         "env_gateway": {"ordered": [_CPU]},
         "rollout": {"ordered": [_CPU]},
     }
     settings = {
-        "mode": mode,
         "setup": "echo set up",
         "python": "tests/sky/replica.sh",
         "commit": "HEAD",
@@ -73,10 +72,10 @@ def _allocations(box: SkySession) -> list[str]:
     return listed.stdout.split()
 
 
-async def test_a_group_scales_by_members_and_leaves_nothing(
+async def test_replicas_come_and_go_one_by_one_and_leave_nothing(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
-    run_id, config = "group-20260101-000000", _config()
+    run_id, config = "replicas-20260101-000000", _config()
 
     def launch(key: ReplicaKey) -> LaunchSpec:
         return _launch(tmp_path, run_id, key, config)
@@ -90,7 +89,7 @@ async def test_a_group_scales_by_members_and_leaves_nothing(
     assert len(_allocations(sky_session)) == 4
     ended = asyncio.create_task(backend.wait_for_exit(second))
     await backend.kill_replica(second)
-    assert await ended == ExitStatus(-15)
+    assert await ended == ExitStatus(-9)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
     assert await successor.attach_replica(launch((LEARNER, 0)), learner)
     assert await successor.find_replica(launch((ROLLOUT, 0))) is not None
@@ -100,15 +99,16 @@ async def test_a_group_scales_by_members_and_leaves_nothing(
     }
     assert await successor.reap_orphans([run_id]) == []
     await _cleaned(successor, run_id)
-    # It went with its learner.
-    assert await successor.wait_for_exit(rollout) == ExitStatus(-15, preempted=True)
+    assert await successor.wait_for_exit(rollout) == ExitStatus(
+        1, "its machine is gone", preempted=True
+    )
     await _until(lambda: not _allocations(sky_session))
 
 
 async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
-    run_id, config = "cluster-20260101-000000", _config("cluster")
+    run_id, config = "cluster-20260101-000000", _config()
     launch = _launch(tmp_path, run_id, (ROLLOUT, 0), config)
     unit = await backend.start_replica(launch)
     owned = names.parse_name(unit.name)
@@ -124,7 +124,7 @@ async def test_a_machine_that_no_cloud_ever_has_is_a_wrong_wish(
     backend: SkyBackend, tmp_path: Path
 ) -> None:
     wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}
-    config = _config("cluster", rollout=wish)
+    config = _config(rollout=wish)
     launch = _launch(tmp_path, "nothing-20260101-000000", (ROLLOUT, 0), config)
     with pytest.raises(BackendError, match="does not contain any instances") as caught:
         await backend.start_replica(launch)

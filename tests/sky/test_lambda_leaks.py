@@ -44,7 +44,6 @@ def backend(sky_session: SkySession, tmp_path: Path) -> SkyBackend:
 def launch(session: SkySession, tmp_path: Path, **changes: Any) -> LaunchSpec:
     """A replica with a machine of its own, on the first of two regions that has one."""
     sky = {
-        "mode": "cluster",
         "setup": "true",
         "python": "tests/sky/replica.sh",
         "commit": "HEAD",

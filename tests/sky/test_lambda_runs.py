@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.backends.sky.status import Job
 from tests.sky.catalog import LAMBDA_MACHINES
-from tests.sky.rented import gpu, launcher, service_process, spec
+from tests.sky.rented import CPU, gpu, launcher, service_process, spec
 from tests.sky.sdk import until
 from tests.sky.session import SkySession
 
@@ -37,19 +35,15 @@ def _machine_of(session: SkySession, service: str) -> dict[str, str]:
     return machine
 
 
-async def _job_of(service: str) -> Job:
-    """The newest job of a service that has not ended."""
-    jobs = [job for job in await SkyClient().list_jobs() if f"-{service}-" in job.task]
-    return max((job for job in jobs if not job.over), key=lambda job: job.job_id)
-
-
 async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_beside_its_learner(
     sky_session: SkySession, tmp_path: Path
 ) -> None:
     cloud = sky_session.cloud
     cloud.set_capacity(0, "us-east-1")
     candidates = [gpu("us-east-1", "A10"), gpu("us-west-1")]
-    wish = spec(sky_session, sky={"learner": {"ordered": candidates}})
+    regions = [{**CPU, "infra": f"lambda/{region}"} for region in ("us-south-1", "us-west-1")]
+    machines = {"learner": {"ordered": candidates}, "rollout": {"ordered": regions}}
+    wish = spec(sky_session, sky=machines)
     async with launcher(tmp_path / "runs") as rented:
         run_id = await rented.start(wish)
         await rented.running(run_id)
@@ -62,16 +56,17 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
         price = LAMBDA_MACHINES["gpu_1x_h100_pcie"][-1]
         await rented.notified(f"learner-0 costs ${price:.2f} an hour")
 
-        process, job = service_process(run_id, "learner"), await _job_of("learner")
+        process = service_process(run_id, "learner")
         before, lost = await rented.get(run_id), _machine_of(sky_session, "rollout")
         cloud.preempt(lost["id"])
         until("another machine", lambda: len(cloud.machines()) == 3)
         found = _machine_of(sky_session, "rollout")
         assert found["id"] != lost["id"]
+        # The place of the lost machine would have been tried last.
+        assert (lost["region"], found["region"]) == ({"name": "us-south-1"}, {"name": "us-west-1"})
         await rented.notified("rollout-0 has the machine", f"vm-{found['id'][:8]}")
 
         assert _machine_of(sky_session, "learner")["id"] == learner["id"]
-        assert (await _job_of("learner")).job_id == job.job_id
         assert service_process(run_id, "learner") == process
         after = await rented.get(run_id)
         assert after.state == pb.RUN_STATE_RUNNING

@@ -35,9 +35,8 @@ async def site(
             yield served
 
 
-@pytest.mark.parametrize("mode", ["group", "cluster"])
-async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site, mode: str) -> None:
-    wish = spec(site, mode)
+async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> None:
+    wish = spec(site)
     wish["learner"]["steps"] = STEPS
     wish["launcher"]["sky"]["learner"]["num_nodes"] = 2
     run = await started(site, wish)
@@ -55,11 +54,10 @@ async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site, mode
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", ["group", "cluster"])
 async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing(
-    site: Site, mode: str
+    site: Site,
 ) -> None:
-    wish = spec(site, mode)
+    wish = spec(site)
     wish["learner"]["steps"] = 3
     del wish["launcher"]["modules"]
     wish["launcher"]["start_timeout_s"] = 1800.0

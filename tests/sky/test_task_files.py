@@ -16,7 +16,7 @@ from services.launcher.backends.sky.machine_candidates import NO_PORTS, SINGLE_N
 from services.launcher.backends.sky.price_catalog import PriceCatalog
 from services.launcher.backends.sky.sdk_prices import SkyPrices
 from services.launcher.config.sky import Machine
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
 from tests.support.sky_launches import config, launch
@@ -92,25 +92,22 @@ def test_a_key_that_may_be_left_out_reaches_the_run_by_either_option(
     assert not task.managed_secret_refs, "SkyPilot refuses the launch if one is left"
 
 
+@pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-32b", "tiny-slurm"])
-def test_a_group_is_a_job_group_whose_end_is_its_learners(home: Path, name: str) -> None:
+def test_a_replicas_file_is_one_task(home: Path, name: str, service: str) -> None:
     dags: Any = import_module("sky.utils.dag_utils")
-    dag = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-group.yaml"))
-    assert dag.is_job_group() and len(dag.tasks) == 2
-    assert dag.primary_tasks == [dag.tasks[0].name]
-    member = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-rollout.yaml"))
-    assert [task.num_nodes for task in member.tasks] == [1]
+    dag = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-{service}.yaml"))
+    assert [task.num_nodes for task in dag.tasks] == [1]
 
 
-@pytest.mark.parametrize("mode", ["group", "cluster"])
 @pytest.mark.parametrize("infra", _TAKEN)
-def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: str) -> None:
+def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str) -> None:
     # Only a cluster could answer which ports Kubernetes can open.
     closed = infra.partition("/")[0] in {*NO_PORTS, "kubernetes", "ssh"}
     network = "private" if closed else "public"
     for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):
         machines = {service: {"ordered": [{"infra": infra, **wish}]}}
-        replica = launch((service, 0), config(mode=mode, network=network, **machines))
+        replica = launch((service, 0), config(network=network, **machines))
         site = task_documents.site_from_launch(replica, "abc", "10.0.0.5:4000", str(home))
         document = task_documents.replica_task(site, (service, 0))
         task: Any = import_module("sky").Task.from_yaml_config(document)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
-# SkyPilot takes two minutes for a group on idle cores, and four times as long on busy ones.
+# SkyPilot takes two minutes for three clusters on idle cores, and four times as long on busy ones.
 UP_S = 600.0
 _NAME = "whole"
 # All that a node has, as far as Slurm knows: it is not shared.
@@ -128,7 +128,7 @@ class Site:
             await asyncio.wait_for(self._process.wait(), _CLOSE_S)
 
 
-def spec(site: Site, mode: str = "group") -> dict[str, Any]:
+def spec(site: Site) -> dict[str, Any]:
     """A run that continues until it is stopped, with a node for each replica."""
     wish = harness.spec(
         site.made / "policy", site.made / "tasks.json", steps=100_000, lease_ttl_s=30.0
@@ -145,7 +145,6 @@ def spec(site: Site, mode: str = "group") -> dict[str, Any]:
         "drain_s": 60.0,
         "heartbeat_interval_s": 0.5,
         "sky": {
-            "mode": mode,
             "advertise": site.session.layout.address(LOGIN),
             "setup": "true",
             "python": str(SERVICES_PYTHON),

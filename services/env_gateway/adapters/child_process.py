@@ -78,9 +78,7 @@ class ChildProcess:
     ) -> "ChildProcess":
         bwrap = await asyncio.to_thread(process_namespace.find_bubblewrap)
         if bwrap is not None:
-            return await cls._start_in_namespace(
-                bwrap, command, environment, limit, folder, mounts
-            )
+            return await cls._start_in_namespace(bwrap, command, environment, limit, folder, mounts)
         words = python_command("-I", "-S", str(_REAPER), str(os.getpid()), *command)
         return cls(await _spawn(words, environment, limit, folder), command, reaper=True)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.launcher.agent_protocol import UnitReport
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import ExitStatus, ReplicaKey, RunMode, Unit
 
@@ -143,6 +144,11 @@ class Backend(ABC):
     @abstractmethod
     async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         """Return once the replica *and all its children* are gone."""
+
+    def note_report(self, unit: Unit, node: int, report: UnitReport) -> None:
+        """Take note of a report from the watcher on one of the unit's machines. While they report,
+        a backend need not ask a cloud about them."""
+        return None
 
     @abstractmethod
     async def drain_replica(self, unit: Unit) -> None:

@@ -25,7 +25,7 @@ from services.launcher.cli.command_runner import BAD_SPEC, OK
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
-from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
+from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
 # Placeholder for the launcher's name, so that the files do not depend on where they are made.
@@ -103,17 +103,12 @@ def make_task_files(
     site = _make_offerer().make_site(
         _make_launch(read, runs, (SERVICES[0], 0)), runs / read.name / CODE_FOLDER
     )
-    members = (ROLLOUT,) if read.config.sky.mode == "group" else SERVICES
-    texts = {
-        f"{read.name}-{m}.yaml": cost_estimate.dump_yaml(
-            [task_documents.replica_task(site, (m, 0))]
+    return {
+        f"{read.name}-{service}.yaml": cost_estimate.dump_yaml(
+            [task_documents.replica_task(site, (service, 0))]
         )
-        for m in members
+        for service in SERVICES
     }
-    if read.config.sky.mode == "cluster":
-        return texts
-    group = task_documents.job_group_tasks(site, cost_estimate.list_static_keys(read.config))
-    return {f"{read.name}-group.yaml": cost_estimate.dump_yaml(group), **texts}
 
 
 def _check_resources(read: RunPlan, *, one_machine: bool) -> None:
@@ -142,8 +137,7 @@ def _print_machine(read: RunPlan) -> None:
 
 def _print_services(read: RunPlan, runs: Path) -> None:
     sky = read.config.sky
-    kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
-    print_visible(f"{read.name}: {kind}; network {sky.network}")
+    print_visible(f"{read.name}: a cluster per replica; network {sky.network}")
     prices: dict[str, float] = {}
     known = True
     for service, count in read.config.replica_counts().items():

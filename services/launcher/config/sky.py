@@ -73,9 +73,6 @@ class ProvisionConfig(ConfigModel):
 class SkyConfig(ConfigModel):
     """Settings of a run on machines that SkyPilot finds."""
 
-    # `group`: one managed Job Group per run, rollouts are its dynamic members. `cluster`: a plain
-    # cluster per replica, for API servers without consolidation mode.
-    mode: Literal["group", "cluster"] = "group"
     # Host of this launcher as seen from the machines; detected when absent.
     advertise: str | None = None
     # Port that the run's registry listens on; 0 is any free one.

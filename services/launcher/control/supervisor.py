@@ -297,6 +297,9 @@ class Supervisor:
         over = report.exit is not None and node == 0
         if before is None and node == 0 and key in self.run.replicas:
             self._moved.add(key)
+        replica = self.run.replicas.get(key)
+        if replica is not None and replica.unit is not None:
+            self._dependencies.backend.note_report(replica.unit, node, report)
         run = transitions.mark_exit_reported(self.run, key) if over else self.run
         text = describe_report(machine, before, report)
         self.commit_run(run, [RunNote(text)] if text else [])

@@ -18,14 +18,14 @@ from services.launcher.backends.sky import names
 from services.launcher.state import Cleanup, Outcome, ReplicaKey
 from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
-from tests.faults.sky_kills import state as states
-from tests.faults.sky_kills.state import State
 from tests.support.free_ports import free_port
 from tests.support.launcher import spec
 from tests.support.repository import ROOT
+from tests.support.skypilot import state as states
+from tests.support.skypilot.server import SDK
+from tests.support.skypilot.state import State
 
 SERVICES = ("learner", "env_gateway", "rollout")
-_SDK = Path(__file__).with_name("sdk")
 _VMS = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 cpu_4x,,,4.0,16.0,{price},{region},,
@@ -43,7 +43,6 @@ class SkyFolder(Runs):
 
     sky: Path = field(kw_only=True)
     port: int = field(kw_only=True)
-    mode: str = field(kw_only=True)
     server: asyncio.subprocess.Process | None = None
     # Whether the tests' services end on command, as watched ones do.
     obedient: bool = True
@@ -56,7 +55,6 @@ class SkyFolder(Runs):
     def wish(self, launcher: dict[str, Any], **sections: Any) -> dict[str, Any]:
         sky = {
             **dict.fromkeys(SERVICES, _CANDIDATES),
-            "mode": self.mode,
             "advertise": "127.0.0.1",
             "python": sys.executable,
             "setup": "true",
@@ -96,17 +94,12 @@ class SkyFolder(Runs):
 
     def machine_requests(self, service: str) -> int:
         """Return how often a machine for replica 0 was requested."""
-        return self.state.requests.get(self.name(service), 0)
-
-    def statuses(self) -> dict[str, str]:
-        """Return the status of the newest job of each replica, or of its cluster."""
-        tasks = {task.task: task.status for task in self.state.tasks}
-        return tasks or {name: each.job or "" for name, each in self.state.clusters.items()}
+        return len(self.state.infras.get(self.name(service), []))
 
     async def up(self) -> None:
         """Start SkyPilot's server, where it was before."""
         self.server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.faults.sky_kills.server", str(self.sky), str(self.port)),
+            *(sys.executable, "-m", "tests.support.skypilot.server", str(self.sky), str(self.port)),
             cwd=ROOT,
         )
         await self.until(self._answers)
@@ -123,16 +116,12 @@ class SkyFolder(Runs):
 
     def has_machine(self, service: str) -> bool:
         """One that is set up."""
-        running = self.statuses().get(self.name(service)) == "RUNNING"
-        return running and not self.sets_up(service)
+        cluster = self.state.clusters.get(self.name(service))
+        return cluster is not None and cluster.job == "RUNNING"
 
     def sets_up(self, service: str) -> bool:
         """Return whether its machine is there, and is being set up."""
-        name, state = self.name(service), self.state
-        tasks = [task for task in state.tasks if task.task == name]
-        if tasks:
-            return tasks[-1].status == "RUNNING" and not tasks[-1].ready
-        cluster = state.clusters.get(name)
+        cluster = self.state.clusters.get(self.name(service))
         return cluster is not None and cluster.status == "UP" and cluster.job is None
 
     def on_command(self, service: str, command: Any) -> None:
@@ -141,7 +130,7 @@ class SkyFolder(Runs):
             self.finish(service)
 
     def finish(self, service: str, code: int = 0) -> None:
-        self.post("finish", replica=self.name(service), code=code)
+        self.post("finish", cluster=self.name(service), code=code)
 
     def post(self, path: str, **body: Any) -> None:
         url = f"http://127.0.0.1:{self.port}/{path}"
@@ -178,10 +167,9 @@ class SkyFolder(Runs):
         """No machine comes later either."""
         await asyncio.sleep(seconds)
         assert self.machines() == []
-        assert all(task.over for task in self.state.tasks)
 
     async def close(self) -> None:
-        self.script(cancel_s=0.0, down_s=0.0)
+        self.script(down_s=0.0)
         if self.stopping is not None:
             self.stopping.cancel()
             await asyncio.gather(self.stopping, return_exceptions=True)
@@ -210,7 +198,7 @@ def _catalogs(home: Path) -> None:
 
 
 @asynccontextmanager
-async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolder]:
+async def opened(tmp_path: Path) -> AsyncGenerator[SkyFolder]:
     runs, sky, root, home = (tmp_path / name for name in ("runs", "sky", "root", "home"))
     for folder in (runs, sky, home):
         folder.mkdir(parents=True)
@@ -221,10 +209,10 @@ async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolde
     command = ("tests.faults.sky_kills.launcher_process", str(runs), str(root), str(hold))
     environment = {
         "HOME": str(home),
-        "PYTHONPATH": f"{_SDK}:{ROOT}:{ROOT}/gen",
+        "PYTHONPATH": f"{SDK}:{ROOT}:{ROOT}/gen",
         "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{port}",
     }
-    folder = SkyFolder(runs, command, hold, environment, sky=sky, port=port, mode=mode)
+    folder = SkyFolder(runs, command, hold, environment, sky=sky, port=port)
     try:
         await folder.up()
         await folder.launch()

@@ -1,6 +1,6 @@
 """A launcher of its own process whose machines are SkyPilot's: `RUNS ROOT HOLD`.
 
-The backend is the real one; `sky` is found in tests/faults/sky_kills/sdk.
+The backend is the real one; `sky` is found in tests/support/skypilot/sdk.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def main() -> None:
             idle_exit=None,
             backends={
                 "local": lambda: LocalBackend(runs),
-                "sky": lambda: SkyBackend(runs, root, SkyClient(), poll_s=0.1, gather_s=0.2),
+                "sky": lambda: SkyBackend(runs, root, SkyClient(), poll_s=0.1, silent_s=0.5),
             },
             hooks=LauncherHooks(gate=gate, meter=meter_cost),
         )

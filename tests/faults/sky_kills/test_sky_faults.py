@@ -11,15 +11,13 @@ from tests.faults.sky_kills import phases
 from tests.faults.sky_kills.folder import INFRAS, SERVICES, opened
 
 _slow = pytest.mark.slow
-_MODES = pytest.mark.parametrize("mode", ["group", pytest.param("cluster", marks=_slow)])
 
 
 @pytest.mark.parametrize("failures", [pytest.param(number, marks=_slow) for number in (1, 2, 3)])
-@_MODES
 async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candidates(
-    tmp_path: Path, failures: int, mode: str
+    tmp_path: Path, failures: int
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         folder.script(sold_out=failures)
         await folder.begin()
         folder.serve()
@@ -34,11 +32,10 @@ async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candi
 
 
 @pytest.mark.parametrize("failures", [4, pytest.param(5, marks=_slow)])
-@_MODES
 async def test_machines_that_never_come_end_the_run_for_want_of_capacity(
-    tmp_path: Path, failures: int, mode: str
+    tmp_path: Path, failures: int
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         folder.script(sold_out=failures)
         await folder.begin()
         run = (await folder.gone(Outcome.CAPACITY)).run
@@ -47,11 +44,10 @@ async def test_machines_that_never_come_end_the_run_for_want_of_capacity(
         assert max(folder.machine_requests(service) for service in SERVICES) == 4
 
 
-@_MODES
 async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
-    tmp_path: Path, mode: str
+    tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         folder.script(setup_fails=True)
         await folder.begin(max_restarts=0)
         run = (await folder.gone(Outcome.FAILED)).run
@@ -72,28 +68,24 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
         ),
     ],
 )
-@_MODES
 async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
-    tmp_path: Path, broken: str, cause: str, mode: str
+    tmp_path: Path, broken: str, cause: str
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         folder.script(broken=broken)
         await folder.begin(backoff_s=0.1)
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        # In a group the learner's each time, and what was declared with it then.
-        first = "learner-0" if mode == "group" else "-0"
-        assert folder.news(f"{first} could not be started: ") == 2
+        assert folder.news("-0 could not be started: ") == 2
         assert folder.news(f"{cause}: 'LazyImport' object is not callable; restart 1 of 5") == 2
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 
 
-@_MODES
 async def test_a_start_that_a_restart_of_the_server_interrupts_is_repeated(
-    tmp_path: Path, mode: str
+    tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         folder.script(broken="RequestInterruptedError")
         await folder.begin(max_restarts=0)
         folder.serve()
@@ -109,7 +101,7 @@ async def test_a_start_that_a_restart_of_the_server_interrupts_is_repeated(
 async def test_a_machine_without_login_is_given_back_and_not_requested_for_ever(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, "cluster") as folder:
+    async with opened(tmp_path) as folder:
         folder.script(no_login=True)
         await folder.begin()
         run = (await folder.gone(Outcome.FAILED)).run
@@ -126,11 +118,10 @@ async def test_a_machine_without_login_is_given_back_and_not_requested_for_ever(
         pytest.param(phases.booting, marks=_slow),
     ],
 )
-@_MODES
 async def test_a_server_that_is_gone_for_a_while_ends_nothing(
-    tmp_path: Path, phase: phases.Phase, mode: str
+    tmp_path: Path, phase: phases.Phase
 ) -> None:
-    async with opened(tmp_path, mode) as folder:
+    async with opened(tmp_path) as folder:
         await phase(folder)
         before = set(folder.machines())
         await folder.down()
@@ -194,30 +185,41 @@ async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know
 ) -> None:
     async with opened(tmp_path) as folder:
         await phases.training(folder)
-        (rollout,) = [name for name in folder.machines() if name.startswith(folder.name("rollout"))]
-        folder.post("preempt", machine=rollout, notice=False)
+        before = folder.stored().run.replicas
+        folder.post("preempt", cluster=folder.name("rollout"), notice=False)
         await folder.until(lambda: len(folder.machines()) == 2)
         await folder.until(lambda: len(folder.machines()) == 3)
-        assert [task.recoveries for task in folder.state.tasks] == [0, 0, 1]
-        assert [r.restarts for r in folder.stored().run.replicas.values()] == [0, 0, 0]
+        requests = [folder.machine_requests(service) for service in SERVICES]
+        assert requests == [1, 1, 2]
+        await folder.until(lambda: folder.has_machine("rollout"))
+        after = folder.stored().run.replicas
+        for key in (("learner", 0), ("env_gateway", 0)):
+            assert after[key] == before[key]
+        # A preemption is no failure.
+        assert after["rollout", 0].failures == ()
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 
 
 @_slow
-async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_resubmitted(
+async def test_a_learner_for_which_there_is_no_other_machine_is_requested_until_there_is_one(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as folder:
-        await folder.begin(sky={"provision": {"backoff_s": 0.05, "timeout_s": 4.0}})
+        await folder.begin()
         await folder.until(lambda: all(map(folder.has_machine, SERVICES)))
         folder.script(recovers=False)
-        (learner,) = [name for name in folder.machines() if name.startswith(folder.name("learner"))]
-        folder.post("preempt", machine=learner, notice=False)
-        await folder.until(lambda: folder.machine_requests("learner") == 2)
+        folder.post("preempt", cluster=folder.name("learner"), notice=False)
+        await folder.until(lambda: folder.machine_requests("learner") == 3)
+        assert folder.news("learner-0 found no machine in attempt 1 of 4") == 1
+        folder.script(recovers=True)
         await folder.until(lambda: all(map(folder.has_machine, SERVICES)))
         replicas = folder.stored().run.replicas.values()
-        assert [(r.restarts, r.failures) for r in replicas] == [(1, ())] * 3
+        assert [(r.service, r.restarts, r.failures) for r in replicas] == [
+            ("env_gateway", 0, ()),
+            ("learner", 1, ()),
+            ("rollout", 0, ()),
+        ]
         assert len(folder.machines()) == 3 and set(folder.state.most.values()) == {1}
         await folder.stop(0.5)
         await folder.gone(Outcome.STOPPED)

@@ -95,7 +95,7 @@ def test_a_plan_shows_machines_and_prices_offline(
     assert "launcher.max_cost, $23.90, is reached in 5.0 h" in printed
     assert "warning" not in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["local-group.yaml", "local-rollout.yaml"]
+    assert written == ["local-env_gateway.yaml", "local-learner.yaml", "local-rollout.yaml"]
     assert "sky" not in {name.partition(".")[0] for name in sys.modules}
 
 
@@ -141,7 +141,7 @@ def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_pa
     assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price unknown each" in output
     assert "memory: not computed, the config.json of Qwen/Qwen3-8B is not on this machine" in output
     assert "in total: price unknown\n" in output
-    names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
+    names = {f"qwen3-8b-{service}.yaml" for service in ("env_gateway", "learner", "rollout")}
     made = {name: (ROOT / "deploy/sky" / name).read_text() for name in names}
     assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
 
@@ -159,7 +159,7 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     assert "H100:1, disk 200 GB ($3.50/h); $3.50/h each" in output
     assert "in total: $13.60/h\n" in output and "not known" not in output
     assert "in launcher.max_hours, 72 h: $979.20" in output
-    assert len(files) == 2
+    assert len(files) == 3
 
 
 @pytest.mark.parametrize("one_machine", [False, True])

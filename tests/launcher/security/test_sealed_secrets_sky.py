@@ -1,8 +1,9 @@
-"""A run on rented machines, on an in-memory SkyPilot, with a canary for every secret there is."""
+"""A run on rented machines, on the tests' SkyPilot, with a canary for every secret there is."""
 
 import json
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.ports import Document
+from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.cli import plan as plans
 from services.launcher.control.launcher import Launcher, LauncherDependencies, StartOrder
 from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import Cleanup
 from services.launcher.store.ledger import Ledger
 from tests.support.canary import HOOK, Canaries
-from tests.support.fake_sky import FakeSky
 from tests.support.launcher import spec
+from tests.support.skypilot.in_process import skypilot_here
+from tests.support.skypilot.server import Server
 
 IDENTITY = {"FLOTILLA_TOKEN", "FLOTILLA_TLS"}
 # The secrets that the spec below names for the machines of each service.
@@ -67,6 +70,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def sky(tmp_path: Path) -> Iterator[Server]:
+    with skypilot_here(tmp_path / "skypilot") as server:
+        yield server
+
+
+@pytest.fixture
 def canaries(monkeypatch: pytest.MonkeyPatch) -> Canaries:
     found = Canaries()
     for name, value in found.environ("http://127.0.0.1:9").items():
@@ -74,34 +83,33 @@ def canaries(monkeypatch: pytest.MonkeyPatch) -> Canaries:
     return found
 
 
-async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
+async def until_all_run(launcher: Launcher, sky: Server, run_id: str) -> None:
     supervisor = launcher.get_supervisor(run_id)
     assert supervisor is not None
-    while len(sky.attempts) + sum(len(group) - 1 for group in sky.submitted) < len(GIVEN):
+    while len(sky.launched) < len(GIVEN):
         await supervisor.changed.next_change.wait()
 
 
 async def test_skypilot_gets_names_of_secrets_and_each_task_its_own_values(
-    tmp_path: Path, root: Path, canaries: Canaries
+    tmp_path: Path, root: Path, sky: Server, canaries: Canaries
 ) -> None:
-    runs, sky = tmp_path / "runs", FakeSky()
+    runs = tmp_path / "runs"
     runs.mkdir()
     store = Ledger(runs / "launcher.sqlite")
-    backend = SkyBackend(runs, root, sky, poll_s=0.02, gather_s=0.05)
+    backend = SkyBackend(runs, root, SkyClient(), poll_s=0.02, silent_s=0.0)
     registries = GrpcRegistryHost(runs, lambda run_id, server: None)
     launcher = Launcher(runs, store, LauncherDependencies({"sky": lambda: backend}, registries))
     run_id = await launcher.start_run("request", StartOrder(json.dumps(wish())))
     await until_all_run(launcher, sky, run_id)
     identity = (runs / ".identity" / run_id / "token").read_text()
     canaries.values["the run's token"] = identity
-    documents = [document for group in sky.submitted for document in group] + sky.attempts
-    assert canaries.traces(json.dumps(documents).encode()) == set()
-    assert not [document for document in documents if document.get("envs")]
-    _check_given([*documents[1:]], sky, canaries, runs / run_id / CODE_FOLDER / KEY_FILE)
+    assert canaries.traces(json.dumps(sky.launched).encode()) == set()
+    assert not [document for document in sky.launched if document.get("envs")]
+    _check_given(sky.launched, canaries, runs / run_id / CODE_FOLDER / KEY_FILE)
     # The ledger, the spec and the code that the machines get; WAL included.
     assert canaries.in_files(runs) == {}
-    for job in [job for job in sky.table if not job.over]:
-        sky.put(job.task, status="SUCCEEDED")
+    for cluster in list(sky.state.machines):
+        sky.finish(cluster)
     supervisor = launcher.get_supervisor(run_id)
     await launcher.close(0.0)
     assert canaries.in_files(runs) == {}
@@ -111,21 +119,17 @@ async def test_skypilot_gets_names_of_secrets_and_each_task_its_own_values(
     store.close()
 
 
-def _check_given(
-    documents: list[Document], sky: FakeSky, canaries: Canaries, key_file: Path
-) -> None:
+def _check_given(documents: list[Document], canaries: Canaries, key_file: Path) -> None:
     """Check learner, gateway and rollout: names in the documents, and beside them values
     that are sealed."""
-    assert canaries.traces(json.dumps([dict(each) for each in sky.secrets]).encode()) == set()
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    opened = [dict(each) for each in sky.secrets]
+    opened = [dict(document["secrets"]) for document in documents]
     for each in opened:
         unseal_secrets(each, key_file)
     assert len({document["name"] for document in documents}) == len(GIVEN)
     for document in documents:
         service = document["resources"]["labels"]["flotilla-service"].replace("-", "_")
-        assert set(document["secrets"]) == IDENTITY | GIVEN[service]
-        assert set(document["secrets"].values()) == {None}
+        assert set(document["secrets"]) == IDENTITY | GIVEN[service] | BESIDES[service]
     handed = [canaries.traces(json.dumps(values).encode()) for values in opened]
     named = [found - {"the run's token"} for found in handed]
     given = [GIVEN[service] | BESIDES[service] for service in GIVEN]

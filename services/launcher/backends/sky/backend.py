@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.common.durable_files import replace_file
+from services.launcher.agent_protocol import UnitReport
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -25,17 +26,24 @@ from services.launcher.backends.sky.cloud_audit import CloudAuditor, LambdaCloud
 from services.launcher.backends.sky.cluster import ClusterManager
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER, CodeError, pin_code
 from services.launcher.backends.sky.cost_estimate import OfferMaker
-from services.launcher.backends.sky.job_group import JobGroupManager
-from services.launcher.backends.sky.job_queue import JobQueue
+from services.launcher.backends.sky.machine_candidates import (
+    machines_for_attempt,
+    machines_of,
+    with_place_last,
+)
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
+from services.launcher.backends.sky.price_catalog import open_catalog
 from services.launcher.backends.sky.sdk_prices import choose_price_source
+from services.launcher.backends.sky.signs_of_life import SignsOfLife
+from services.launcher.config.sky import Machines
 from services.launcher.security import secret_names
 from services.launcher.security.sealed_secrets import forget_key, load_or_make_key, seal_secrets
 from services.launcher.state import ExitStatus, Unit
 
-_POLL_S = 5.0
-_GATHER_S = 1.0
+_POLL_S = 10.0
+# Watchers report every 5 seconds.
+_SILENT_S = 20.0
 _OWNER_FILE = ".owner"
 
 
@@ -50,7 +58,7 @@ class SkyBackend(Backend):
         client: SkyPilotApi,
         *,
         poll_s: float = _POLL_S,
-        gather_s: float = _GATHER_S,
+        silent_s: float = _SILENT_S,
     ) -> None:
         self._runs = runs.resolve()
         self._root = root
@@ -58,14 +66,10 @@ class SkyBackend(Backend):
         self._poll_s = poll_s
         self._owner = _load_owner(self._runs)
         self._offers = OfferMaker(self._owner, choose_price_source())
-        board = JobQueue(client, poll_s)
-        self._groups = JobGroupManager(client, board, gather_s)
-        # Each poll of a cluster's job is a call to its machine.
-        self._clusters = ClusterManager(client, 2 * poll_s)
-        self._sweeper = SkyCleaner(client, board, self._owner)
+        self._signs = SignsOfLife(silent_s)
+        self._clusters = ClusterManager(client, self._signs, poll_s)
+        self._sweeper = SkyCleaner(client, poll_s, self._owner)
         self._auditor = CloudAuditor(self._runs, client, [LambdaCloud()])
-        # Names of replicas that are clusters of their own.
-        self._plain: set[str] = set()
         self._pinning = asyncio.Lock()
 
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
@@ -77,7 +81,7 @@ class SkyBackend(Backend):
         start = await self._prepare_launch(launch)
         unit = Unit(start.name, started=time.time())
         try:
-            await self._choose_manager(launch, start.name).start_replica(start)
+            await self._clusters.start_replica(start)
         except asyncio.CancelledError:
             # An unreachable server has lost the request, or its replica is found by name.
             with suppress(BackendUnreachable):
@@ -86,15 +90,13 @@ class SkyBackend(Backend):
         return unit
 
     async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
-        limit_s = launch.config.sky.provision.timeout_s
-        return await self._choose_manager(launch, unit.name).attach_replica(unit.name, limit_s)
+        return await self._clusters.attach_replica(unit.name)
 
     async def find_replica(self, launch: LaunchSpec) -> Unit | None:
         name = names.member_name(self._owner, launch.run_id, launch.key)
-        keeper = self._choose_manager(launch, name)
         while True:
             coming = await self._client.is_start_pending(name)
-            if await keeper.is_live(name):
+            if await self._clusters.is_live(name):
                 return Unit(name, started=time.time())
             if not coming:
                 return None
@@ -104,29 +106,35 @@ class SkyBackend(Backend):
         name = names.member_name(self._owner, launch.run_id, launch.key)
         while True:
             coming = await self._client.is_start_pending(name)
-            await self._choose_manager(launch, name).undo_start(name)
+            await self._clusters.undo_start(name)
             if not coming:
                 return
             await asyncio.sleep(self._poll_s)
 
     async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         name = names.member_name(self._owner, launch.run_id, launch.key)
-        place = await self._choose_manager(launch, name).find_place(name)
+        place = await self._clusters.find_place(name)
         return place and await asyncio.to_thread(self._offers.price_at_place, launch, place)
 
     async def wait_for_exit(self, unit: Unit) -> ExitStatus:
-        return await self._manager_of(unit).wait_for_exit(unit.name)
+        return await self._clusters.wait_for_exit(unit.name)
+
+    def note_report(self, unit: Unit, node: int, report: UnitReport) -> None:
+        if report.is_of_loss:
+            self._clusters.note_loss(unit.name)
+        if node == 0 and report.exit is not None:
+            self._signs.doubt_replica(unit.name)
+        else:
+            self._signs.note_report(unit.name, node)
 
     async def drain_replica(self, unit: Unit) -> None:
-        await self._manager_of(unit).drain_replica(unit.name)
+        await self._clusters.drain_replica(unit.name)
 
     async def kill_replica(self, unit: Unit) -> None:
-        await self._manager_of(unit).kill_replica(unit.name)
+        await self._clusters.kill_replica(unit.name)
 
     async def list_units(self, known: Collection[Unit] = ()) -> list[Unit]:
-        there = await self._sweeper.list_live_members()
-        self._plain |= {name for name, plain in there.items() if plain}
-        return [Unit(name) for name in there]
+        return [Unit(name) for name in await self._sweeper.list_members()]
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
         def is_ours(name: str) -> bool:
@@ -156,16 +164,6 @@ class SkyBackend(Backend):
         Apply it after each look: runs may begin meanwhile."""
         return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
 
-    def _choose_manager(self, launch: LaunchSpec, name: str) -> JobGroupManager | ClusterManager:
-        if launch.config.sky.mode == "cluster":
-            self._plain.add(name)
-            return self._clusters
-        self._plain.discard(name)
-        return self._groups
-
-    def _manager_of(self, unit: Unit) -> JobGroupManager | ClusterManager:
-        return self._clusters if unit.name in self._plain else self._groups
-
     def _code_folder(self, run_id: str) -> Path:
         return self._runs / run_id / CODE_FOLDER
 
@@ -186,7 +184,19 @@ class SkyBackend(Backend):
         values = _collect_secrets(
             wanted, launch, secret_names.optional_secrets(site.spec, launch.key[0])
         )
-        return PreparedLaunch(launch, site, seal_secrets(values, load_or_make_key(code)))
+        secrets = seal_secrets(values, load_or_make_key(code))
+        machines = await asyncio.to_thread(self._choose_machines, launch)
+        return PreparedLaunch(launch, site, machines, secrets)
+
+    def _choose_machines(self, launch: LaunchSpec) -> Machines:
+        """Return the candidates of this attempt, in order."""
+        machines = machines_of(launch.config.sky, launch.key[0])
+        name = names.member_name(self._owner, launch.run_id, launch.key)
+        lost = self._clusters.lost_place(name)
+        if lost is None or launch.attempt > 1:
+            return machines_for_attempt(machines, launch.attempt)
+        price_of, regions_of = self._offers.price_of, open_catalog().list_regions
+        return with_place_last(machines, lost, regions_of, price_of)
 
 
 def _load_owner(runs: Path) -> str:

@@ -14,7 +14,7 @@ from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.state import LEARNER, SERVICES, ReplicaKey
+from services.launcher.state import LEARNER
 
 REMOTE = "learner.checkpoint.remote"
 KEEP_HINT = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
@@ -134,14 +134,3 @@ def _represent_none(dumper: yaml.SafeDumper, _: None) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(type(None), _represent_none)
-
-
-def list_static_keys(config: LauncherConfig) -> list[ReplicaKey]:
-    """List the replicas that a run's group declares."""
-    shape = config.replica_counts()
-    return [
-        (service, index)
-        for service in SERVICES
-        for index in range(shape[service])
-        if task_documents.is_static((service, index))
-    ]

@@ -1,6 +1,6 @@
 """Candidate machines of an attempt, and checks for requests that no cloud can fulfil, pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.launcher.backends.sky.status import Place
@@ -46,16 +46,32 @@ def region_of(machine: Machine) -> str:
     return [*(machine.infra or "").split("/"), ""][1].replace("*", "")
 
 
+def zone_of(machine: Machine) -> str:
+    """Return `us-east-1a` of `aws/us-east-1/us-east-1a`; empty where SkyPilot chooses."""
+    return [*(machine.infra or "").split("/"), "", ""][2].replace("*", "")
+
+
 def narrow_to_place(machine: Machine, place: Place) -> Machine | None:
     """Return a candidate narrowed to the machine at this place; None if the machine there
     cannot be of this candidate."""
-    region = region_of(machine)
-    if cloud_of(machine) not in ("", place.cloud) or region not in ("", place.region):
-        return None
     wanted = parse_accelerator(machine.accelerators)
     if wanted is not None and wanted != parse_accelerator(place.accelerators):
         return None
-    return machine if region else machine.model_copy(update={"infra": str(place)})
+    return _move_to_place(machine, place)
+
+
+def _move_to_place(machine: Machine, place: Place) -> Machine | None:
+    """Return a candidate at this place; None if it is for another one."""
+    region = region_of(machine)
+    if cloud_of(machine) not in ("", place.cloud) or region not in ("", place.region):
+        return None
+    if place.zone and zone_of(machine) not in ("", place.zone):
+        return None
+    return machine if region else _at(machine, str(place))
+
+
+def _at(machine: Machine, infra: str) -> Machine:
+    return machine.model_copy(update={"infra": infra})
 
 
 def parse_accelerator(text: str | None) -> tuple[str, float] | None:
@@ -145,9 +161,8 @@ def check_machines(config: SkyConfig, service: str, spec: Mapping[str, Any]) -> 
 def machines_for_attempt(machines: Machines, attempt: int) -> Machines:
     """Return the candidates of an attempt, counted from 1.
 
-    Within one attempt SkyPilot goes through them by itself, but it pins the tasks of a Job
-    Group to one region each. So each further attempt begins one candidate later, in the order
-    written."""
+    Within one attempt SkyPilot goes through them by itself. Each further attempt begins one
+    candidate later, in the order written: one that has machines may give broken ones."""
     if attempt <= 1 or len(machines.candidates) == 1:
         return machines
     turn = (attempt - 1) % len(machines.candidates)
@@ -155,15 +170,33 @@ def machines_for_attempt(machines: Machines, attempt: int) -> Machines:
     return Machines(ordered=turned, num_nodes=machines.num_nodes)
 
 
-def machines_for_group(machines: Machines, attempt: int) -> Machines:
-    """Return the candidates that a Job Group declares in an attempt.
+def with_place_last(
+    machines: Machines,
+    lost: Place,
+    regions_of: Callable[[Machine], Sequence[str]],
+    price_of: Callable[[Machine], float | None],
+) -> Machines:
+    """Return the candidates such that the place where a machine was lost is tried last.
 
-    SkyPilot takes one region for all of a task's candidates, and not always the first, so each
-    further attempt names a single one."""
-    turned = machines_for_attempt(machines, attempt)
-    if attempt <= 1:
-        return turned
-    return Machines(ordered=turned.candidates[:1], num_nodes=machines.num_nodes)
+    A candidate without a region is divided into those that `regions_of` lists, the best first.
+    Candidates of `any_of` are ordered by price, as SkyPilot would order them."""
+    first: list[Machine] = []
+    last: list[Machine] = []
+    for machine in machines.candidates:
+        there = _move_to_place(machine, lost)
+        if there is None:
+            first.append(machine)
+            continue
+        known = [] if region_of(machine) else regions_of(_at(machine, lost.cloud))
+        elsewhere = [
+            _at(machine, f"{lost.cloud}/{region}") for region in known if region != lost.region
+        ]
+        first += elsewhere
+        # One that may be at other clouds, or in regions that are not known, stays as it is.
+        last.append(there if elsewhere and cloud_of(machine) else machine)
+    if machines.any_of:
+        first.sort(key=lambda machine: price_of(machine) or float("inf"))
+    return Machines(ordered=(*first, *last), num_nodes=machines.num_nodes)
 
 
 def check_shared_network(config: SkyConfig) -> list[str]:

@@ -1,9 +1,8 @@
-"""Names of a run's jobs and clusters at SkyPilot, and the owners of names. Pure.
+"""Names of a run's clusters at SkyPilot, and the owners of names. Pure.
 
-SkyPilot names the cluster of a managed job after its task, cut to 25 characters, and the job's
-number. `flo-TAG-SERVICE-REPLICA` fits into these uncut, so any name found at SkyPilot
-identifies its owner without a ledger. TAG is three characters for the launcher's runs folder
-and six for the run."""
+A cluster is named `flo-TAG-SERVICE-REPLICA`, and its machines at a cloud the same with more behind
+that, so any name found there identifies its owner without a ledger. TAG is three characters for
+the launcher's runs folder and six for the run."""
 
 import base64
 import hashlib
@@ -23,21 +22,17 @@ _SHORT = {LEARNER: "learner", ROLLOUT: "rollout", GATEWAY: "gateway"}
 _LONG = {short: service for service, short in _SHORT.items()}
 _NAME = re.compile(
     rf"{PREFIX}-(?P<owner>[a-z2-7]{{{_OWNER_LENGTH}}})(?P<run>[a-z2-7]{{{_RUN_LENGTH}}})"
-    rf"-(?:run-.*|(?P<service>{'|'.join(_LONG)})-(?P<replica>\d+)(?:-.*)?)"
-)
-_MEMBER = re.compile(
-    rf"(?<![a-z0-9-]){PREFIX}-[a-z2-7]{{{_OWNER_LENGTH + _RUN_LENGTH}}}"
-    rf"-(?:{'|'.join(_LONG)})-\d+(?![a-z0-9-])"
+    rf"-(?P<service>{'|'.join(_LONG)})-(?P<replica>\d+)(?:-.*)?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """Content of a name: the launcher and run it belongs to, and the replica if it is of one."""
+    """Content of a name: the launcher, the run and the replica that it belongs to."""
 
     owner: str
     run: str
-    key: ReplicaKey | None
+    key: ReplicaKey
 
 
 def owner_of(runs: Path) -> str:
@@ -51,14 +46,9 @@ def run_mark(run_id: str) -> str:
 
 
 def member_name(owner: str, run_id: str, key: ReplicaKey) -> str:
-    """Return the name of a replica's task, and in mode `cluster` of its cluster."""
+    """Return the name of a replica's cluster, and of its task."""
     service, index = key
     return f"{PREFIX}-{owner}{run_mark(run_id)}-{_SHORT[service]}-{index}"
-
-
-def group_name(owner: str, run_id: str) -> str:
-    """Return the name of a run's Job Group, which people look for in SkyPilot's queue."""
-    return f"{PREFIX}-{owner}{run_mark(run_id)}-run-{slugify_run_id(run_id)}"
 
 
 def slugify_run_id(run_id: str) -> str:
@@ -70,25 +60,12 @@ def slugify_run_id(run_id: str) -> str:
 
 
 def parse_name(name: str) -> ParsedName | None:
-    """Return whose a job or cluster is; None if no launcher of ours gave it that name."""
+    """Return whose a cluster is; None if no launcher of ours gave it that name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    service = found["service"]
-    key = (_LONG[service], int(found["replica"])) if service else None
+    key = (_LONG[found["service"]], int(found["replica"]))
     return ParsedName(found["owner"], found["run"], key)
-
-
-def learner_name_for(name: str) -> str:
-    """Return the name of the learner in a replica's run."""
-    owned = parse_name(name)
-    mark = "" if owned is None else owned.owner + owned.run
-    return f"{PREFIX}-{mark}-{_SHORT[LEARNER]}-0"
-
-
-def find_member_names(text: str) -> set[str]:
-    """Return the names of replicas that stand in a text; those of their clusters do not count."""
-    return set(_MEMBER.findall(text))
 
 
 def _short_digest(text: str, length: int) -> str:

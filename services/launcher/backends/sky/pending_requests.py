@@ -4,13 +4,13 @@ All calls block, as SkyPilot's do."""
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.launcher.backends.sky import names
-
+# SkyPilot's name of a request that starts a cluster.
+_LAUNCH = "sky.launch"
 # Longest upload of a submission's code; after that the server lists the request, or it is lost.
 _HANDOVER_S = 900.0
 
@@ -19,7 +19,7 @@ _HANDOVER_S = 900.0
 class _Submission:
     """A submission on its way to the server, which sends code along: it has no number yet."""
 
-    replicas: Sequence[str]
+    replica: str
     unwanted: bool = False
     begun: float = field(default_factory=time.monotonic)
 
@@ -36,17 +36,17 @@ class PendingRequests:
         self._lock = threading.Lock()
         self._handovers: list[_Submission] = []
 
-    def follow_submission(self, replicas: Sequence[str], submit: Callable[[], Any]) -> Any:
-        """Submit what starts these replicas, and return what came of it."""
-        with self._track_submission(replicas) as handover:
+    def follow_submission(self, replica: str, submit: Callable[[], Any]) -> Any:
+        """Submit what starts a replica, and return what came of it."""
+        with self._track_submission(replica) as handover:
             request = submit()
         if handover.unwanted:
             self._cancel_requests([request])
         return self._sky.get(request)
 
     @contextmanager
-    def _track_submission(self, replicas: Sequence[str]) -> Generator[_Submission]:
-        handover = _Submission(replicas)
+    def _track_submission(self, replica: str) -> Generator[_Submission]:
+        handover = _Submission(replica)
         with self._lock:
             self._handovers.append(handover)
         try:
@@ -75,25 +75,14 @@ class PendingRequests:
     def _matching_submissions(self, wanted: Callable[[str], bool]) -> list[_Submission]:
         with self._lock:
             known = [each for each in self._handovers if not each.lost]
-        return [each for each in known if any(map(wanted, each.replicas))]
+        return [each for each in known if wanted(each.replica)]
 
     def _open_requests(self, wanted: Callable[[str], bool]) -> list[str]:
         return [
             request.request_id
             for request in self._sky.api_status()
-            if any(map(wanted, _replicas_started_by(request)))
+            if request.name == _LAUNCH and wanted(request.cluster_name or "")
         ]
 
     def _cancel_requests(self, requests: list[str]) -> None:
         self._sky.get(self._sky.api_cancel(requests, silent=True))
-
-
-def _replicas_started_by(request: Any) -> set[str]:
-    match request.name:
-        case "sky.jobs.launch":
-            return names.find_member_names(request.request_body or "")
-        case "sky.launch":
-            # SkyPilot's own launch for a managed job appends a number to the replica's name.
-            return names.find_member_names(request.cluster_name or "")
-        case _:
-            return set()

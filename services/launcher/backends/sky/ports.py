@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from services.launcher.backends.sky.status import Cluster, Job
+from services.launcher.backends.sky.status import Cluster
 
 Document = dict[str, Any]
 
@@ -14,22 +14,8 @@ class SkyPilotApi(Protocol):
     Any method raises BackendUnreachable if its result is unknown. Submissions also raise
     CapacityError, SetupError, StartLostError and BackendError."""
 
-    async def list_jobs(self) -> list[Job]:
-        """List all tasks of managed jobs, ended ones too."""
-        ...
-
     async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
         """List the table of clusters; `certain` ones are checked at their clouds first."""
-        ...
-
-    async def submit_group(
-        self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
-    ) -> int:
-        """Start a Job Group and return its id. `secrets` are those of each task, in order."""
-        ...
-
-    async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
-        """Start a dynamic member of a group and return its own id."""
         ...
 
     async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
@@ -37,12 +23,8 @@ class SkyPilotApi(Protocol):
         ...
 
     async def get_job_status(self, cluster: str) -> str | None:
-        """Return the status of a plain cluster's only job; None if there is no cluster,
+        """Return the status of a cluster's only job; None if there is no cluster,
         NO_JOB if it never got one."""
-        ...
-
-    async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
-        """End managed jobs; a group with all its members."""
         ...
 
     async def tear_down_cluster(self, cluster: str) -> None:

@@ -1,18 +1,20 @@
-"""A launch that is ready to be submitted, in either mode."""
+"""A launch that is ready to be submitted."""
 
 from dataclasses import dataclass, field
 
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky import task_documents
+from services.launcher.config.sky import Machines
 from services.launcher.state import ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLaunch:
-    """A replica's launch with its site and its secrets."""
+    """A replica's launch with its site, its secrets and the machines to request, in this order."""
 
     launch: LaunchSpec
     site: task_documents.RunSite
+    machines: Machines
     secrets: dict[str, str] = field(repr=False)
 
     @property

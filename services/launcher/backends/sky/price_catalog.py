@@ -29,6 +29,11 @@ class PriceCatalog:
             return self._slurm_price(machine)
         return min((price for price, _ in self._iter_offered(machine)), default=None)
 
+    def list_regions(self, machine: Machine) -> list[str]:
+        """List the regions that offer such a machine, the cheapest first."""
+        offered = sorted(self._iter_offered(machine), key=lambda each: each[0])
+        return list(dict.fromkeys(row.get("Region") or "" for _, row in offered))
+
     def machine_memory(self, machine: Machine) -> float | None:
         """Return the GiB of the cheapest fitting machine, the smallest of equals; None where
         none is known."""
@@ -69,6 +74,11 @@ class PriceCatalog:
         if not path.exists():
             return {}
         return as_object(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def open_catalog() -> PriceCatalog:
+    """Return the catalog of this machine's user."""
+    return PriceCatalog(Path("~/.sky").expanduser())
 
 
 def cheapest_price(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:

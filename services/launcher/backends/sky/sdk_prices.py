@@ -7,16 +7,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from services.common import log
 from services.launcher.backends.sky.blocking_calls import start_in_thread
 from services.launcher.backends.sky.machine_candidates import cloud_of
-from services.launcher.backends.sky.price_catalog import PriceCatalog
+from services.launcher.backends.sky.price_catalog import PriceCatalog, open_catalog
 from services.launcher.config.sky import Machine
 
-_HOME = Path("~/.sky")
 _HOUR_S = 3600.0
 # The catalog answers for these; without a cloud SkyPilot would query all of them.
 _OWN = frozenset({"", "slurm", "kubernetes", "ssh"})
@@ -31,15 +29,15 @@ _log = log.get_logger(__name__)
 
 def choose_price_source() -> Callable[[Machine], float | None]:
     """Return the best source of $/h of a machine that this environment has."""
-    home = _HOME.expanduser()
-    prices = _shared_sky_prices(home) if find_spec("sky") is not None else PriceCatalog(home)
+    catalog = open_catalog()
+    prices = _shared_sky_prices(catalog) if find_spec("sky") is not None else catalog
     return prices.machine_price
 
 
 @cache
-def _shared_sky_prices(home: Path) -> "SkyPrices":
+def _shared_sky_prices(catalog: PriceCatalog) -> "SkyPrices":
     """Return one instance for all callers, so that a failing SkyPilot is detected only once."""
-    return SkyPrices(PriceCatalog(home))
+    return SkyPrices(catalog)
 
 
 class SkyPrices:

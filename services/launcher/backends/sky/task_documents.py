@@ -5,18 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky import names
-from services.launcher.backends.sky.machine_candidates import (
-    cloud_of,
-    machines_for_attempt,
-    machines_for_group,
-    machines_of,
-)
+from services.launcher.backends.sky.machine_candidates import cloud_of, machines_of
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.sky import Machine, Machines, SkyConfig
+from services.launcher.config.sky import Machine, Machines
 from services.launcher.run_plan import further_machine_module, may_span
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
@@ -26,7 +20,6 @@ Document = dict[str, Any]
 UNLIMITED_HOURS = 168.0
 # Time beyond `max_hours` and draining, for finding and setting up machines.
 _SLACK_S = 600.0
-_TERMINATION_DELAY = "60s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +40,6 @@ class RunSite:
     def replica_name(self, key: ReplicaKey) -> str:
         return names.member_name(self.owner, self.run_id, key)
 
-    @property
-    def group_name(self) -> str:
-        return names.group_name(self.owner, self.run_id)
-
-    @property
-    def group_names(self) -> tuple[str, str]:
-        """The names that the run's group may have: the learner's if that is alone in it."""
-        return self.group_name, self.learner_name
-
-    @property
-    def learner_name(self) -> str:
-        return self.replica_name((LEARNER, 0))
-
 
 def hard_limit_s(config: LauncherConfig) -> int:
     """Return the seconds after which a machine ends its work in any case."""
@@ -73,11 +53,11 @@ def site_from_launch(launch: LaunchSpec, owner: str, registry: str, workdir: str
     return RunSite(launch.run_id, owner, registry, workdir, launch.config, spec, launch.mode)
 
 
-def replica_task(site: RunSite, key: ReplicaKey, attempt: int = 1) -> Document:
-    """Return the task of one replica: of a managed job, or in mode `cluster` of a cluster of
-    its own."""
+def replica_task(site: RunSite, key: ReplicaKey, machines: Machines | None = None) -> Document:
+    """Return the task of one replica, on a cluster of its own: by default on the machines that the
+    spec requests."""
     service = key[0]
-    machines = _machines_for_replica(site.config.sky, key, attempt)
+    machines = machines or machines_of(site.config.sky, service)
     document: Document = {"name": site.replica_name(key)}
     if machines.num_nodes > 1:
         document["num_nodes"] = machines.num_nodes
@@ -93,38 +73,10 @@ def replica_task(site: RunSite, key: ReplicaKey, attempt: int = 1) -> Document:
     return document
 
 
-def _machines_for_replica(config: SkyConfig, key: ReplicaKey, attempt: int) -> Machines:
-    machines = machines_of(config, key[0])
-    if config.mode == "group" and is_static(key):
-        return machines_for_group(machines, attempt)
-    return machines_for_attempt(machines, attempt)
-
-
 def fill_secrets(document: Document, values: Mapping[str, str]) -> Document:
     """Fill in the secrets' values, and add the optional ones that the launcher has."""
     named = dict.fromkeys((*document["secrets"], *values))
     return {**document, "secrets": {name: values.get(name) for name in named}}
-
-
-def job_group_tasks(site: RunSite, keys: list[ReplicaKey], attempt: int = 1) -> list[Document]:
-    """Return the Job Group of a run: header, learner, gateways. When the learner ends, all end."""
-    # SkyPilot gives a group's only task the group's name, and then misses the task's own.
-    header: Document = {
-        "name": site.group_name if len(keys) > 1 else site.learner_name,
-        "execution": "parallel",
-        "primary_tasks": [site.learner_name],
-        "termination_delay": {"default": _TERMINATION_DELAY},
-        # Names within a group exist on Kubernetes only; the registry announces peers.
-        "inter_connection": False,
-    }
-    learner_first = sorted(keys, key=lambda key: (key[0] != LEARNER, key))
-    return [header, *(replica_task(site, key, attempt) for key in learner_first)]
-
-
-def is_static(key: ReplicaKey) -> bool:
-    """Return whether a replica is declared with its group; others join and leave it on their
-    own."""
-    return key[0] in (LEARNER, GATEWAY)
 
 
 def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:
@@ -151,15 +103,7 @@ def _replica_resources(site: RunSite, service: str, machines: Machines) -> Docum
     if sky.network == "public" and service in (LEARNER, GATEWAY):
         found["ports"] = [sky.port, weights_port(sky.port)] if service == LEARNER else [sky.port]
     found["labels"] = _replica_labels(site, service)
-    if sky.mode == "group":
-        # Watcher and launcher handle crashes of a replica; SkyPilot replaces preempted machines,
-        # also those whose watcher noticed it first.
-        found["job_recovery"] = {
-            "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [EXIT_PREEMPTED],
-        }
-    else:
-        found["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
+    found["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
     return found
 
 

@@ -1,12 +1,17 @@
-"""A machine backend on an in-memory SkyPilot."""
+"""A machine backend on SkyPilot's client and a server of the tests in this process."""
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.launcher.backends.sky.backend import SkyBackend
-from tests.support.fake_sky import FakeSky
+from services.launcher.backends.sky.sdk import SkyClient
+from tests.support.skypilot.in_process import skypilot_here
+from tests.support.skypilot.server import Server
+
+POLL_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +27,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sky() -> FakeSky:
-    return FakeSky()
+def sky(tmp_path: Path) -> Iterator[Server]:
+    with skypilot_here(tmp_path / "skypilot") as server:
+        yield server
 
 
 @pytest.fixture
-def backend(sky: FakeSky, tmp_path: Path, root: Path) -> SkyBackend:
-    return SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02, gather_s=0.05)
+def client(sky: Server) -> SkyClient:
+    return SkyClient()
+
+
+@pytest.fixture
+def backend(client: SkyClient, tmp_path: Path, root: Path) -> SkyBackend:
+    """A backend that trusts no machine without a look."""
+    return SkyBackend(tmp_path / "runs", root, client, poll_s=POLL_S, silent_s=0.0)

@@ -17,8 +17,8 @@ from services.launcher.security.env_filter import (
 )
 from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
-from tests.support.fake_sky import FakeSky
 from tests.support.sky_launches import config, launch
+from tests.support.skypilot.server import Server
 
 STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 OPTIONS, HUB = "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"
@@ -140,18 +140,18 @@ def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
 
 
 async def given(
-    backend: SkyBackend, sky: FakeSky, key: ReplicaKey, **changes: Any
+    backend: SkyBackend, sky: Server, key: ReplicaKey, **changes: Any
 ) -> dict[str, str]:
     """The opened secrets of a replica's machine."""
-    settings = config(mode="cluster", commit="HEAD")
-    await backend.start_replica(launch(key, settings, {**WISH, **changes}))
-    values = dict(sky.secrets[-1])
-    unseal_secrets(values, Path(sky.attempts[-1]["workdir"]) / KEY_FILE)
+    unit = await backend.start_replica(launch(key, config(commit="HEAD"), {**WISH, **changes}))
+    values = dict(sky.launched[-1]["secrets"])
+    unseal_secrets(values, Path(sky.launched[-1]["workdir"]) / KEY_FILE)
+    await backend.kill_replica(unit)
     return {name: values[name] for name in values if name not in secret_names.IDENTITY_VARIABLES}
 
 
 async def test_what_is_set_here_is_handed_over_and_what_is_not_refuses_nothing(
-    backend: SkyBackend, sky: FakeSky, monkeypatch: pytest.MonkeyPatch
+    backend: SkyBackend, sky: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await given(backend, sky, (LEARNER, 0)) == {}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")

@@ -13,10 +13,10 @@ from services.common.config import canonical_json
 from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.status import Cluster
+from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.state import LEARNER, ROLLOUT
 from tests.support import sky_launches
-from tests.support.fake_sky import FakeSky
+from tests.support.skypilot.server import Server
 
 
 class Account:
@@ -81,24 +81,22 @@ def runs(tmp_path: Path) -> Path:
 
 
 def on_cloud(runs: Path, run_id: str, service: str) -> str:
-    """SkyPilot's name for a machine of a job: it ends with the user's mark and a number."""
+    """SkyPilot's name for a machine of a cluster: it ends with the user's mark and a number."""
     member = names.member_name(names.owner_of(runs), run_id, (service, 0))
     return f"{member}-7-89abcdef-head"
 
 
 @pytest.fixture
-def audited(account: Account, runs: Path, root: Path) -> tuple[SkyBackend, FakeSky]:
-    sky = FakeSky()
-    return SkyBackend(runs, root, sky, poll_s=0.02), sky
+def audited(account: Account, client: SkyClient, runs: Path, root: Path) -> SkyBackend:
+    return SkyBackend(runs, root, client, poll_s=0.02)
 
 
 async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_its_cloud(
-    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path, tmp_path: Path
+    account: Account, audited: SkyBackend, sky: Server, runs: Path, tmp_path: Path
 ) -> None:
-    backend, sky = audited
+    backend = audited
     known = on_cloud(runs, "other", LEARNER)
-    cluster = known.removesuffix("-89abcdef-head")
-    sky.machines[cluster] = Cluster(cluster, "UP", managed=True)
+    sky.leak(known.removesuffix("-89abcdef-head"))
     account.machines = {
         "1": on_cloud(runs, "lost", ROLLOUT),
         "2": on_cloud(runs, sky_launches.RUN_ID, ROLLOUT),
@@ -117,9 +115,9 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
 
 
 async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
-    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
+    account: Account, audited: SkyBackend, runs: Path
 ) -> None:
-    backend, _ = audited
+    backend = audited
     account.machines = {
         "1": on_cloud(runs, sky_launches.RUN_ID, LEARNER),
         "2": on_cloud(runs, "other", LEARNER),
@@ -131,9 +129,9 @@ async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
 
 
 async def test_an_unreachable_cloud_is_no_empty_cloud(
-    account: Account, audited: tuple[SkyBackend, FakeSky]
+    account: Account, audited: SkyBackend
 ) -> None:
-    backend, _ = audited
+    backend = audited
     account.broken = True
     for query in (
         backend.list_orphan_resources([]),
@@ -145,9 +143,9 @@ async def test_an_unreachable_cloud_is_no_empty_cloud(
 
 
 async def test_a_cloud_where_no_run_may_be_is_not_queried(
-    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
+    account: Account, audited: SkyBackend, runs: Path
 ) -> None:
-    backend, _ = audited
+    backend = audited
     account.broken = True
     file = runs / sky_launches.RUN_ID / "spec.json"
     file.write_text(file.read_text().replace("lambda", "aws"))

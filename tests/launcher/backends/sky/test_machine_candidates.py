@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.sky import machine_candidates
+from services.launcher.backends.sky.status import Place
 from services.launcher.backends.sky.task_documents import describe_machine
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
@@ -151,3 +152,37 @@ def test_a_machine_is_described_with_all_that_was_wished_for() -> None:
         describe_machine(Machine(cpus="4+", disk_tier="low"))
         == "any cloud 4+ CPUs, disk of tier low"
     )
+
+
+def _lose(machines: Machines, lost: Place, *regions: str) -> list[str | None]:
+    prices = {"aws/a": 3.0, "aws/b": 2.0, "aws/c": 1.0}
+    kept = machine_candidates.with_place_last(
+        machines, lost, lambda _: regions, lambda machine: prices.get(machine.infra or "")
+    )
+    assert kept.num_nodes == machines.num_nodes
+    return [machine.infra for machine in kept.ordered]
+
+
+def test_the_place_of_a_lost_machine_is_tried_last_and_the_others_in_their_order() -> None:
+    machines = Machines(ordered=(_A, _B, _C), num_nodes=2)
+    assert _lose(machines, Place("aws", "a")) == ["aws/b", "aws/c", "aws/a"]
+    assert _lose(machines, Place("aws", "b")) == ["aws/a", "aws/c", "aws/b"]
+    assert _lose(machines, Place("gcp", "a")) == ["aws/a", "aws/b", "aws/c"]
+
+
+def test_of_candidates_in_any_order_the_cheapest_that_are_elsewhere_come_first() -> None:
+    assert _lose(Machines(any_of=(_A, _B, _C)), Place("aws", "c")) == ["aws/b", "aws/a", "aws/c"]
+
+
+def test_a_candidate_without_a_region_is_divided_into_those_of_the_catalog() -> None:
+    anywhere = Machines(ordered=(Machine(infra="aws"),))
+    assert _lose(anywhere, Place("aws", "b"), "a", "b", "c") == ["aws/a", "aws/c", "aws/b"]
+    # Without a catalog no other region is known, and any may do.
+    assert _lose(anywhere, Place("aws", "b")) == ["aws"]
+    any_cloud = Machines(ordered=(Machine(accelerators="H100:1"),))
+    assert _lose(any_cloud, Place("aws", "b"), "a", "b") == ["aws/a", None]
+
+
+def test_only_the_zone_of_a_lost_machine_is_avoided_where_candidates_name_zones() -> None:
+    zones = Machines(ordered=(Machine(infra="aws/a/a1"), Machine(infra="aws/a/a2")))
+    assert _lose(zones, Place("aws", "a", zone="a1")) == ["aws/a/a2", "aws/a/a1"]

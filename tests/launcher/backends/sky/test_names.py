@@ -1,4 +1,4 @@
-"""Names of jobs and clusters at SkyPilot."""
+"""Names of clusters at SkyPilot and of their machines at clouds."""
 
 from pathlib import Path
 
@@ -8,32 +8,30 @@ from hypothesis import strategies as st
 from services.launcher.backends.sky import names
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
-# Length of a managed task's name that SkyPilot keeps uncut in the name of its cluster.
-_TASK_NAME_LIMIT = 25
+# Length of a name that no cloud cuts.
+_NAME_LIMIT = 25
 _SERVICES = st.sampled_from((LEARNER, ROLLOUT, GATEWAY))
 _RUN_IDS = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,80}", fullmatch=True)
 
 
 @given(_RUN_IDS, _SERVICES, st.integers(0, 255))
-def test_a_name_fits_uncut_into_that_of_a_managed_jobs_cluster_and_is_parsed_back(
+def test_a_name_fits_uncut_into_that_of_a_machine_and_is_parsed_back(
     run_id: str, service: str, index: int
 ) -> None:
     owner = names.owner_of(Path("runs"))
     name = names.member_name(owner, run_id, (service, index))
-    assert len(name) <= _TASK_NAME_LIMIT
+    assert len(name) <= _NAME_LIMIT
     expected = names.ParsedName(owner, names.run_mark(run_id), (service, index))
     assert names.parse_name(name) == expected
-    # SkyPilot's name for the cluster of job 17.
+    # SkyPilot's name for a machine.
     assert names.parse_name(f"{name}-17") == expected
 
 
 @given(_RUN_IDS)
-def test_a_groups_name_is_readable_and_names_no_replica(run_id: str) -> None:
-    owner = names.owner_of(Path("runs"))
-    name = names.group_name(owner, run_id)
-    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert len(name) <= 64
-    assert names.parse_name(name) == names.ParsedName(owner, names.run_mark(run_id), None)
+def test_a_run_id_is_readable_where_a_cloud_takes_few_letters(run_id: str) -> None:
+    slug = names.slugify_run_id(run_id)
+    assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert len(slug) <= 64
 
 
 def test_the_time_of_a_run_is_kept_where_its_name_is_too_long() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import threading
 from collections.abc import Generator
@@ -19,15 +18,12 @@ from services.launcher.backends.ports import (
     StartLostError,
 )
 from services.launcher.backends.sky import names, pending_requests
-from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.state import ROLLOUT
-from tests.support.repository import ROOT
+from tests.support.skypilot.in_process import sdk_at
 
-_SDK = ROOT / "tests/faults/sky_kills/sdk"
 _LIMIT_S = 0.3
 _ANSWERS: dict[str, Any] = {
-    "sky.jobs.queue": {"kind": "jobs", "value": []},
     "sky.status": {"kind": "clusters", "value": []},
     "sky.api_cancel": {"kind": "", "value": []},
 }
@@ -77,50 +73,38 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
+def server() -> Generator[Server]:
     server = Server()
     listening = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
     listening.daemon_threads = True
     threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{listening.server_port}"
-    monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", address)
-    yield server
+    with sdk_at(address):
+        yield server
     server.released.set()
     listening.shutdown()
     listening.server_close()
 
 
 @pytest.fixture
-def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Generator[SkyClient]:
-    for name in ("SKYPILOT_DISABLE_LOCAL_API_SERVER", "SKYPILOT_DISABLE_USAGE_COLLECTION"):
-        monkeypatch.setenv(name, "1")
-    before = {name: sys.modules.pop(name) for name in _skys()}
-    monkeypatch.syspath_prepend(str(_SDK))
-    yield SkyClient(quick_s=_LIMIT_S, slow_s=_LIMIT_S)
-    for name in _skys():
-        del sys.modules[name]
-    sys.modules.update(before)
+def client(server: Server) -> SkyClient:
+    return SkyClient(quick_s=_LIMIT_S, slow_s=_LIMIT_S)
 
 
-def _skys() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "sky"]
-
-
-async def test_a_queue_that_is_never_sent_is_unreachable_and_queried_again(
+async def test_a_table_that_is_never_sent_is_unreachable_and_queried_again(
     server: Server, client: SkyClient
 ) -> None:
-    board = JobQueue(client, poll_s=0.0)
-    server.hung["sky.jobs.queue"] = "get"
+    server.hung["sky.status"] = "get"
     for look in await asyncio.gather(
-        board.recent_jobs(), board.fresh_jobs(), return_exceptions=True
+        client.list_clusters(), client.list_clusters(), return_exceptions=True
     ):
         assert isinstance(look, BackendUnreachable)
         assert "has not answered for 0.3 s; the launcher retries" in str(look)
     server.hung.clear()
-    assert await board.recent_jobs() == []
+    assert await client.list_clusters() == []
 
 
-@pytest.mark.parametrize("method", ["sky.job_status", "sky.down", "sky.jobs.cancel", "sky.status"])
+@pytest.mark.parametrize("method", ["sky.job_status", "sky.down", "sky.status"])
 async def test_no_question_is_waited_for_for_ever(
     server: Server, client: SkyClient, method: str
 ) -> None:
@@ -128,7 +112,6 @@ async def test_no_question_is_waited_for_for_ever(
     query = {
         "sky.job_status": lambda: client.get_job_status(_NAME),
         "sky.down": lambda: client.tear_down_cluster(_NAME),
-        "sky.jobs.cancel": lambda: client.cancel_jobs([1]),
         "sky.status": lambda: client.list_clusters(certain=[_NAME]),
     }[method]
     with pytest.raises(BackendUnreachable, match="has not answered"):
@@ -136,18 +119,13 @@ async def test_no_question_is_waited_for_for_ever(
 
 
 async def test_a_look_at_clusters_that_hangs_keeps_no_other_from_looking(
-    server: Server, client: SkyClient, monkeypatch: pytest.MonkeyPatch
+    server: Server, client: SkyClient
 ) -> None:
-    monkeypatch.delenv("SKYPILOT_DEBUG", raising=False)
     server.hung["sky.status"] = "submit"
     with pytest.raises(BackendUnreachable, match="has not answered"):
         await client.list_clusters()
     server.hung.clear()
     assert await client.list_clusters() == []
-    server.released.set()
-    async with asyncio.timeout(5.0):
-        while "SKYPILOT_DEBUG" in os.environ:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_a_submission_that_never_arrives_is_not_under_way_for_ever(

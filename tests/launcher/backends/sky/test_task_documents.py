@@ -22,25 +22,6 @@ def _site(**sky: Any) -> task_documents.RunSite:
     )
 
 
-def test_the_learner_is_the_groups_primary_and_rollouts_are_no_part_of_it() -> None:
-    site = _site()
-    header, *declared = task_documents.job_group_tasks(site, [(GATEWAY, 0), (LEARNER, 0)])
-    assert header["primary_tasks"] == [declared[0]["name"]] == [site.replica_name((LEARNER, 0))]
-    assert header["execution"] == "parallel" and header["inter_connection"] is False
-    assert [task["name"] for task in declared] == [
-        site.replica_name((LEARNER, 0)),
-        site.replica_name((GATEWAY, 0)),
-    ]
-    assert not task_documents.is_static((ROLLOUT, 0))
-
-
-def test_a_group_of_the_learner_alone_has_its_name_because_skypilot_renames_it() -> None:
-    site = _site()
-    header, only = task_documents.job_group_tasks(site, [(LEARNER, 0)])
-    assert header["name"] == only["name"] == header["primary_tasks"][0]
-    assert {header["name"], site.group_name} == set(site.group_names)
-
-
 def test_secrets_are_named_and_their_values_are_nowhere() -> None:
     spec = {
         "env_gateway": {"backend": "fleet"},
@@ -155,11 +136,9 @@ def test_ports_are_opened_on_a_public_network_for_those_who_are_called() -> None
         assert ("--listen=127.0.0.1:0" in document["run"]) == (not called)
 
 
-def test_a_cluster_of_its_own_takes_itself_down_and_a_member_is_replaced() -> None:
-    member = task_documents.replica_task(_site(), (ROLLOUT, 3))["resources"]
-    plain = task_documents.replica_task(_site(mode="cluster"), (ROLLOUT, 3))["resources"]
-    assert "autostop" not in member and member["job_recovery"]["max_restarts_on_errors"] == 0
-    assert plain["autostop"] == {"idle_minutes": 10, "down": True, "wait_for": "jobs"}
+def test_a_machine_that_idles_takes_itself_down() -> None:
+    resources = task_documents.replica_task(_site(), (ROLLOUT, 3))["resources"]
+    assert resources["autostop"] == {"idle_minutes": 10, "down": True, "wait_for": "jobs"}
 
 
 def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
@@ -190,17 +169,15 @@ def test_labels_describe_a_machine_in_letters_that_all_clouds_take() -> None:
     assert labels["flotilla-service"] == "env-gateway"
 
 
-@pytest.mark.parametrize("mode", ["group", "cluster"])
 @pytest.mark.parametrize("key", _KEYS)
 def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
-    key: tuple[str, int], mode: str
+    key: tuple[str, int],
 ) -> None:
     """Trackers, checkpoints and logs use the `--run-id` of their service."""
-    site = _site(mode=mode)
+    site = _site()
     document = task_documents.replica_task(site, key)
     assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"
     labels = document["resources"]["labels"]
     assert labels["flotilla-run"] == names.slugify_run_id(site.run_id)
     owned = names.parse_name(document["name"])
     assert owned is not None and owned.run == names.run_mark(site.run_id)
-    assert site.group_name.endswith(names.slugify_run_id(site.run_id))

@@ -1,4 +1,4 @@
-"""The part of SkyPilot's client that the launcher uses. Server: tests/faults/sky_kills/server.
+"""The part of SkyPilot's client that the launcher uses. Server: tests/support/skypilot/server.
 
 Found in place of SkyPilot by a launcher that has this folder's parent on its path.
 """

@@ -38,8 +38,6 @@ def submit(method: str, **arguments: Any) -> str:
 def parsed(kind: str, value: Any) -> Any:
     """Return a value in the shape of SkyPilot's own types."""
     match kind:
-        case "jobs":
-            return [_record(each) for each in value], len(value), {}, len(value)
         case "clusters":
             return [_record(each) for each in value]
         case "statuses":
@@ -51,7 +49,7 @@ def parsed(kind: str, value: Any) -> Any:
 
 
 def _record(fields: dict[str, Any]) -> SimpleNamespace:
-    return SimpleNamespace(**{**fields, "status": _named(fields["status"])})
+    return SimpleNamespace(**{**fields, "status": _named(fields["status"]), "handle": None})
 
 
 def _named(status: str | None) -> SimpleNamespace | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.sky_kills.state import Document, Machine
 from tests.support.repository import ROOT
+from tests.support.skypilot.state import Document, Machine
 
 # In the environment of all that runs on a machine: FOLDER:NAME.
 MARK = "TEST_MACHINE"

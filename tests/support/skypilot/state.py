@@ -1,56 +1,19 @@
 """State of the SkyPilot of the tests, in one file: it outlives its server."""
 
 import json
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 Document = dict[str, Any]
-OVER = ("SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED")
-
-
-@dataclass(slots=True)
-class ManagedTask:
-    """One task of a managed job. `root` is the group that it is in or has joined."""
-
-    job_id: int
-    root: int
-    name: str
-    task: str
-    document: Document
-    primary: bool = False
-    status: str = "PENDING"
-    # When a machine was requested, and when it had one: from then on a PENDING one was refused
-    # and sleeps.
-    submitted_at: float | None = None
-    start_at: float | None = None
-    # Whether its machine is set up.
-    ready: bool = False
-    since: float = 0.0
-    reason: str = ""
-    recoveries: int = 0
-
-    @property
-    def cluster(self) -> str:
-        return f"{self.task}-{self.job_id}"
-
-    @property
-    def over(self) -> bool:
-        return self.status in OVER
-
-    def becomes(self, status: str, reason: str = "") -> None:
-        self.status, self.since = status, time.time()
-        self.reason = reason or self.reason
 
 
 @dataclass(slots=True)
 class Cluster:
-    """One of SkyPilot's table. `job` is the status of a plain cluster's job, once it has one."""
+    """One of SkyPilot's table. `job` is the status of its job, once it has one."""
 
     name: str
     document: Document
-    managed: bool
     status: str = "INIT"
     job: str | None = None
 
@@ -66,18 +29,16 @@ class Machine:
 
 @dataclass(slots=True)
 class State:
-    """Everything. `requests` counts the requests for machines by the name of the replica."""
+    """Everything."""
 
-    tasks: list[ManagedTask] = field(default_factory=list[ManagedTask])
     clusters: dict[str, Cluster] = field(default_factory=dict[str, Cluster])
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
-    requests: dict[str, int] = field(default_factory=dict[str, int])
-    # The most machines that a replica has had at a time, and the infras that it was to be on.
-    most: dict[str, int] = field(default_factory=dict[str, int])
+    # By the names of replicas: the infra of each request for a machine, and the most machines that
+    # it has had at a time.
     infras: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-
-    def next_job(self) -> int:
-        return max((task.job_id for task in self.tasks), default=0) + 1
+    most: dict[str, int] = field(default_factory=dict[str, int])
+    # How often a client asked about the job of each cluster.
+    looks: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def read(file: Path) -> State:
@@ -86,12 +47,11 @@ def read(file: Path) -> State:
         return State()
     found = json.loads(file.read_text())
     return State(
-        tasks=[ManagedTask(**task) for task in found["tasks"]],
         clusters={name: Cluster(**each) for name, each in found["clusters"].items()},
         machines={name: Machine(**each) for name, each in found["machines"].items()},
-        requests=found["requests"],
-        most=found["most"],
         infras=found["infras"],
+        most=found["most"],
+        looks=found["looks"],
     )
 
 
@@ -113,7 +73,6 @@ class Script:
     accept_s: float = 0.0
     boot_s: float = 0.0
     setup_s: float = 0.0
-    cancel_s: float = 0.0
     down_s: float = 0.0
     # Whether there is another machine for one that was taken away.
     recovers: bool = True
@@ -122,7 +81,7 @@ class Script:
     # first so many submissions.
     broken: str = ""
     broken_times: int = 2
-    # Machines of plain clusters come, but no login succeeds.
+    # Machines come, but no login succeeds.
     no_login: bool = False
     # Machines run nothing; they end when a test ends them.
     bare: bool = True
