@@ -16,6 +16,8 @@ class ReplicaCommand(StrEnum):
     NONE = "none"
     DRAIN = "drain"
     STOP = "stop"
+    # To a watcher whose process has ended: start it again.
+    START = "start"
 
 
 class UnitPhase(StrEnum):
@@ -24,12 +26,16 @@ class UnitPhase(StrEnum):
     SETUP = "setup"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    # Its process has ended, and it waits for START, DRAIN or STOP.
+    WAITING = "waiting"
+    # Its process has ended, and so does it.
     EXITED = "exited"
 
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """Report of the watcher on a replica's machine; `exit` is set once it is EXITED."""
+    """Report of the watcher on a replica's machine; `exit` is set if it is WAITING or EXITED.
+    `restarts` counts the commands to START that it has obeyed."""
 
     phase: UnitPhase
     exit: ExitStatus | None = None

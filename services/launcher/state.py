@@ -150,7 +150,8 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One process of a service.
+    """One process of a service, and its machine, which may outlive it: then it is started there
+    again, or the machine ends too.
 
     `due` depends on the state. STARTING: must serve by then; RESTARTING: starts again then;
     DRAINING: killed then. `failures` are the times of recent failures. `attempt` is the
@@ -173,8 +174,11 @@ class Replica:
     due: float = 0.0
     # Time of the last kill, which did not end it.
     killed: float = -KILL_AGAIN_S
-    # Its watcher has reported its end; the backend may take minutes longer to notice. Not in the
-    # ledger: a launcher without that report waits for the backend.
+    # The last end of its process that was reported from its machine: the watcher's incarnation and
+    # the number of its restarts.
+    ended: str = ""
+    # Its watcher has reported its own end; the backend may take minutes longer to notice. Not in
+    # the ledger: a launcher without that report waits for the backend.
     exited: bool = False
 
     @property

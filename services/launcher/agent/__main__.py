@@ -119,7 +119,8 @@ async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGen
             hostname=socket.gethostname(),
             resume=given.resume,
         )
-        yield Watcher(WatchState(time.monotonic(), config.sky.unit_lease_s, config), parts)
+        lease_s, drain_s = config.sky.unit_lease_s, config.drain_s
+        yield Watcher(WatchState(time.monotonic(), lease_s, drain_s), parts)
 
 
 async def _end_leftovers(agent_spec: AgentSpec) -> None:
@@ -167,7 +168,7 @@ def _make_prepare(agent_spec: AgentSpec, log_path: Path) -> Prepare:
     async def prepare_folder(begun: bool) -> None:
         # Further machines have no files of the run.
         if agent_spec.arguments.here[0] == LEARNER:
-            await folder.ensure_ready(begun, agent_spec.config)
+            await folder.ensure_ready(begun)
 
     return prepare_folder
 

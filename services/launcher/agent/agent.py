@@ -71,6 +71,7 @@ class Watcher:
         self._news = asyncio.Event()
         self._answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._unit: Unit | None = None
+        self._preparing: list[asyncio.Task[None]] = []
         self._sees = BackgroundTasks()
 
     async def watch_to_end(self) -> ExitStatus:
@@ -81,21 +82,21 @@ class Watcher:
                 ("report", self._keep_reporting()),
                 ("notices", self._poll_notices()),
                 ("log", self._parts.uploader.upload_logs()),
-                ("prepare", self._prepare_machine()),
             )
         ]
         for task in background:
             task.add_done_callback(self._check_task)
+        self._begin_preparing()
         try:
             await self._keep_replica()
         finally:
-            await cancel_tasks(background)
+            await cancel_tasks([*background, *self._preparing])
         await self._send_farewell()
         return self._watch.verdict
 
     def drain_replica(self, cause: EndCause, grace_s: float | None = None) -> None:
         """Drain the replica within the grace."""
-        longest_s = self._watch.config.drain_s
+        longest_s = self._watch.drain_s
         grace_s = longest_s if grace_s is None else min(grace_s, longest_s)
         if self._watch.stage is not WatchStage.DRAINING:
             _log.warning("draining", cause=cause.value, grace_s=grace_s)
@@ -164,10 +165,20 @@ class Watcher:
         self._handle_exit(how)
 
     def _handle_exit(self, how: ExitStatus) -> None:
-        self._change_state(watches.record_exit(self._watch, how, time.monotonic()))
+        self._change_state(watches.record_exit(self._watch, how))
         if self._watch.stage is WatchStage.WAITING:
-            failures = len(self._watch.failures)
-            _log.warning("starting it again", code=how.code, failures=failures)
+            _log.warning("it has ended; the launcher decides what follows", code=how.code)
+
+    def _start_again(self) -> None:
+        """Obey the launcher's command to start a process that has ended."""
+        self._change_state(watches.grant_start(self._watch))
+        if self._watch.stage is WatchStage.PREPARING:
+            self._begin_preparing()
+
+    def _begin_preparing(self) -> None:
+        task = asyncio.create_task(self._prepare_machine(), name="prepare")
+        task.add_done_callback(self._check_task)
+        self._preparing = [task]
 
     async def _prepare_machine(self) -> None:
         begun = await self._answered or self._parts.resume
@@ -177,7 +188,7 @@ class Watcher:
             return self._give_up_setup(ExitStatus(EXIT_BAD_CONFIG, str(error)))
         except StoreAwayError as error:
             return self._give_up_setup(ExitStatus(_EXIT_RETRYABLE, str(error)))
-        self._change_state(watches.mark_prepared(self._watch, time.monotonic()))
+        self._change_state(watches.mark_prepared(self._watch))
 
     def _give_up_setup(self, how: ExitStatus) -> None:
         _log.error("the replica cannot be started here", why=how.tail)
@@ -217,15 +228,21 @@ class Watcher:
         self._change_state(watches.renew_lease(self._watch, sent_at, answer.lease_s))
         if not self._answered.done():
             self._answered.set_result(answer.begun)
-        if answer.command is ReplicaCommand.DRAIN:
-            self.drain_replica(EndCause.ASKED)
-        elif answer.command is ReplicaCommand.STOP:
-            self.drain_replica(EndCause.ASKED, watches.STOP_GRACE_S)
+        match answer.command:
+            case ReplicaCommand.START:
+                self._start_again()
+            case ReplicaCommand.DRAIN:
+                self.drain_replica(EndCause.ASKED)
+            case ReplicaCommand.STOP:
+                self.drain_replica(EndCause.ASKED, watches.STOP_GRACE_S)
+            case ReplicaCommand.NONE:
+                pass
         return True
 
     def _make_report(self) -> UnitReport:
         watch = self._watch
-        how = watch.verdict if watch.stage is WatchStage.OVER else None
+        ended = watch.stage in (WatchStage.WAITING, WatchStage.OVER)
+        how = watch.verdict if ended else None
         return UnitReport(watch.phase, how, self._parts.hostname, watch.restarts)
 
     async def _send_farewell(self) -> None:

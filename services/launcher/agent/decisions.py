@@ -1,15 +1,15 @@
-"""State machine of a replica on its machine: it runs until it is done or unwanted, or the machine
-is taken away. Pure.
+"""State machine of a replica on its machine: it runs until it ends, is unwanted, or the machine is
+taken away. Pure.
 
-The clock is an argument. The launcher's permission to continue is a lease: a watcher that loses
-contact with the launcher ends the replica, so that no forgotten machine keeps costing money."""
+The launcher decides what follows an end. Its permission to continue is a lease: a watcher that
+loses contact with the launcher ends the replica, so that no forgotten machine keeps costing money.
+The clock is an argument."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, ExitStatus
+from services.launcher.state import KILL_AGAIN_S, ExitStatus
 
 # Grace of a stop command; a service takes at most 5 seconds to clean up.
 STOP_GRACE_S = 7.0
@@ -17,13 +17,15 @@ EXIT_SILENCE = 69
 
 
 class WatchStage(StrEnum):
-    """Stage of the replica; the comments define `due` in each."""
+    """Stage of the replica."""
 
     # No process runs yet.
     PREPARING = "preparing"
-    # The start is due then.
-    WAITING = "waiting"
+    # To be started.
+    READY = "ready"
     RUNNING = "running"
+    # It has ended, or the machine could not be prepared: the launcher's command is awaited.
+    WAITING = "waiting"
     # The kill is due then.
     DRAINING = "draining"
     OVER = "over"
@@ -47,24 +49,22 @@ class ProcessAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """Known state of the replica. `renewed` is when the launcher last renewed the lease."""
+    """Known state of the replica. `renewed` is when the launcher last renewed the lease; `due` is
+    when a DRAINING replica is killed."""
 
     renewed: float
     lease_s: float
-    config: LauncherConfig
+    drain_s: float
     stage: WatchStage = WatchStage.PREPARING
+    prepared: bool = False
     due: float = 0.0
     cause: EndCause | None = None
     drain_sent: bool = False
     killed: float = -KILL_AGAIN_S
-    starts: int = 0
-    failures: tuple[float, ...] = ()
+    # Commands to start again.
+    restarts: int = 0
     # Last exit of its process.
     ending: ExitStatus | None = None
-
-    @property
-    def restarts(self) -> int:
-        return max(0, self.starts - 1)
 
     @property
     def phase(self) -> UnitPhase:
@@ -73,7 +73,8 @@ class WatchState:
             return UnitPhase.EXITED
         if self.cause is EndCause.PREEMPTED:
             return UnitPhase.PREEMPTED
-        return UnitPhase.SETUP if self.stage is WatchStage.PREPARING else UnitPhase.RUNNING
+        phases = {WatchStage.PREPARING: UnitPhase.SETUP, WatchStage.WAITING: UnitPhase.WAITING}
+        return phases.get(self.stage, UnitPhase.RUNNING)
 
     @property
     def verdict(self) -> ExitStatus:
@@ -91,11 +92,9 @@ def decide_action(watch: WatchState, now: float) -> tuple[WatchState, ProcessAct
     if watch.stage is WatchStage.OVER:
         return watch, None
     if watch.cause is None and now >= watch.renewed + watch.lease_s:
-        watch = request_end(watch, EndCause.SILENCE, now, watch.config.drain_s)
-    if watch.stage is WatchStage.WAITING and now >= watch.due:
-        return replace(
-            watch, stage=WatchStage.RUNNING, starts=watch.starts + 1
-        ), ProcessAction.START
+        watch = request_end(watch, EndCause.SILENCE, now, watch.drain_s)
+    if watch.stage is WatchStage.READY:
+        return replace(watch, stage=WatchStage.RUNNING), ProcessAction.START
     if watch.stage is not WatchStage.DRAINING:
         return watch, None
     if now >= max(watch.due, watch.killed + KILL_AGAIN_S):
@@ -109,20 +108,29 @@ def next_due(watch: WatchState) -> float | None:
     """Return when `decide_action` is next due even without an event."""
     if watch.stage is WatchStage.DRAINING:
         return max(watch.due, watch.killed + KILL_AGAIN_S)
-    lost = watch.renewed + watch.lease_s if watch.cause is None else None
-    if watch.stage is WatchStage.WAITING:
-        return watch.due if lost is None else min(watch.due, lost)
-    return lost
+    return watch.renewed + watch.lease_s if watch.cause is None else None
 
 
-def mark_prepared(watch: WatchState, now: float) -> WatchState:
+def mark_prepared(watch: WatchState) -> WatchState:
     """Record that the machine is ready for the replica."""
-    return watch if watch.stage is not WatchStage.PREPARING else _wait_until(watch, now)
+    if watch.stage is not WatchStage.PREPARING:
+        return watch
+    return replace(watch, stage=WatchStage.READY, prepared=True)
 
 
 def mark_unprepared(watch: WatchState, how: ExitStatus) -> WatchState:
-    """Record that the machine cannot be made ready for the replica."""
-    return replace(watch, stage=WatchStage.OVER, ending=how)
+    """Record that the machine could not be made ready for the replica."""
+    if watch.stage is not WatchStage.PREPARING:
+        return watch
+    return replace(watch, stage=WatchStage.WAITING, ending=how)
+
+
+def grant_start(watch: WatchState) -> WatchState:
+    """Obey a command to start again; one that comes twice is obeyed once."""
+    if watch.stage is not WatchStage.WAITING:
+        return watch
+    stage = WatchStage.READY if watch.prepared else WatchStage.PREPARING
+    return replace(watch, stage=stage, restarts=watch.restarts + 1)
 
 
 def renew_lease(watch: WatchState, sent_at: float, lease_s: float) -> WatchState:
@@ -141,18 +149,7 @@ def request_end(watch: WatchState, cause: EndCause, now: float, grace_s: float) 
     return replace(watch, stage=WatchStage.OVER, cause=cause)
 
 
-def record_exit(watch: WatchState, how: ExitStatus, now: float) -> WatchState:
+def record_exit(watch: WatchState, how: ExitStatus) -> WatchState:
     """Record that the process and all its children are gone."""
-    watch = replace(watch, ending=how)
-    if watch.stage is WatchStage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
-        return replace(watch, stage=WatchStage.OVER)
-    config = watch.config
-    recent = [at for at in watch.failures if now - at < config.restart_window_s]
-    watch = replace(watch, failures=(*recent, now))
-    if len(watch.failures) > config.max_restarts:
-        return replace(watch, stage=WatchStage.OVER)
-    return _wait_until(watch, now + config.restart_delay_s(len(watch.failures)))
-
-
-def _wait_until(watch: WatchState, due: float) -> WatchState:
-    return replace(watch, stage=WatchStage.WAITING, due=due)
+    draining = watch.stage is WatchStage.DRAINING
+    return replace(watch, ending=how, stage=WatchStage.OVER if draining else WatchStage.WAITING)

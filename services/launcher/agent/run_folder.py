@@ -6,14 +6,12 @@ its next ones."""
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.launcher.config.launcher import LauncherConfig
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing
 
@@ -26,7 +24,7 @@ class NotResumableError(Exception):
 
 
 class StoreAwayError(Exception):
-    """The store stayed out of reach through all retries."""
+    """The store is out of reach at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +39,20 @@ class RunFolder:
     log: Path
     inherits: tuple[str, ...] = ()
 
-    async def ensure_ready(
-        self,
-        begun: bool,
-        config: LauncherConfig,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> bool:
+    async def ensure_ready(self, begun: bool) -> bool:
         """Restore the folder if it has to be; return whether it was restored.
 
         Raises NotResumableError, StoreAwayError."""
         if not self._must_be_restored(begun):
             return False
-        for failures in range(1, config.max_restarts + 2):
-            code = await self._run_restore()
-            if code == 0:
-                return True
-            if code == _NOTHING and not begun:
-                return False
-            if code != _RETRYABLE:
-                raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
-            await sleep(config.restart_delay_s(failures))
-        raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
+        code = await self._run_restore()
+        if code == 0:
+            return True
+        if code == _NOTHING and not begun:
+            return False
+        if code == _RETRYABLE:
+            raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
+        raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
 
     def _must_be_restored(self, begun: bool) -> bool:
         if (self.run_dir / JOURNAL).exists():

@@ -25,7 +25,8 @@ def handle_report(
     key = (request.service, request.replica)
     # A phase that only a newer agent knows is RUNNING.
     phase = PHASES.find_member(request.phase) or UnitPhase.RUNNING
-    how = state.ExitStatus(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
+    ended = phase in (UnitPhase.WAITING, UnitPhase.EXITED)
+    how = state.ExitStatus(request.exit_code, request.tail) if ended else None
     command = supervisor.record_report(
         key,
         request.incarnation,

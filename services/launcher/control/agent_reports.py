@@ -69,5 +69,5 @@ def describe_report(key: ReplicaKey, before: UnitReport | None, report: UnitRepo
             return f"{label} has the machine {report.hostname}"
         case UnitPhase.PREEMPTED:
             return f"{label} is losing its machine {report.hostname} and drains"
-        case UnitPhase.RUNNING | UnitPhase.EXITED:
+        case UnitPhase.RUNNING | UnitPhase.WAITING | UnitPhase.EXITED:
             return ""

@@ -72,7 +72,9 @@ def _match_wanted(run: Run, now: float, config: LauncherConfig) -> tuple[Run, li
     for replica in run.replicas.values():
         if replica.state is ReplicaState.RESTARTING and now >= replica.due:
             run = run.with_replicas([_restart_replica(replica, now, config)])
-            actions.append(StartReplica(replica.key))
+            # Where the machine stayed, its watcher gets the command in reply to a report.
+            if replica.unit is None:
+                actions.append(StartReplica(replica.key))
     return run, actions
 
 
@@ -88,7 +90,7 @@ def _restart_replica(replica: Replica, now: float, config: LauncherConfig) -> Re
 
 
 def _drain_one(run: Run, replica: Replica, by: float) -> tuple[Run, list[RunAction]]:
-    """Drain one replica. Without a process it stops at once."""
+    """Drain one replica. Without a process it stops at once, and its machine if there is one."""
     if replica.state in (ReplicaState.RESTARTING, ReplicaState.FAILED):
         return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
     run = run.with_replicas([replace(replica, state=ReplicaState.DRAINING, due=by)])
@@ -149,8 +151,9 @@ def next_reconcile_due(run: Run, now: float) -> float | None:
     return min((due for due in dues if due > now), default=None)
 
 
-def command_for(run: Run, key: ReplicaKey, now: float) -> ReplicaCommand:
-    """Return the command in reply to a replica's heartbeat or report."""
+def command_for(run: Run, key: ReplicaKey, now: float, ended: str = "") -> ReplicaCommand:
+    """Return the command in reply to a replica's heartbeat, or to the report of its watcher, which
+    may be that its process has `ended`."""
     replica = run.replicas.get(key)
     if run.state.has_ended:
         return ReplicaCommand.STOP
@@ -160,6 +163,8 @@ def command_for(run: Run, key: ReplicaKey, now: float) -> ReplicaCommand:
     if replica.state.is_over:
         # SkyPilot gave a machine to a replica that it could not cancel.
         return ReplicaCommand.STOP
+    if replica.state is ReplicaState.STARTING and ended and ended == replica.ended:
+        return ReplicaCommand.START
     if replica.state is not ReplicaState.DRAINING:
         return ReplicaCommand.NONE
     return ReplicaCommand.STOP if now >= replica.due else ReplicaCommand.DRAIN

@@ -1,6 +1,7 @@
 """Consequences of a replica's end: a restart after a pause, another machine, or giving up.
 Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.launcher.config.launcher import LauncherConfig
@@ -51,8 +52,28 @@ def handle_no_capacity(
 def handle_exit(
     run: Run, key: ReplicaKey, how: ExitStatus, now: float, config: LauncherConfig
 ) -> tuple[Run, list[RunNote]]:
-    """Handle the end of this replica's process: by request, at its goal, or by a failure."""
+    """Handle the end of this replica and its machine: by request, at its goal, or by a failure."""
     replica = _without_unit(run.replicas[key])
+    if replica.state.is_over:
+        return run.with_replicas([replica]), []
+    return _conclude_end(run, replica, how, now, config)
+
+
+def handle_process_end(
+    run: Run, key: ReplicaKey, ended: str, how: ExitStatus, now: float, config: LauncherConfig
+) -> tuple[Run, list[RunNote]]:
+    """Handle the end of this replica's process, as its watcher reports it once or repeatedly. The
+    machine stays for a restart, or until the watcher has the answer that there is none."""
+    replica = run.replicas[key]
+    if replica.state.is_over or replica.ended == ended:
+        return run, []
+    replica = replace(replica, ended=ended, address="", metrics_address="")
+    return _conclude_end(run, replica, how, now, config)
+
+
+def _conclude_end(
+    run: Run, replica: Replica, how: ExitStatus, now: float, config: LauncherConfig
+) -> tuple[Run, list[RunNote]]:
     if replica.state is ReplicaState.DRAINING or run.is_ending:
         notes = (
             [RunNote(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
@@ -71,6 +92,7 @@ def _without_unit(replica: Replica) -> Replica:
         price=None,
         address="",
         metrics_address="",
+        ended="",
         exited=False,
         killed=-KILL_AGAIN_S,
     )
@@ -83,12 +105,10 @@ def _restart_or_give_up(
         return _retry_after_preemption(run, replica, now, config)
     if how.unready:
         return _retry_after_failed_setup(run, replica, how.tail, now, config)
-    recent = [at for at in replica.failures if now - at < config.restart_window_s]
-    failures = (*recent, now)
+    failures, delay = count_failure(replica.failures, how, now, config)
     replica = replace(replica, failures=failures)
     cause = f"{replica.label} {describe_exit(how)}"
-    if how.code != EXIT_BAD_CONFIG and len(failures) <= config.max_restarts:
-        delay = config.restart_delay_s(len(failures))
+    if delay is not None:
         replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
         text = f"{cause}; restart {len(failures)} of {config.max_restarts} in {delay:g} s"
         return run.with_replicas([replica]), [RunNote(text)]
@@ -97,6 +117,17 @@ def _restart_or_give_up(
     tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
     return _give_up_replica(run, replica, outcome, now, config, verdict, tail)
+
+
+def count_failure(
+    before: Sequence[float], how: ExitStatus, now: float, config: LauncherConfig
+) -> tuple[tuple[float, ...], float | None]:
+    """Return the times of recent failures, this one included, and the seconds until the restart;
+    None if there is none."""
+    failures = (*(at for at in before if now - at < config.restart_window_s), now)
+    if how.code == EXIT_BAD_CONFIG or len(failures) > config.max_restarts:
+        return failures, None
+    return failures, config.restart_delay_s(len(failures))
 
 
 def _last_words(how: ExitStatus) -> str:

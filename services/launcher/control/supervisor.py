@@ -11,7 +11,13 @@ from services.common import log
 from services.common.change_signal import ChangeSignal
 from services.common.concurrency import running_tasks, wait_for_any, wait_for_event
 from services.launcher import clock, state
-from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
+from services.launcher.agent_protocol import (
+    EXIT_PREEMPTED,
+    ReplicaCommand,
+    UnitPhase,
+    UnitReport,
+    key_of_node,
+)
 from services.launcher.backends.ports import Backend, BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, restarts, run_end, transitions
@@ -57,6 +63,15 @@ class SupervisorDependencies:
     hooks: LauncherHooks = NO_HOOKS
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherMachine:
+    """The last end of the process on a further machine of a replica, and when it starts again."""
+
+    ended: str = ""
+    failures: tuple[float, ...] = ()
+    due: float | None = None
+
+
 class Supervisor:
     """Supervisor of one run from its start, or from a takeover, to its end.
 
@@ -86,6 +101,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[ReplicaKey] = set()
+        self._further: dict[ReplicaKey, FurtherMachine] = {}
         # Replicas on new machines whose price is not fetched yet.
         self._moved: set[ReplicaKey] = set()
         self._carried: set[asyncio.Task[None]] = set()
@@ -103,7 +119,8 @@ class Supervisor:
         )
         async with asyncio.TaskGroup() as tasks:
             for replica in self.run.replicas.values():
-                if not replica.state.is_over and replica.state is not state.ReplicaState.RESTARTING:
+                idle = replica.state.is_over or replica.state is state.ReplicaState.RESTARTING
+                if replica.is_live or not idle:
                     self._spawn_work(tasks, self._controller.take_over_replica(replica.key))
             while not self.run.state.has_ended:
                 self._wake.clear()
@@ -241,10 +258,12 @@ class Supervisor:
         )
 
     def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None:
-        """Record that a replica has ended. Its watcher's report outweighs its backend's."""
+        """Record that a replica has ended, and its machine. Its watcher's last report outweighs its
+        backend's."""
         last = self.units.last_report(key)
         # A report about an earlier machine does not apply to one that was never ready.
-        if last is not None and last.exit is not None and not how.unready:
+        final = last is not None and last.phase is UnitPhase.EXITED
+        if last is not None and last.exit is not None and final and not how.unready:
             preempted = last.exit.code == EXIT_PREEMPTED
             how = ExitStatus(last.exit.code, last.exit.tail or how.tail, preempted)
         self.roster.forget_member(key)
@@ -294,7 +313,8 @@ class Supervisor:
         machine = key_of_node(key, node)
         before = self.units.record_report(machine, incarnation, report)
         # Only the first machine of a replica decides its state.
-        over = report.exit is not None and node == 0
+        over = report.phase is UnitPhase.EXITED and node == 0
+        ended = f"{incarnation} {report.restarts}" if report.phase is UnitPhase.WAITING else ""
         if before is None and node == 0 and key in self.run.replicas:
             self._moved.add(key)
         replica = self.run.replicas.get(key)
@@ -303,8 +323,35 @@ class Supervisor:
         run = transitions.mark_exit_reported(self.run, key) if over else self.run
         text = describe_report(machine, before, report)
         self.commit_run(run, [RunNote(text)] if text else [])
+        if node and report.exit is not None and ended:
+            command = command_for(self.run, key, clock.now())
+            return self._command_further_machine(machine, ended, report.exit, command)
+        if report.exit is not None and ended and key in self.run.replicas:
+            run, notes = restarts.handle_process_end(
+                self.run, key, ended, report.exit, clock.now(), self.config
+            )
+            if run != self.run:
+                self.roster.forget_member(key)
+                self._alarms.drop_alarms(key)
+                self.commit_run(run, notes, cause=restarts.describe_exit(report.exit))
         self._wake.set()
-        return command_for(self.run, key, clock.now())
+        return command_for(self.run, key, clock.now(), ended)
+
+    def _command_further_machine(
+        self, machine: ReplicaKey, ended: str, how: ExitStatus, command: ReplicaCommand
+    ) -> ReplicaCommand:
+        """Return the command to a further machine whose process has ended: while its replica is
+        wanted, it is started again like a replica."""
+        if command is not ReplicaCommand.NONE:
+            return command
+        known = self._further.setdefault(machine, FurtherMachine())
+        if known.ended != ended:
+            failures, delay = restarts.count_failure(known.failures, how, clock.now(), self.config)
+            due = None if delay is None or not how.code else clock.now() + delay
+            known = self._further[machine] = FurtherMachine(ended, failures, due)
+        if known.due is None:
+            return ReplicaCommand.STOP
+        return ReplicaCommand.START if clock.now() >= known.due else ReplicaCommand.NONE
 
     def has_trained(self) -> bool:
         """Return whether the run has trained and must never restart from scratch: its learner

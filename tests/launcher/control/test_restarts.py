@@ -2,20 +2,21 @@
 
 import pytest
 
+from services.launcher.agent_protocol import ReplicaCommand
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import ProvisionConfig, SkyConfig
 from services.launcher.control import restarts, transitions
-from services.launcher.control.actions import (
-    StartReplica,
-)
-from services.launcher.control.reconcile import reconcile_run
+from services.launcher.control.actions import DrainReplica, StartReplica
+from services.launcher.control.reconcile import command_for, reconcile_run
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     LEARNER,
+    PHASE_DONE,
     ROLLOUT,
     ExitStatus,
     Outcome,
     ReplicaState,
+    Run,
     RunState,
     Unit,
 )
@@ -163,3 +164,66 @@ def test_a_setup_that_fails_has_machines_of_its_own_and_uses_up_no_restart() -> 
     run, _ = restarts.handle_exit(run, (LEARNER, 0), unready, 30.0, config)
     assert (run.outcome, run.state) == (Outcome.FAILED, RunState.DRAINING)
     assert "setup failed on machine 3 of 3" in run.error
+
+
+def _ended(run: Run, number: int, how: ExitStatus, now: float) -> Run:
+    """The watcher of rollout-0 reports that its process has ended."""
+    return restarts.handle_process_end(run, (ROLLOUT, 0), f"a {number}", how, now, CONFIG)[0]
+
+
+def test_a_process_is_started_again_on_its_machine_by_the_command_in_a_reply() -> None:
+    run, key = running_run(), (ROLLOUT, 0)
+    unit = run.replicas[key].unit
+    for failures, delay in ((1, 1.0), (2, 2.0)):
+        run = _ended(run, failures, ExitStatus(1), 50.0)
+        replica = run.replicas[key]
+        assert (replica.state, replica.unit) == (ReplicaState.RESTARTING, unit)
+        assert command_for(run, key, 50.0, f"a {failures}") is ReplicaCommand.NONE
+        # A report is repeated until it is answered with a command: it counts once.
+        assert _ended(run, failures, ExitStatus(1), 50.5) == run
+        run, actions = reconcile_run(run, 50.0 + delay, CONFIG)
+        assert actions == [], "no other machine is requested"
+        assert command_for(run, key, 60.0, f"a {failures}") is ReplicaCommand.START
+        assert command_for(run, key, 60.0) is ReplicaCommand.NONE, "it runs already"
+        assert (run.replicas[key].restarts, run.replicas[key].unit) == (failures, unit)
+    run = _ended(run, 3, ExitStatus(1), 60.0)
+    assert (run.replicas[key].state, run.replicas[key].unit) == (ReplicaState.FAILED, unit)
+    assert command_for(run, key, 60.0, "a 3") is ReplicaCommand.STOP
+    # Its machine goes later, which is no further failure.
+    run, notes = restarts.handle_exit(run, key, ExitStatus(1), 70.0, CONFIG)
+    assert (run.replicas[key].state, run.replicas[key].unit) == (ReplicaState.FAILED, None)
+    assert notes == [] and run.state is RunState.RUNNING
+
+
+def test_a_machine_that_is_lost_while_a_process_is_to_start_again_is_replaced() -> None:
+    run = _ended(running_run(), 1, ExitStatus(1), 50.0)
+    how = ExitStatus(1, "its machine is gone", preempted=True)
+    run, _ = restarts.handle_exit(run, (ROLLOUT, 0), how, 50.5, CONFIG)
+    assert len(run.replicas[ROLLOUT, 0].failures) == 1
+    run, actions = reconcile_run(run, 60.0, CONFIG)
+    assert actions == [StartReplica((ROLLOUT, 0))]
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_process_that_ends_while_it_drains_stops_with_its_machine(code: int) -> None:
+    run, _ = reconcile_run(transitions.scale_service(running_run(), ROLLOUT, 1), 0.0, CONFIG)
+    key = (ROLLOUT, 1)
+    assert run.replicas[key].state is ReplicaState.DRAINING
+    run, _ = restarts.handle_process_end(run, key, "a 0", ExitStatus(code), 1.0, CONFIG)
+    assert run.replicas[key].state is ReplicaState.STOPPED
+    assert command_for(run, key, 1.0, "a 0") is ReplicaCommand.STOP
+
+
+def test_a_process_that_waits_for_its_restart_stops_at_once_when_it_is_not_wanted() -> None:
+    run = _ended(running_run(), 1, ExitStatus(1), 50.0)
+    run, actions = reconcile_run(transitions.scale_service(run, ROLLOUT, 0), 50.1, CONFIG)
+    assert actions == [DrainReplica((ROLLOUT, 1))]
+    assert run.replicas[ROLLOUT, 0].state is ReplicaState.STOPPED
+    assert command_for(run, (ROLLOUT, 0), 50.2, "a 1") is ReplicaCommand.STOP
+
+
+def test_a_learner_that_is_done_ends_its_run_before_its_machine_is_gone() -> None:
+    run = transitions.mark_heartbeat(running_run(), (LEARNER, 0), PHASE_DONE, serving=True)
+    run, _ = restarts.handle_process_end(run, (LEARNER, 0), "a 0", ExitStatus(0), 1.0, CONFIG)
+    assert (run.state, run.outcome) == (RunState.DRAINING, Outcome.COMPLETED)
+    assert command_for(run, (LEARNER, 0), 1.0, "a 0") is ReplicaCommand.STOP

@@ -33,6 +33,8 @@ class _CommandEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     """Finish what is running, take nothing new, then exit."""
     COMMAND_STOP: _Command.ValueType  # 3
     """Exit now."""
+    COMMAND_START: _Command.ValueType  # 4
+    """Start the replica's process again, which has ended. For agents only."""
 
 class Command(_Command, metaclass=_CommandEnumTypeWrapper):
     """Command of the launcher to a replica."""
@@ -43,6 +45,8 @@ COMMAND_DRAIN: Command.ValueType  # 2
 """Finish what is running, take nothing new, then exit."""
 COMMAND_STOP: Command.ValueType  # 3
 """Exit now."""
+COMMAND_START: Command.ValueType  # 4
+"""Start the replica's process again, which has ended. For agents only."""
 global___Command = Command
 
 class _UnitPhase:
@@ -59,7 +63,11 @@ class _UnitPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     UNIT_PHASE_PREEMPTED: _UnitPhase.ValueType  # 3
     """The machine will be taken away; the replica drains."""
     UNIT_PHASE_EXITED: _UnitPhase.ValueType  # 4
-    """The process has ended for good; see `exit_code`."""
+    """The process has ended, and the agent ends too; see `exit_code`."""
+    UNIT_PHASE_WAITING: _UnitPhase.ValueType  # 5
+    """The process has ended, and the agent waits for a command: START, DRAIN or
+    STOP; see `exit_code`.
+    """
 
 class UnitPhase(_UnitPhase, metaclass=_UnitPhaseEnumTypeWrapper):
     """Phase of a replica's machine."""
@@ -72,7 +80,11 @@ UNIT_PHASE_RUNNING: UnitPhase.ValueType  # 2
 UNIT_PHASE_PREEMPTED: UnitPhase.ValueType  # 3
 """The machine will be taken away; the replica drains."""
 UNIT_PHASE_EXITED: UnitPhase.ValueType  # 4
-"""The process has ended for good; see `exit_code`."""
+"""The process has ended, and the agent ends too; see `exit_code`."""
+UNIT_PHASE_WAITING: UnitPhase.ValueType  # 5
+"""The process has ended, and the agent waits for a command: START, DRAIN or
+STOP; see `exit_code`.
+"""
 global___UnitPhase = UnitPhase
 
 @typing.final
@@ -327,7 +339,7 @@ class ReportUnitRequest(google.protobuf.message.Message):
     """The last lines of its log once it has ended, at most 16 KiB."""
     hostname: builtins.str
     restarts: builtins.int
-    """Restarts of its process on this machine."""
+    """Commands to START that this agent has obeyed."""
     node: builtins.int
     """Number of this machine among the replica's. The first one reports for the
     replica; the others only renew their permission to continue.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.common.durable_files import replace_file
-from services.launcher.agent_protocol import UnitReport
+from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -122,7 +122,7 @@ class SkyBackend(Backend):
     def note_report(self, unit: Unit, node: int, report: UnitReport) -> None:
         if report.is_of_loss:
             self._clusters.note_loss(unit.name)
-        if node == 0 and report.exit is not None:
+        if node == 0 and report.phase is UnitPhase.EXITED:
             self._signs.doubt_replica(unit.name)
         else:
             self._signs.note_report(unit.name, node)
