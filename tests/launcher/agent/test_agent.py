@@ -14,6 +14,7 @@ import pytest
 from services.launcher.agent.agent import DEFAULT_LEFT_S
 from services.launcher.agent.decisions import EXIT_SILENCE
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
+from services.launcher.state import Outcome
 from tests.support.launcher import TOKEN
 from tests.support.watched_machine import WatchedMachine, machine, metadata_server
 
@@ -267,6 +268,34 @@ async def test_a_further_machine_obeys_and_logs_but_does_not_speak_for_its_repli
         assert await asyncio.wait_for(further.wait(), 40) == 0
         assert log.read_text().endswith("drained\n")
         assert not here.left()
+
+
+async def test_a_further_machine_is_started_again_by_the_same_count_as_a_replica(
+    tmp_path: Path,
+) -> None:
+    async with machine(tmp_path) as here:
+        further = await here.watch("crash", service="rollout", options=("--node", "1"))
+        assert await asyncio.wait_for(further.wait(), 40) == 3
+        log = here.served.launcher.folder / here.run_id / "logs" / "rollout-0-node-1.log"
+        assert log.read_text().count("crash begins") == 3
+        # It does not speak for its replica.
+        assert here.supervisor.run.replicas["rollout", 0].failures == ()
+        assert here.supervisor.run.outcome is Outcome.NONE
+
+
+async def test_while_the_launcher_is_silent_nothing_restarts(tmp_path: Path) -> None:
+    async with machine(tmp_path, lease_s=6.0) as here:
+        process = await here.watch("serve")
+        pid = await here.begins()
+        await here.registry.down()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(3.0)
+        assert not here.left() and process.returncode is None
+        await here.registry.up()
+        await here.until(lambda: here.log().count("serve begins") == 2)
+        replica = here.supervisor.run.replicas["rollout", 0]
+        assert (len(replica.failures), replica.restarts) == (1, 1)
+        await _ends(here, process)
 
 
 async def _ends(here: WatchedMachine, process: asyncio.subprocess.Process) -> None:
