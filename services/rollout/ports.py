@@ -1,10 +1,10 @@
 """Ports of a rollout worker, in its own terms: dialect, engine, environment, learner."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,49 +54,6 @@ class EnvironmentLost(Exception):
     def __init__(self, message: str, no_grade: "NoGradeReason | None" = None) -> None:
         super().__init__(message)
         self.no_grade = no_grade
-
-
-class TemplateError(ValueError):
-    """The chat template or the tokenizer cannot render the next input; the message has the
-    reason."""
-
-
-class Tokenizer(Protocol):
-    """Conversion of text to token ids and back, and the model's chat template."""
-
-    @property
-    def control_tokens(self) -> Sequence[str]:
-        """Tokens that structure a conversation, such as `<|im_end|>`, as text."""
-        ...
-
-    @property
-    def structure_tokens(self) -> Sequence[str]:
-        """Tokens that data must not spell, as text: the control tokens, and those that act as such
-        without being declared, such as DeepSeek's `<\uff5cUser\uff5c>` or `<tool_call>`."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; control tokens in it become their ids, nothing is added.
-
-        Raises TemplateError."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, control tokens included."""
-        ...
-
-    def token_starts(self, text: str) -> list[int]:
-        """Return for each token of `text` the character where it starts. Raises TemplateError."""
-        ...
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-    ) -> str:
-        """Return the conversation as the model reads it, as text. Raises TemplateError."""
-        ...
 
 
 class Dialect(Protocol):

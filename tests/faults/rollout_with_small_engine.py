@@ -19,7 +19,7 @@ from services.rollout.config.rollout import RolloutConfig
 from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
-    from services.rollout.ports import Tokenizer
+    from services.rollout.tokenizer_port import Tokenizer
 
 TURN_S = 0.1
 ROPE = "FLOTILLA_TEST_ROPE_THETA"

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 
 from environments.reference_policies import plan_calls
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.ports import EngineDead, EngineError, Tokenizer
+from services.rollout.ports import EngineDead, EngineError
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import Completion, PolicySpan, Publication, Sampling
 from tests.faults.small_policy import Array, token_logprobs
 

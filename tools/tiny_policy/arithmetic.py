@@ -24,7 +24,7 @@ from environments.gsm8k.arithmetic import (
 )
 from environments.name_lists import FIRST
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import PromptFacts
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.train import Example

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from tools.tiny_policy import arithmetic, demonstrations
 from tools.tiny_policy.train import Example
 

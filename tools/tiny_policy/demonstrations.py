@@ -15,7 +15,7 @@ from environments.task_generator import Scenario, make_data_id
 from services.rollout.dialects.tagged_calls import parse_turn
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import OK, ParseError, Reply
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 from tools.tiny_policy.demonstrator import Assignment, Call, Habits, Turn, demonstrate
 from tools.tiny_policy.train import Example

@@ -13,7 +13,7 @@ from environments.reference_policies import plan_calls
 from environments.task_generator import Scenario
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import NO_CALL, OK, PARSE_ERROR, ParseError, Reply, ToolCall
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.sampler import Limits, Sampled, sample_turns
 

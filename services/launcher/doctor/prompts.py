@@ -37,7 +37,7 @@ from services.rollout.api import codec
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import load_tokenizer
 from services.rollout.config.rollout import DialectConfig
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 
 config = DialectConfig(**question["dialect"])
 tokenizer = load_tokenizer(

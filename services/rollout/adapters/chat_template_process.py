@@ -10,7 +10,7 @@ from typing import Any
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
 from services.rollout.adapters.chat_template_child import CPU_S, MEMORY_BYTES
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 
 _COMMAND = python_command("-m", "services.rollout.adapters.chat_template_child")
 _ENDED = (

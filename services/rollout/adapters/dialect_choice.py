@@ -18,7 +18,8 @@ from services.rollout.dialects.own_prompt import find_other_prompt
 from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.thinking import ThinkingForm
-from services.rollout.ports import Dialect, TemplateError, Tokenizer
+from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 
 log = get_logger(__name__)
 

@@ -37,7 +37,7 @@ from services.rollout.dialects.call_readers import READERS
 from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.thinking import ANSWER, THOUGHT, ThinkingForm
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 
 log = get_logger(__name__)
 

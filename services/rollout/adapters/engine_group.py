@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 from services.common.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_slots import EngineSlots
-from services.rollout.ports import (
-    Engine,
-    EngineDead,
-    EngineError,
-    TransportFailed,
-    WeightsTorn,
-)
+from services.rollout.ports import Engine, EngineDead, EngineError, TransportFailed, WeightsTorn
 from services.rollout.types import OUT_OF_TIME, Completion, MemoryPeak, Publication, Sampling
 
 # Difference of logprobs that a different order of additions may cause.

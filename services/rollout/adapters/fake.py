@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
-from services.rollout.ports import EngineDead, EngineError, Tokenizer
+from services.rollout.ports import EngineDead, EngineError
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
 # Returns the policy's next turn, given the text so far.

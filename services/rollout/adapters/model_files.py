@@ -14,7 +14,8 @@ from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
-from services.rollout.ports import Dialect, TemplateError
+from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError
 
 log = get_logger(__name__)
 

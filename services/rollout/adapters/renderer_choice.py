@@ -11,7 +11,7 @@ from services.common.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import Retention
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 
 if TYPE_CHECKING:
     from renderers.base import Renderer

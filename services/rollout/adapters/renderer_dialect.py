@@ -55,7 +55,7 @@ from services.rollout.dialects.written_calls import (
     KEYED_OPENSOURCE,
     PARAMETERS,
 )
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import PromptFacts, Tool
 
 _PROBLEMS = {

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.common.errors import ConfigError
 from services.rollout.adapters.chat_template_process import TEMPLATES
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 
 MAX_ERROR_CHARACTERS = 300
 # Any tokenizer has one of these files.

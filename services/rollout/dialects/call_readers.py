@@ -21,7 +21,7 @@ from services.rollout.dialects.tagged_calls import DECODER, STRICT, THINK_END, T
 from services.rollout.dialects.tagged_calls import parse_turn as parse_tagged_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.dialects.written_calls import WrittenForm, read_block
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import Tool
 
 Items = Iterator[ToolCall | ParseError]

@@ -22,7 +22,7 @@ from services.rollout.dialects.turns import (
     Turn,
     total_reading,
 )
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 NO_CALL = (

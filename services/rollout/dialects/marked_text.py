@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 
 # Inserted into text that only looks like a tag with its own token. No decoded text contains it.
 BREAK = "\udfff"

@@ -16,7 +16,7 @@ from services.rollout.dialects.rehearsal import (
     describe_difference,
 )
 from services.rollout.dialects.turns import PlayedTurn
-from services.rollout.ports import TemplateError, Tokenizer
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 Conversation = tuple[PromptFacts, Sequence[Tool], Sequence[PlayedTurn]]

@@ -27,7 +27,8 @@ from services.rollout.dialects.turns import (
     ToolCall,
     Turn,
 )
-from services.rollout.ports import Dialect, TemplateError, Tokenizer
+from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 LOOK = Tool(

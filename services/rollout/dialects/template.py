@@ -29,7 +29,7 @@ from services.rollout.dialects.turns import (
     decide_end,
     total_reading,
 )
-from services.rollout.ports import TemplateError, Tokenizer
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.thinking import ANSWER, CLOSE, THOUGHT
 from services.rollout.dialects.turns import PlayedTurn, ToolCall
-from services.rollout.ports import TemplateError, Tokenizer
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 
 Role = Literal["tool", "user"]
 # Placeholder of a policy turn in a rendered conversation; no template changes or repeats it.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
 # Placeholders of a thinking and of the text after it, in a rendered turn.

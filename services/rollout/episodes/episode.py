@@ -37,9 +37,8 @@ from services.rollout.ports import (
     EnvironmentLost,
     Episode,
     RequestAborted,
-    TemplateError,
-    Tokenizer,
 )
+from services.rollout.tokenizer_port import TemplateError, Tokenizer
 from services.rollout.types import Completion, OpenRequest, Sampling
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.

@@ -7,7 +7,7 @@ from services.common.domain.trajectory import Media
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.turns import Reply
 from services.rollout.episodes.attempt_limits import AttemptLimits
-from services.rollout.ports import Tokenizer
+from services.rollout.tokenizer_port import Tokenizer
 
 _MIME = "text/plain;charset=utf-8"
 

@@ -7,7 +7,7 @@ from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.families import REFUSALS, Refusal
 from tests.rollout.dialects.models_page import PAGE, write_page
 from tests.support.model_zoo import SMALL, make_tokenizer, read_template

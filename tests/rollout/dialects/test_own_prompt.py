@@ -12,7 +12,8 @@ from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.ports import Dialect, TemplateError
+from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.families import FAMILIES, Family
 
 _BY_NAME = {family.name: family for family in FAMILIES}

@@ -16,7 +16,7 @@ from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import Tool
 from tests.rollout.dialects.templates import (
     CLOSED,

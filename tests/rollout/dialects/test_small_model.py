@@ -13,7 +13,8 @@ from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import write_call
 from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.turns import OK, Reply, ToolCall
-from services.rollout.ports import Dialect, TemplateError
+from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.native_calls import CASES, TOOLS
 from tests.rollout.dialects.stages import FACTS, executed
 from tests.support.model_zoo import need_zoo

@@ -10,7 +10,7 @@ from services.rollout.adapters.dialect_search import describe_settings
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.call_readers import READERS
 from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.template_corpus import (
     Row,
     digest_of,

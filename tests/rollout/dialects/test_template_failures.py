@@ -16,7 +16,7 @@ from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import Tool
 from tests.rollout.dialects.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
 from tests.support.process_commands import command_of

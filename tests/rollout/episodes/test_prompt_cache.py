@@ -15,7 +15,7 @@ from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes import prompt_cache
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt_cache import PromptCache
-from services.rollout.ports import TemplateError
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import (
     Completion,
     EpisodeInfo,

@@ -28,7 +28,8 @@ from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.ports import Dialect, LearnerRefused, TemplateError
+from services.rollout.ports import Dialect, LearnerRefused
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
 from services.rollout.work.options import WorkerOptions
 from services.rollout.work.worker import Worker, choose_pause
