@@ -18,7 +18,6 @@ from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
-from services.learner.inspector.adapters.transcript_pages import transcript_mounts
 from services.learner.inspector.adapters.web import listen_at, listen_on, new_token, serve
 from services.learner.inspector.bundle import BundleMaker
 from services.learner.inspector.queries.run_folders import NotFoundError, find_run
@@ -39,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_visible(f"error: {error}", file=sys.stderr)
         return 1
     path = f"runs/{quote(chosen.run, safe='')}" if chosen.run else ""
-    with transcript_mounts(library, chosen.policy) as mounts:
-        end = chosen.end_with_stdin
-        serve(library, listener, token=token, path=path, end_with_stdin=end, mounts=mounts)
+    serve(library, listener, token=token, path=path, end_with_stdin=chosen.end_with_stdin)
     return 0
 
 

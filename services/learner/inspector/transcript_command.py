@@ -2,8 +2,8 @@
 
     python -m services.learner.inspector.transcript_command --run runs/RUN --step 12 --to x.eval
 
-A separate low-priority process: Inspect AI takes seconds to import and to write, and pages must not
-wait. Prints the log's line in the viewer's listing as JSON."""
+Of low priority, because the run may still train beside it. The last line is JSON: the log's task,
+its id and its number of samples."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.common.printable_text import print_json, print_visible
 from services.common.private_process import keep_private
-from services.learner.inspector.adapters.inspect_log import LogHead, write_log
+from services.learner.inspector.adapters.inspect_log import write_log
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
 from services.learner.inspector.queries.episodes import EpisodeShelf
 from services.learner.inspector.queries.run_folders import (
@@ -38,15 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             attempts = read_attempts(db, subject)
         tokenizer = load_run_tokenizer(chosen.run, chosen.policy)
         shelf = EpisodeShelf(chosen.run, tokenizer)
-        notes = [attempts.note, tokenizer.problem]
-        model = describe_run(chosen.run).model or "policy"
-        head = LogHead(chosen.run.name, subject.title, model, " ".join(filter(None, notes)))
+        head = {"run": chosen.run.name, "model": describe_run(chosen.run).model or "policy"}
+        if notes := " ".join(filter(None, (attempts.note, tokenizer.problem))):
+            head["left_out"] = notes
         episodes = (shelf.read(row.key) for _, row in attempts.tries)
-        listed = write_log(chosen.to, head, episodes, tokenizer.texts_of)
+        written = write_log(chosen.to, subject.title, head, episodes)
     except (NotFoundError, OSError) as error:
         print_visible(f"error: {error}", file=sys.stderr)
         return 1
-    print_json(listed)
+    print_json(written)
     return 0
 
 

@@ -129,7 +129,6 @@ def test_a_bundle_has_the_screenshot(
 def test_a_transcript_has_the_screenshot_and_notes_of_the_others(
     shown: RunWithScreenshots, tmp_path: Path
 ) -> None:
-    """Check the log. The served viewer shows no image of a log, since none is to be trusted."""
     log = tmp_path / "step1.eval"
     assert write_here(shown.runs / RUN, log, "--step", "1") == 0
     samples = read_log(log, resolve_attachments=True).samples or []

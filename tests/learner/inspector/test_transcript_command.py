@@ -54,9 +54,10 @@ def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generato
     path = tmp_path_factory.mktemp("transcripts") / "step.eval"
     done = write_transcript(made_run.folder, path, "--step", "3")
     assert done.returncode == 0, done.stderr
-    listed = json.loads(done.stdout)
+    written = json.loads(done.stdout)
     found = read_log(path)
-    assert (listed["task"], listed["eval_id"]) == (found.eval.task, found.eval.eval_id)
+    assert (written["task"], written["eval_id"]) == (found.eval.task, found.eval.eval_id)
+    assert written["samples"] == len(found.samples or [])
     yield found
 
 
@@ -77,13 +78,14 @@ def test_a_sample_has_messages_calls_rewards_and_checks(log: "EvalLog", made_run
     assert call_turn.role == "assistant" and call_turn.tool_calls
     assert call_turn.tool_calls[0].function == "find_hotels"
     assert call_turn.tool_calls[0].arguments == {"city": "Rome", "nights": 2}
-    (call,) = [event for event in sample.events if event.event == "tool"]
-    assert call.result == '[{"hotel": "Aurora", "price": 80}]'
+    answer = sample.messages[3]
+    assert answer.role == "tool" and answer.tool_call_id == call_turn.tool_calls[0].id
+    assert answer.text == '[{"hotel": "Aurora", "price": 80}]'
     scores = sample.scores or {}
     assert scores["reward"].value == 0.0
     assert scores["advantage"].value == pytest.approx(-0.5)
     assert sample.metadata["checks_failed"] == ["no hotel is booked", "no price is named"]
-    assert sample.metadata["policy_versions"] == ["1:2"]
+    assert sample.metadata["policy"] == "1:2"
     assert (sample.metadata["group"], sample.metadata["attempt"]) == (key.group_id, 1)
 
 
@@ -92,18 +94,14 @@ def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
 ) -> None:
     key = AttemptKey("g000011r0", 1, 0)
     sequence = made_run.trajectories[key].sequences[0]
-    events = sample_of(log, key).events
-    choices = [event.output.choices[0] for event in events if event.event == "model"]
-    rows = [each for c in choices if c.logprobs for each in c.logprobs.content]
-    assert (
-        np.array([each.logprob for each in rows], np.float32).tolist() == sequence.logprobs.tolist()
-    )
+    turns = sample_of(log, key).metadata["turns"]
+    texts, logprobs = zip(*(pair for turn in turns for pair in turn["logprobs"]), strict=True)
+    assert np.array(logprobs, np.float32).tolist() == sequence.logprobs.tolist()
     ids = sequence.token_ids[sequence.policy_mask].tolist()
     text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
-    assert "".join(each.token for each in rows) == text
-    facts = [event.data for event in events if event.event == "info"]
-    assert [each["turn"] for each in facts if isinstance(each, dict)] == [1, 2]
-    assert all(isinstance(each, dict) and each["advantage"] == -0.5 for each in facts)
+    assert "".join(texts) == text
+    assert [turn["turn"] for turn in turns] == [1, 2]
+    assert all(turn["advantages"] == -0.5 for turn in turns)
 
 
 def test_what_was_dropped_and_what_failed_show_why(log: "EvalLog") -> None:
@@ -188,7 +186,7 @@ def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) ->
     assert path.stat().st_size < 16 << 20
     samples = read_log(path).samples or []
     assert len(samples) == 96
-    assert sum(event.event == "model" for event in samples[0].events) == 20
+    assert [turn["turn"] for turn in samples[0].metadata["turns"]] == list(range(1, 21))
     # Of 213,000 sampled tokens the log holds 200,000 logprobs; the other samples note it.
     lacking = [each for each in samples if each.metadata.get("left_out")]
     assert 0 < len(lacking) < 12

@@ -1,4 +1,4 @@
-"""Transcripts of Inspect AI: written in this process, and read as its own viewer reads them."""
+"""Transcripts for Inspect AI: written in this process, and read as Inspect reads them."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

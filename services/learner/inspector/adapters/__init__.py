@@ -1,2 +1,2 @@
 """Vendors of the inspector: Jinja renders its pages, Starlette and uvicorn serve them, tokenizers
-decodes tokens, and Inspect AI writes and shows transcripts."""
+decodes tokens, and Inspect AI writes transcripts."""

@@ -39,7 +39,7 @@ from services.learner.inspector.pages.book import (
     image_type,
     raw_text,
 )
-from services.learner.inspector.pages.links import TRANSCRIPTS, ServerLinks
+from services.learner.inspector.pages.links import ServerLinks
 from services.learner.inspector.queries.run_folders import NotFoundError
 from services.learner.inspector.queries.run_library import RunLibrary
 
@@ -116,8 +116,8 @@ class InspectorPages:
     """Handlers of the application. They are plain functions, which run in threads, because they
     read files."""
 
-    def __init__(self, library: RunLibrary, links: ServerLinks) -> None:
-        self._links = links
+    def __init__(self, library: RunLibrary) -> None:
+        self._links = ServerLinks()
         self._book = PageBook(library, self._links)
         self._renderer = PageRenderer()
 
@@ -150,34 +150,34 @@ class InspectorPages:
         return self._page(self._book.live(request.path_params["run"]))
 
     def steps(self, request: Request) -> Response:
-        before = read_number(request.query_params, "before", -1)
+        before = _read_number(request.query_params, "before", -1)
         run = request.path_params["run"]
         return self._page(self._book.steps(run, before if before >= 0 else None))
 
     def step(self, request: Request) -> Response:
-        run, step = request.path_params["run"], read_number(request.path_params, "step")
-        return self._page(self._book.step(run, step, read_number(request.query_params, "page", 1)))
+        run, step = request.path_params["run"], _read_number(request.path_params, "step")
+        return self._page(self._book.step(run, step, _read_number(request.query_params, "page", 1)))
 
     def eval(self, request: Request) -> Response:
         run, eval_id = request.path_params["run"], request.path_params["eval_id"]
-        page = read_number(request.query_params, "page", 1)
+        page = _read_number(request.query_params, "page", 1)
         return self._page(self._book.eval(run, eval_id, page))
 
     def attempt(self, request: Request) -> Response:
         run, key = _attempt_of(request)
         episode, query = self._book.episode(run, key), request.query_params
-        sequence = read_number(query, "sequence", 0)
+        sequence = _read_number(query, "sequence", 0)
         view = query.get("view", "conversation")
         if view == "tokens":
             return self._page(self._book.tokens(run, episode, sequence))
         if view == "table":
-            page = read_number(query, "page", 1)
+            page = _read_number(query, "page", 1)
             return self._page(self._book.table(run, episode, sequence, page))
         return self._page(self._book.conversation(run, episode))
 
     def tokens(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence = read_number(request.query_params, "sequence", 0)
+        sequence = _read_number(request.query_params, "sequence", 0)
         data = self._book.token_data(self._book.episode(run, key), sequence)
         # Not compressed: on loopback, compression takes longer than sending raw numbers.
         headers = {"Content-Encoding": "identity"}
@@ -190,7 +190,7 @@ class InspectorPages:
 
     def raw(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence, part = read_number(request.path_params, "sequence"), request.path_params["part"]
+        sequence, part = _read_number(request.path_params, "sequence"), request.path_params["part"]
         text = raw_text(self._book.episode(run, key), sequence, part)
         headers = {"Content-Disposition": 'attachment; filename="text.txt"'}
         data = text.encode(errors="replace")
@@ -198,8 +198,8 @@ class InspectorPages:
 
     def media(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence = read_number(request.path_params, "sequence")
-        number = read_number(request.path_params, "number")
+        sequence = _read_number(request.path_params, "sequence")
+        number = _read_number(request.path_params, "number")
         item = self._book.episode(run, key).media_of(sequence, number)
         kind = image_type(item.content)
         if not kind:
@@ -240,16 +240,11 @@ _REFUSALS = {
 }
 
 
-def create_app(
-    library: RunLibrary, access: Access, mounts: Mapping[str, ASGIApp] | None = None
-) -> Starlette:
-    """Make the application; `mounts` are other applications by path, such as
-    `/runs/{run}/transcripts`, behind the same guard."""
-    mounts = mounts or {}
-    pages = InspectorPages(library, ServerLinks(transcripts=TRANSCRIPTS in mounts))
-    further = [Mount(path, app) for path, app in mounts.items()]
+def create_app(library: RunLibrary, access: Access) -> Starlette:
+    """Make the application."""
+    pages = InspectorPages(library)
     return Starlette(
-        routes=[*further, *pages.routes()],
+        routes=pages.routes(),
         middleware=[
             Middleware(Guard, access=access, refuse=pages.refuse),
             Middleware(GZipMiddleware, minimum_size=1024, compresslevel=1),
@@ -323,11 +318,10 @@ def serve(
     token: str,
     path: str = "",
     end_with_stdin: bool = False,
-    mounts: Mapping[str, ASGIApp] | None = None,
 ) -> None:
     """Serve until a signal, or until standard input ends. Prints {"url": ...} once it serves;
     `path` is the page of the URL."""
-    app = create_app(library, Access(token, listener.hosts), mounts)
+    app = create_app(library, Access(token, listener.hosts))
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -372,8 +366,7 @@ def _with_headers(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
+            headers.update(_HEADERS)
         await send(message)
 
     return send_with_headers
@@ -381,11 +374,11 @@ def _with_headers(send: Send) -> Send:
 
 def _attempt_of(request: Request) -> tuple[str, AttemptKey]:
     found = request.path_params
-    index, attempt_try = read_number(found, "index"), read_number(found, "attempt_try")
+    index, attempt_try = _read_number(found, "index"), _read_number(found, "attempt_try")
     return found["run"], AttemptKey(found["group"], index, attempt_try)
 
 
-def read_number(
+def _read_number(
     values: Mapping[str, Any] | QueryParams, name: str, default: int | None = None
 ) -> int:
     """Return a number in an address. Raises NotFoundError."""

@@ -252,7 +252,7 @@ class PageBook:
             "row": row,
             "group": group,
             "trajectory": episode.trajectory,
-            "facts": _attempt_facts(episode),
+            "facts": attempt_facts(episode),
             "unused": row.unused or group.reason,
             "crumbs": tuple(crumbs),
         }
@@ -280,7 +280,7 @@ class PageBook:
                     content=content,
                     left_out=left_out,
                     raw=raw if left_out else "",
-                    facts=_turn_facts(track, run.start, run.end, turn.timing) if turn else (),
+                    facts=turn_facts(track, run.start, run.end, turn.timing) if turn else (),
                     turn=turn.number if turn else None,
                     images=tuple(self._links.media(run_id, episode.row, number, n) for n in images),
                     answers=tuple(
@@ -357,7 +357,8 @@ def _curve_rows(curves: Sequence[Curve]) -> list[tuple[int, list[float | None]]]
     return [(step, [each.get(step) for each in by_run]) for step in steps[::-1]]
 
 
-def _attempt_facts(episode: Episode) -> list[tuple[str, str]]:
+def attempt_facts(episode: Episode) -> list[tuple[str, str]]:
+    """Return labels and values of an attempt."""
     trajectory, row = episode.trajectory, episode.row
     counts, facts = trajectory.counts, trajectory.facts
     policies = dict.fromkeys(f"{p.run_epoch}:{p.version}" for p in trajectory.policies)
@@ -379,7 +380,8 @@ def _attempt_facts(episode: Episode) -> list[tuple[str, str]]:
     return [(label, value) for label, value in listed if value]
 
 
-def _turn_facts(track: TokenTrack, start: int, end: int, timing: Any) -> tuple[Any, ...]:
+def turn_facts(track: TokenTrack, start: int, end: int, timing: Any) -> tuple[Any, ...]:
+    """Return labels and values of a turn's tokens."""
     logprobs = track.logprobs[start:end]
     sampled = logprobs[~np.isnan(logprobs)]
     pairs = np.stack([track.epochs[start:end], track.versions[start:end]], axis=1)

@@ -6,11 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 from urllib.parse import quote, urlencode
 
-from services.common.extras import install_command
 from services.learner.inspector.queries.group_rows import TryRow
-
-# Route of a run's transcripts.
-TRANSCRIPTS = "/runs/{run}/transcripts"
 
 
 class Links(Protocol):
@@ -48,24 +44,9 @@ class Links(Protocol):
     def curve_data(self, runs: Sequence[str], metric: str) -> str:
         return ""
 
-    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
-        return ""
-
-    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
-        return ""
-
-    @property
-    def advice(self) -> str:
-        """How to get transcripts, if there are none."""
-        return ""
-
 
 class ServerLinks(Links):
     """Addresses below a server's root."""
-
-    def __init__(self, *, transcripts: bool = False) -> None:
-        """Create it; `transcripts` is True if the server has them."""
-        self._transcripts = transcripts
 
     def home(self) -> str:
         return "/"
@@ -116,24 +97,6 @@ class ServerLinks(Links):
 
     def static(self, name: str) -> str:
         return f"/static/{name}"
-
-    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
-        return self._transcript(run, f"steps/{step}", row)
-
-    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
-        return self._transcript(run, f"evals/{quote(eval_id, safe='')}", row)
-
-    @property
-    def advice(self) -> str:
-        return "" if self._transcripts else f"For transcripts: {install_command('inspect')}"
-
-    def _transcript(self, run: str, what: str, row: TryRow | None) -> str:
-        if not self._transcripts:
-            return ""
-        where = f"{self.run(run)}/transcripts/{what}"
-        if row is None:
-            return where
-        return where + _query(group=row.group_id, index=row.index, attempt_try=row.attempt_try)
 
     def _attempt(self, run: str, row: TryRow) -> str:
         group = quote(row.group_id, safe="")

@@ -1,14 +1,11 @@
 """Attempts in a transcript: those of a step, including the ones it left out, or of an
 evaluation."""
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
-from services.learner.dumps.token_stats import stats_path
 from services.learner.inspector.queries.group_rows import GroupRow, TryRow, with_tries
 from services.learner.inspector.queries.step_pages import read_eval, read_step
 
@@ -47,23 +44,6 @@ def read_attempts(
             note = f"Only the first {most} attempts of {subject.title} are shown here."
             return TranscriptAttempts(tuple(tries[:most]), note)
     return TranscriptAttempts(tuple(tries), "")
-
-
-def fingerprint(
-    db: sqlite3.Connection, folder: Path, subject: TranscriptSubject, found: TranscriptAttempts
-) -> str:
-    """Digest everything that a transcript of these attempts, of the run in `folder`, depends on."""
-    digest = hashlib.sha256(repr(found).encode(errors="replace"))
-    for group_id in dict.fromkeys(group.group_id for group, _ in found.tries):
-        sql = "SELECT count(*) FROM trajectories WHERE group_id = ? AND payload IS NULL"
-        digest.update(repr(db.execute(sql, (group_id,)).fetchone()).encode())
-    if subject.step is not None:
-        try:
-            changed = stats_path(folder, subject.step).stat().st_mtime_ns
-        except OSError:
-            changed = 0
-        digest.update(repr(changed).encode())
-    return digest.hexdigest()
 
 
 def sample_place(key: AttemptKey) -> tuple[str, int]:
