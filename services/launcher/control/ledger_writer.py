@@ -1,4 +1,4 @@
-"""Writer of a run's changes: its state, its events for people, its permanent transitions."""
+"""Writer of a run's changes: its state, its events for people, and log lines with the causes."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,6 @@ from services.launcher.control.actions import RunNote
 from services.launcher.run_progress import Progress
 from services.launcher.state import Replica, ReplicaKey, Run
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.row_codec import Transition
 
 _log = log.get_logger(__name__)
 
@@ -58,7 +57,6 @@ def write_run_change(
     changed = [r for r in run.replicas.values() if before.replicas.get(r.key) != r]
     with store.transaction():
         store.save_run(run, changed, now if run.state.has_ended else None)
-        store.add_transitions(run.run_id, now, _list_transitions(before, run, changed, cause))
         for key in starts:
             attempt = run.replicas[key].attempt
             name = f"{key[0]}-{key[1]}"
@@ -74,8 +72,9 @@ def write_run_change(
             store.add_event(run.run_id, now, "state", {"state": run.state})
     for note in notes:
         _log.info("run", run_id=run.run_id, note=note.text)
-    if before.state is not run.state:
-        _log.info("run state", run_id=run.run_id, state=run.state.value)
+    why = run.unreachable or cause
+    for subject, old, new in _list_transitions(before, run, changed):
+        _log.info("transition", run_id=run.run_id, subject=subject, old=old, new=new, cause=why)
 
 
 def write_progress(
@@ -94,10 +93,10 @@ def write_progress(
                 store.add_event(run_id, now, "alarm", {"change": change, **asdict(alarm)})
 
 
-def _list_transitions(
-    before: Run, run: Run, changed: list[Replica], cause: str
-) -> list[Transition]:
-    pairs = [
+def _list_transitions(before: Run, run: Run, changed: list[Replica]) -> list[tuple[str, str, str]]:
+    """Return the changes: of the run, its outcome, its cleanup, its backend or a replica's label,
+    from the old state to the new one."""
+    states = [
         ("run", before.state, run.state),
         ("outcome", before.outcome, run.outcome),
         ("cleanup", before.cleanup, run.cleanup),
@@ -105,9 +104,8 @@ def _list_transitions(
     ]
     for replica in changed:
         known = before.replicas.get(replica.key)
-        pairs.append((replica.label, known.state if known else "", replica.state))
-    why = run.unreachable or cause
-    return [Transition(what, old, new, why) for what, old, new in pairs if old != new]
+        states.append((replica.label, known.state if known else "", replica.state))
+    return [(subject, old, new) for subject, old, new in states if old != new]
 
 
 def replica_body(replica: Replica) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from services.launcher.store.operation_log import OperationLog
 from services.launcher.store.row_codec import (
     RunEvent,
     StoredRun,
-    Transition,
     alarms_to_json,
     replica_to_json,
     run_to_json,
@@ -26,7 +25,7 @@ from services.launcher.store.row_codec import (
 from services.launcher.store.schema import LedgerError, open_ledger
 from services.launcher.store.write_transaction import write_transaction
 
-__all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
+__all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun"]
 
 # Progress events kept per run; all other events are kept for ever.
 PROGRESS_KEPT = 5_000
@@ -104,7 +103,7 @@ class Ledger:
     def forget_run(self, run_id: str, digest: str) -> None:
         """Remove all rows of a run that never began; its request has `digest` from now on."""
         with self.transaction():
-            for table in ("replicas", "events", "transitions", "operations", "runs"):
+            for table in ("replicas", "events", "operations", "runs"):
                 self._db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
             self._db.execute(
                 "UPDATE requests SET digest = ?, run_id = '' WHERE run_id = ?", (digest, run_id)
@@ -134,13 +133,6 @@ class Ledger:
     def save_registry(self, run_id: str, address: str) -> None:
         """Store the address of the run's registry."""
         self._db.execute("UPDATE runs SET registry = ? WHERE run_id = ?", (address, run_id))
-
-    def add_transitions(self, run_id: str, now: float, found: Iterable[Transition]) -> None:
-        self._db.executemany(
-            "INSERT INTO transitions (run_id, time, subject, old, new, cause)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            [(run_id, now, t.subject, t.old, t.new, t.cause) for t in found],
-        )
 
     def add_event(self, run_id: str, now: float, kind: str, body: Mapping[str, Any]) -> int:
         """Append an event and return its number; drop the oldest progress events."""

@@ -24,17 +24,6 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    """One permanent record of a change. `subject`: run | outcome | cleanup | backend, or a
-    replica's label."""
-
-    subject: str
-    old: str
-    new: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class StoredRun:
     """A run as stored in the ledger. Times are seconds since the epoch.
 

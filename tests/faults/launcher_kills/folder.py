@@ -18,6 +18,7 @@ from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
+from services.launcher.cli.launcher_client import LAUNCHER_LOG
 from services.launcher.security import certificates, launcher_address
 from services.launcher.security.certificates import RunIdentity
 from services.launcher.store.ledger import Ledger
@@ -46,11 +47,13 @@ class Runs:
 
     async def launch(self) -> None:
         """Start a launcher and wait until it serves."""
-        self.process = await asyncio.create_subprocess_exec(
-            *forged_command("-m", *self.command),
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-        )
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *forged_command("-m", *self.command),
+                cwd=ROOT,
+                env={**os.environ, **self.environment},
+                stderr=log,
+            )
         await self.until(lambda: launcher_address.read_address(self.runs) is not None)
 
     async def kill(self) -> None:
@@ -101,6 +104,20 @@ class Runs:
         with db:
             db.execute(statement)
         db.close()
+
+    @property
+    def log(self) -> Path:
+        """The log of all its launchers."""
+        return self.runs / LAUNCHER_LOG
+
+    def transitions(self, subject: str) -> list[tuple[str, str, str]]:
+        """Return the old and the new state of each logged transition, and its cause."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{")
+        return [
+            (line["old"], line["new"], line["cause"])
+            for line in lines
+            if line["event"] == "transition" and line["subject"] == subject
+        ]
 
     async def until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

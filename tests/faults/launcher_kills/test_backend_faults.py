@@ -72,8 +72,7 @@ async def test_a_backend_that_is_away_for_a_while_costs_a_run_nothing(tmp_path: 
         assert run.state is RunState.RUNNING
         assert [r.restarts for r in run.replicas.values()] == [0, 0, 0]
         assert len(folder.cloud.running()) == 3
-        rows = folder.ledger("SELECT old, new, cause FROM transitions WHERE subject = 'backend'")
-        assert ("", "unreachable", "nobody answers") in rows
+        assert ("", "unreachable", "nobody answers") in folder.transitions("backend")
         await folder.stop()
         await gone(folder, Outcome.STOPPED)
 

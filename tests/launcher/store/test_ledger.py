@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
@@ -38,6 +39,23 @@ def test_a_ledger_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -
     db.close()
     with pytest.raises(LedgerError, match=r"format 99.*Use the flotilla that wrote it"):
         Ledger(path)
+
+
+def test_a_ledger_of_the_format_before_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.sqlite"
+    Ledger(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE transitions (number INTEGER PRIMARY KEY, cause TEXT)")
+        db.execute("INSERT INTO transitions (cause) VALUES ('of before')")
+        db.execute("PRAGMA user_version = 6")
+        db.commit()
+    store = Ledger(path)
+    ended = write_a_life(store)
+    stored = store.get_run("r")
+    assert stored is not None and stored.run == ended
+    store.close()
+    assert rows(path, "SELECT cause FROM transitions") == [("of before",)]
+    assert rows(path, "PRAGMA user_version") == [(6,)]
 
 
 def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
@@ -74,17 +92,20 @@ def write_a_life(store: Ledger) -> Run:
     return ended
 
 
-def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
+def test_every_transition_is_logged_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
     path = tmp_path / "launcher.sqlite"
     store = Ledger(path)
-    ended = write_a_life(store)
+    with capture_logs() as logs:
+        ended = write_a_life(store)
     store.close()
     store = Ledger(path)
     stored = store.get_run("r")
     assert stored is not None
     assert stored.run == ended
     assert stored.prices == {LEARNER: 2.5}
-    assert rows(path, "SELECT subject, old, new, cause FROM transitions ORDER BY number") == [
+    logged = [line for line in logs if line["event"] == "transition"]
+    assert {line["run_id"] for line in logged} == {"r"}
+    assert [(line["subject"], line["old"], line["new"], line["cause"]) for line in logged] == [
         ("run", "preflight", "provisioning", "preflight passed"),
         ("learner-0", "", "starting", "preflight passed"),
         ("learner-0", "starting", "restarting", "exited with code 1"),
