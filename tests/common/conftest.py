@@ -12,16 +12,10 @@ import pytest_asyncio
 from services.common import rpc
 from tests.support import echo_service
 from tests.support.repository import ROOT
+from tests.support.started_process import start_beside
 
 StartProcess = Callable[[str], Awaitable[tuple[asyncio.subprocess.Process, str]]]
 Serve = Callable[..., Awaitable[grpc.aio.Channel]]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another process or task brings about; fails after a minute."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (nothing sets an event)
-            await asyncio.sleep(0.01)
 
 
 @pytest_asyncio.fixture
@@ -47,15 +41,11 @@ async def echo_process() -> AsyncIterator[StartProcess]:
     processes: list[asyncio.subprocess.Process] = []
 
     async def start(listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.echo_service", listen),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": "."},
-        )
+        command = (sys.executable, "-m", "tests.support.echo_service", listen)
+        environ = {**os.environ, "PYTHONPATH": "."}
+        process, line = await start_beside(command, cwd=ROOT, env=environ)
         processes.append(process)
-        assert process.stdout is not None
-        return process, (await process.stdout.readline()).decode().strip()
+        return process, line.strip()
 
     yield start
     for process in processes:

@@ -9,8 +9,9 @@ from contextlib import suppress
 import grpc.aio
 
 from services.common.python_command import tied_command
-from tests.common.conftest import until
 from tests.support.repository import ROOT
+from tests.support.started_process import start_beside
+from tests.support.waiting import until
 
 
 async def test_children_start_whole_beside_the_threads_of_grpc() -> None:
@@ -43,14 +44,10 @@ async def test_a_tied_child_hears_of_the_death_of_its_parent() -> None:
         "from services.common.python_command import tied_command\n"
         f"subprocess.run(tied_command(signal.SIGTERM, sys.executable, '-c', {child!r}))"
     )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", parent), cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    pid = int(await process.stdout.readline())
+    process, pid = await start_beside((sys.executable, "-c", parent), cwd=ROOT)
     process.kill()
     await process.wait()
-    await until(lambda: not _runs(pid))
+    await until(lambda: not _runs(int(pid)))
 
 
 def _runs(pid: int) -> bool:

@@ -17,9 +17,9 @@ from services.common.errors import ConfigError
 from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, RaisedAlarm, ReplicaIdentity, ReplicaStatus
 from services.wire.registry import load_registry
-from tests.common.conftest import until
 from tests.common.registry import FakeRegistry, refusal
 from tests.support import echo_service
+from tests.support.waiting import until
 
 
 @dataclass

@@ -19,13 +19,13 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.service_main import run_service_process
 from services.launcher.security import certificates
-from tests.common.conftest import until
 from tests.common.registry import FakeRegistry
 from tests.common.sample_service import SampleConfig, run
 from tests.support import echo_service
 from tests.support.outsiders import RUN, beyond_loopback, member
 from tests.support.outsiders import run as run_identity
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 SPEC = """
 name = "sample"

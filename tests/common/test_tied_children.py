@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from services.common.tied_children import tie_children
+from tests.support.started_process import start_process
 
 # One that is tied, and one that was started behind the block.
 _PARENT = """
@@ -31,9 +31,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_that_is_started_meanwhile_ends_with_a_parent_that_is_killed(method: str) -> None:
     command = [sys.executable, "-c", _PARENT.format(method=method)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        tied, other = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())
+    parent, line = start_process(command)
+    with parent:
+        tied, other = (psutil.Process(int(pid)) for pid in line.split())
         parent.kill()
     try:
         assert not psutil.wait_procs([tied], timeout=30)[1]

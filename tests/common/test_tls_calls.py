@@ -17,10 +17,10 @@ from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, ReplicaIdentity, ReplicaStatus
 from services.common.tls import Tls, likely_cause
 from services.wire.registry import load_registry
-from tests.common.conftest import until
 from tests.common.registry import FakeRegistry
 from tests.support import echo_service
 from tests.support.outsiders import RUN, beyond_loopback, other_run, run
+from tests.support.waiting import until
 
 
 @asynccontextmanager
@@ -183,9 +183,8 @@ async def test_a_member_with_another_runs_certificate_drains_and_gives_the_reaso
         registry_channel(at, other_run().tls_for("rollout")) as channel,
     ):
         member = RolloutMember(channel, lambda: float(next(times)))
-        async with asyncio.timeout(15), member.running():
-            while not member.drained:  # noqa: ASYNC110 (nothing sets an event)
-                await asyncio.sleep(0.01)
+        async with member.running():
+            await until(lambda: member.drained)
     assert "its certificate belongs to another run" in member.drained[0]
     assert fake.registered == []
 

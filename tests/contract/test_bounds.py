@@ -26,6 +26,7 @@ from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import task_json
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKENIZER, FakeWorker
+from tests.support.waiting import until
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -98,9 +99,7 @@ async def test_transcripts_on_their_way_take_so_much_memory(
     async with serving(ScriptedBackend(), limits={"transcript_bytes": 1024}) as client:
         first, second = [(await client.open(at, task_json=reading))[-1] for at in range(2)]
         graded = asyncio.create_task(_graded(client.stub.Grade(slow(first.episode_id))))
-        async with asyncio.timeout(60):
-            while not client.service.reading_bytes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: client.service.reading_bytes)
         async with refused(FULL, "QUEUE_FULL") as errors:
             await client.grade(second.episode_id, b"x" * 500)
         assert errors[0].retry_delay_s is not None

@@ -17,7 +17,8 @@ from services.env_gateway.api.episode_service import EpisodeService, most_stream
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
-from tests.support.fake_gateway import running, task_json, until
+from tests.support.fake_gateway import running, task_json
+from tests.support.waiting import until
 
 TOKEN = "contract-token-0123456789"
 

@@ -28,10 +28,11 @@ from services.rollout.episodes.attempt_record import AttemptState
 from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
-from tests.support.fake_gateway import running, task_json, until
+from tests.support.fake_gateway import running, task_json
 from tests.support.free_ports import free_address
 from tests.support.library_server import Library, serving_library
 from tests.support.rollout import limits
+from tests.support.waiting import until
 
 TOKEN = "parallel-token-0123456789"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.finished_run import FinishedRun, train, write_spec
-from tests.support.fake_peers import until
 from tests.support.launcher import left_running
 from tests.support.process_commands import command_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(560)]
 

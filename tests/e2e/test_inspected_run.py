@@ -8,7 +8,6 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,6 +22,7 @@ from tests.e2e.finished_run import FinishedRun, write_spec
 from tests.learner.inspector.served_pages import WatchedPage, browsing, watched_page
 from tests.learner.inspector.test_browser import numbers_shown
 from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.engine,
@@ -43,7 +43,7 @@ def launched(runs: Path) -> Generator[str]:
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             path = runs / "launcher.json"
-            wait_until(path.exists)
+            wait_until(path.exists, WAIT_S)
             yield path.read_text()
         finally:
             process.terminate()
@@ -62,14 +62,6 @@ def inspecting(environ: dict[str, str], here: Path) -> Generator[str]:
         yield next(line for line in told if line.startswith("Open ")).split()[1]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-
-
-def wait_until(happened: object, limit_s: float = WAIT_S) -> None:
-    assert callable(happened)
-    end = monotonic() + limit_s
-    while not happened():
-        assert monotonic() < end, f"waited {limit_s} s for {happened}"
-        sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +108,7 @@ def test_a_run_elsewhere_is_found_down_to_its_tokens_while_it_runs_and_when_it_h
         submit = (*FLOTILLA, "submit", str(spec), "--request-id", "mine", "--detach")
         subprocess.run((*submit, "--runs", str(here)), cwd=ROOT, env=environ, check=True)
         run_dir = FinishedRun(there, 0, "").folder
-        wait_until(lambda: stats_path(run_dir, 1).exists())
+        wait_until(lambda: stats_path(run_dir, 1).exists(), WAIT_S)
         with inspecting(environ, here) as link, watched_page(browser) as watched:
             page = watched.page
             page.goto(link)
@@ -131,7 +123,7 @@ def test_a_run_elsewhere_is_found_down_to_its_tokens_while_it_runs_and_when_it_h
                 page.reload()
                 return page.locator("h1 .state").inner_text() == "finished"
 
-            wait_until(has_ended)
+            wait_until(has_ended, WAIT_S)
             page.goto(base)
             key = go_to_worst_attempt(page, run_dir.name)
             check_tokens(watched, run_dir, key, STEPS)

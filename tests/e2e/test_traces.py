@@ -15,9 +15,10 @@ from environments.tasks import make_task
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common.trace import HEADER
 from tests.rollout.work.test_weight_updater import publication
-from tests.support.fake_peers import TOKEN, FakeLearner, lease, served, until
+from tests.support.fake_peers import TOKEN, FakeLearner, lease, served
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 SPEC: dict[str, Any] = {

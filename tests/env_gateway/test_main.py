@@ -1,7 +1,6 @@
 """The gateway as a process: its command line, and the remains of a killed one."""
 
 import asyncio
-import json
 import resource
 import signal
 import subprocess
@@ -19,6 +18,8 @@ from services.env_gateway.config.backends import McpServer
 from tests.support.environment_processes import environment_command
 from tests.support.gateway_process import gateway_process, open_episode, write_spec
 from tests.support.http_answers import Answer, serve_answers
+from tests.support.started_process import serving_process
+from tests.support.waiting import until_seen
 
 SECTION = """
 [env_gateway]
@@ -34,10 +35,8 @@ instances = true
 def environments() -> Iterator[str]:
     """The URL of an environment server that outlives gateways."""
     command = environment_command("-m", "environments.serve")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-        process.terminate()
+    with serving_process(command) as url:
+        yield url
 
 
 async def running(url: str) -> int:
@@ -60,8 +59,7 @@ async def test_a_killed_gateway_leaves_nothing_running_once_it_is_started_again(
         await process.wait()
     assert await running(environments) == 3
     async with gateway_process(tmp_path, section) as (process, stub), asyncio.timeout(10.0):
-        while await running(environments):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until_seen(lambda: running(environments), lambda count: count == 0)
         assert (await open_episode(stub, 0)).state == pb.EPISODE_STATE_READY
         assert await running(environments) == 1
         process.send_signal(signal.SIGTERM)

@@ -18,6 +18,7 @@ import httpx
 
 from environments.reference_policies import plan_calls
 from tests.support.environment_processes import environment_command
+from tests.support.started_process import end_process, start_process
 
 with warnings.catch_warnings():
     # The SDK declares its models in pydantic's old way.
@@ -47,21 +48,15 @@ __all__ = [
 @contextmanager
 def emulating(*options: str, **variables: str) -> Generator[str]:
     """The emulator's address; its standard error must stay empty."""
-    process = subprocess.Popen(
+    process, line = start_process(
         environment_command("-m", "environments.fleet_emulator", *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env=os.environ | variables,
     )
-    assert process.stdout is not None
-    line = process.stdout.readline()
     try:
         yield json.loads(line)["url"]
     finally:
-        process.terminate()
-        _, errors = process.communicate(timeout=20)
+        errors = end_process(process)
     assert (process.returncode, errors) == (0, "")
 
 

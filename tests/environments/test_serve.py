@@ -20,26 +20,18 @@ from environments.api import open_instance
 from environments.reference_policies import plan_calls
 from environments.task_generator import draw_scenario
 from tests.support.environment_processes import environment_command
+from tests.support.started_process import started
+from tests.support.waiting import wait_until
 
 CALL = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
 
 @contextmanager
 def serving(*options: str, **variables: str) -> Generator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
-        environment_command("-m", "environments.serve", *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | variables,
-    )
-    assert process.stdout is not None
-    try:
-        yield process, json.loads(process.stdout.readline())["url"]
-    finally:
-        process.kill()
-        process.communicate()
+    command = environment_command("-m", "environments.serve", *options)
+    environ = os.environ | variables
+    with started(command, stderr=subprocess.PIPE, env=environ) as (process, line):
+        yield process, json.loads(line)["url"]
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +185,7 @@ def test_a_repeated_request_id_names_the_instance_it_made(http: httpx.Client) ->
 def test_an_instance_is_reaped_at_its_ttl(http: httpx.Client) -> None:
     instance = create(http, ttl_seconds=0.1)
     address = f"/v1/env/instances/{instance['instance_id']}"
-    deadline = time.monotonic() + 4
-    while http.get(address).json()["status"] == "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: http.get(address).json()["status"] != "running", 4.0)
     assert http.get(address).json()["termination_reason"] == "ttl"
     answer = http.post(f"{instance['urls']['root']}mcp", json={}, headers=CALL)
     assert answer.status_code == 404
@@ -294,14 +283,12 @@ def test_the_server_ends_with_its_parent() -> None:
         "print(server.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    with parent.stdout:
-        server = int(parent.stdout.readline())
+    with started([sys.executable, "-c", program]) as (parent, line):
+        assert parent.stdout is not None
         assert "url" in parent.stdout.readline()
         parent.kill()
         parent.wait()
-        assert ended(server)
+        assert ended(int(line))
 
 
 def test_the_server_ends_when_its_standard_input_closes() -> None:

@@ -21,6 +21,7 @@ from services.launcher.security import launcher_address
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import JOURNAL_FILE
 from tests.support.launcher import left_running, start_cli
+from tests.support.waiting import until
 
 # A busy machine takes ten times as long as an idle one.
 LIMIT_S = 120.0
@@ -172,11 +173,13 @@ class FaultRun:
         return len(self.query("SELECT 1 FROM trajectories"))
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.limit_s
-        while not reached():
-            assert time.monotonic() < deadline, f"waited {self.limit_s} s in vain\n{self.state()}"
+        def has_reached() -> bool:
+            if reached():
+                return True
             assert self._process is not None and self._process.returncode is None, self.state()
-            await asyncio.sleep(0.02)
+            return False
+
+        await until(has_reached, self.limit_s, self.state)
 
     async def step(self, number: int) -> None:
         """Wait until the plan of this step is committed."""

@@ -25,6 +25,7 @@ from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
 from tests.support.launcher import TOKEN, ServedLauncher, serving
 from tests.support.process_commands import command_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 # What only a drain does in these tests: save a checkpoint, and end a lease.
@@ -93,10 +94,7 @@ class Rented:
         )
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not reached():
-            assert time.monotonic() < deadline, self.state()
-            await asyncio.sleep(0.02)
+        await until(reached, LIMIT_S, self.state)
 
     def state(self) -> str:
         """Everything that explains how it came to this."""

@@ -15,6 +15,7 @@ from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.learner_process import STEPS, learner_words
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 
@@ -43,12 +44,6 @@ async def begin() -> AsyncGenerator[Begin]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not reached():  # noqa: ASYNC110 (no one to set an event)
-            await asyncio.sleep(0.02)
 
 
 def content(run_dir: Path) -> list[str]:

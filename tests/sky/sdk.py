@@ -1,10 +1,11 @@
 """SkyPilot's SDK in few words; it is imported late, because only one environment has it."""
 
 import io
-import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+
+from tests.support.waiting import wait_until
 
 # Two cores launch a cluster in about a minute.
 _LIMIT_S = 400.0
@@ -24,7 +25,4 @@ def logs(cluster: str, job: int) -> str:
 
 
 def until(what: str, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not reached():
-        assert time.monotonic() < deadline, f"waited {_LIMIT_S:.0f} s in vain for {what}"
-        time.sleep(2)
+    wait_until(reached, _LIMIT_S, lambda: what)

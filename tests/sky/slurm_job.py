@@ -4,7 +4,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.sky.box import Box, Layout
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
 from tests.sky.box.namespaces import processes_in
 from tests.sky.whole_run import services_of
+from tests.support.waiting import wait_until
 
 NODES = Layout(
     base=Path("/var/tmp/flotilla-job"),
@@ -122,10 +122,7 @@ class SlurmJob:
         return "\n".join(Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace") for pid in pids)
 
     def until(self, reached: Callable[[], bool], limit_s: float = _LIMIT_S) -> None:
-        deadline = time.monotonic() + limit_s
-        while not reached():
-            assert time.monotonic() < deadline, self.explained()
-            time.sleep(0.2)
+        wait_until(reached, limit_s, self.explained)
 
     def explained(self) -> str:
         files = [self._folder / "job.out", *self.runs.glob("*/logs/*.log")]

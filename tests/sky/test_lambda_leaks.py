@@ -2,7 +2,6 @@
 it. The emulated cloud's own list is what costs money."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from services.launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec
 from tests.sky.session import SkySession
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.sky,
@@ -60,13 +60,6 @@ def launch(session: SkySession, tmp_path: Path, **changes: Any) -> LaunchSpec:
     return LaunchSpec(_RUN_ID, (ROLLOUT, 0), (), _SECRETS, tmp_path / "rollout.log", **values)
 
 
-async def until(what: str, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not reached():
-        assert time.monotonic() < deadline, f"waited {_LIMIT_S:.0f} s in vain for {what}"
-        await asyncio.sleep(1.0)
-
-
 async def test_only_when_no_candidate_has_a_machine_there_is_no_capacity(
     sky_session: SkySession, backend: SkyBackend, tmp_path: Path
 ) -> None:
@@ -90,7 +83,7 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_it_answers_an
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
     cloud.set_boot_delay(30)
     starting = asyncio.create_task(backend.start_replica(wish))
-    await until("the machine", lambda: len(cloud.machines()) == 1)
+    await until(lambda: len(cloud.machines()) == 1, _LIMIT_S)
     await asyncio.to_thread(sky_session.api.stop)
     with pytest.raises(BackendUnreachable):
         await starting
@@ -123,7 +116,7 @@ async def test_a_machine_that_cannot_reach_its_cloud_is_reaped_once_the_cloud_an
     [machine] = cloud.machines()
     cloud.set_broken(True)
     (cloud.files_of(machine["id"]) / "home/ubuntu/sky_workdir/work-is-done").touch()
-    await until("the machine's own call", lambda: cloud.failed(machine["ip"]) > 0)
+    await until(lambda: cloud.failed(machine["ip"]) > 0, _LIMIT_S)
     evidence = await _looked(lambda: backend.clean_run(_RUN_ID))
     assert evidence is None or not evidence.gone
     assert [left["id"] for left in cloud.machines()] == [machine["id"]]

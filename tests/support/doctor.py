@@ -29,6 +29,7 @@ from services.rollout.config.rollout import RolloutConfig
 from tests.support.environment_processes import environment_command
 from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
+from tests.support.started_process import serving_process, started
 
 TOKEN = "a-token-for-tests-that-is-long-enough"
 _ECHO = "services.launcher.doctor.echo_server"
@@ -201,19 +202,10 @@ def double(handle: Handle) -> Generator[str]:
 @contextmanager
 def emulator(key: str, *options: str) -> Generator[str]:
     """The URL of Fleet's emulator, which insists on `key`."""
-    process = subprocess.Popen(
-        environment_command("-m", "environments.fleet_emulator", "--port", "0", *options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-        env={**os.environ, EMULATOR_KEY: key},
-    )
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["url"].rstrip("/")
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+    command = environment_command("-m", "environments.fleet_emulator", "--port", "0", *options)
+    environ, quiet = {**os.environ, EMULATOR_KEY: key}, subprocess.DEVNULL
+    with serving_process(command, stderr=quiet, cwd=ROOT, env=environ) as url:
+        yield url.rstrip("/")
 
 
 @contextmanager
@@ -228,8 +220,7 @@ def echo_of(
     else:
         program = _FORGED_ECHO.format(python=str(forge.interpreter), module=_ECHO)
         command = forge.python_command("-c", program, *words)
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT, **pipes) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["address"]
+    with started(command, env={**os.environ, **environ}, cwd=ROOT) as (process, line):
+        yield json.loads(line)["address"]
+        # It ends with its standard input.
         process.communicate()

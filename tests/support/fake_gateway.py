@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -90,13 +90,6 @@ async def running(
             await loop
         await gateway.drain(0.0)
         book.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds that no event announces; TimeoutError after a minute."""
-    async with asyncio.timeout(60.0):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def states(gateway: Gateway, spec: EpisodeSpec) -> tuple[Session, list[EpisodeState]]:

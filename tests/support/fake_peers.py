@@ -327,10 +327,3 @@ async def served(
     async with rpc.serving(server, listen, grace_s=0.0) as serving:
         serving.set_serving(True)
         yield serving.address
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -34,6 +34,7 @@ from services.launcher.store.ledger import Ledger
 from tests.support.fake_entry import FORGE_VARIABLE
 from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
+from tests.support.waiting import until_seen
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -84,14 +85,8 @@ class ServedLauncher:
     async def until(
         self, run_id: str, reached: Callable[[run_service_pb2.Run], bool], limit_s: float = 30.0
     ) -> run_service_pb2.Run:
-        """Poll until the run is as wished; a timeout reports its state."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            run = await self.get(run_id)
-            if reached(run):
-                return run
-            assert time.monotonic() < deadline, f"waited {limit_s} s; the run is {run}"
-            await asyncio.sleep(0.03)
+        """Wait until the run is as wished."""
+        return await until_seen(lambda: self.get(run_id), reached, limit_s)
 
     async def ended(self, run_id: str) -> run_service_pb2.Run:
         return await self.until(run_id, lambda run: run.state in ENDED)
@@ -169,13 +164,6 @@ async def _served(
             yield ServedLauncher(launcher, runs, registry, at.address)
             await launcher.close(2.0)
     store.close()
-
-
-async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
-    """Poll a state that sends no notification of its changes."""
-    async with asyncio.timeout(limit_s):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def start_cli(*arguments: str, forged: bool = False) -> asyncio.subprocess.Process:

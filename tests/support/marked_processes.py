@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tests.support.fake_gateway import until
+from tests.support.waiting import until
 
 _NAME = "FLOTILLA_TEST_MARK"
 

@@ -1,10 +1,8 @@
 """OpenEnv servers as processes, and access to their internals."""
 
 import asyncio
-import json
 import os
 import socket
-import subprocess
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +11,7 @@ import aiohttp
 from services.env_gateway.adapters.openenv.backend import OpenEnvBackend
 from services.env_gateway.ports import Backend
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 # Another version of the package is tested by naming the interpreter that has it.
 PYTHON = os.environ.get("OPENENV_PYTHON", str(ROOT / ".venv-openenv" / "bin" / "python"))
@@ -22,13 +21,6 @@ def example_command(kind: str, *options: str) -> list[str]:
     """A server of `openenv_examples.py`, which runs until it is stopped."""
     assert Path(PYTHON).exists(), f"{PYTHON} does not exist: run `make openenv`"
     return [PYTHON, str(Path(__file__).with_name("openenv_examples.py")), kind, *options]
-
-
-def announced(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "the server has ended; is there a .venv-openenv? run `make openenv`"
-    return json.loads(line)["url"]
 
 
 async def sessions(url: str, backend: Backend) -> int:
@@ -51,5 +43,4 @@ async def cut(backend: Backend, instance_id: str) -> None:
     channel = cast("OpenEnvBackend", backend).channels[instance_id]
     connection = cast("socket.socket", channel.socket.get_extra_info("socket"))
     connection.shutdown(socket.SHUT_RDWR)
-    while channel.is_open:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: not channel.is_open)

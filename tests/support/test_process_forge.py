@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.support.process_forge import ProcessForge, fork_of, lease_forge, shared_forge
+from tests.support.started_process import started
 
 WAITING = """
 import os, signal, sys, time
@@ -86,10 +87,8 @@ def test_a_signal_to_a_stand_in_comes_to_its_fork(
     forge: ProcessForge, number: signal.Signals, code: int
 ) -> None:
     command = forge.python_command("-c", WAITING)
-    out, err = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=out, stderr=err, text=True) as process:
-        assert process.stdout is not None
-        fork = psutil.Process(int(process.stdout.readline()))
+    with started(command, stderr=subprocess.DEVNULL) as (process, line):
+        fork = psutil.Process(int(line))
         process.send_signal(number)
         assert process.wait(60) == code
         fork.wait(60)
@@ -97,9 +96,8 @@ def test_a_signal_to_a_stand_in_comes_to_its_fork(
 
 def test_a_killed_fork_kills_its_stand_in(forge: ProcessForge) -> None:
     command = forge.python_command("-c", WAITING)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with started(command) as (process, line):
         fork = fork_of(process.pid)
-        assert int(process.stdout.readline()) == fork
+        assert int(line) == fork
         os.kill(fork, signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL

@@ -61,12 +61,3 @@ def served(
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition that another thread fulfils; TimeoutError after a minute."""
-    for _ in range(60_000):
-        if holds():
-            return
-        threading.Event().wait(0.001)
-    raise TimeoutError("it did not come about")

@@ -27,10 +27,10 @@ from services.learner.types import Publication
 from services.learner.weights import publication_child
 from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.sender_config import WeightSenderConfig
-from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
 from tests.support.process_forge import ProcessForge, fork_of
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 SIZES = (100, 70_000, 16, 200_000, 3)
 # Longer than a GPU's first use takes.

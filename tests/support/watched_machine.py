@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, ServedLauncher, forged_command, serving, spec
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 WORKER = (sys.executable, "-m", "tests.support.watched_worker")
 
@@ -131,10 +131,7 @@ class WatchedMachine:
         return self.supervisor.units.last_report((service, 0))
 
     async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not reached():
-            assert time.monotonic() < deadline, self.state()
-            await asyncio.sleep(0.1)
+        await until(reached, limit_s, self.state)
 
     def state(self) -> str:
         """Return the facts that explain a test that waits in vain."""

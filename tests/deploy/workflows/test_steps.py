@@ -26,6 +26,7 @@ from services.learner.config.sampling import SelectConfig
 from services.learner.config.tracking import TrackingConfig
 from tests.support.launcher import forged_command, forged_fakes, left_running, spec
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 REQUEST = "gha-1-1"
 # An empty form, except for the spec and its machine.
@@ -228,9 +229,7 @@ async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
     (stored,) = stored_runs(runs)
     assert stored.run.state is RunState.STOPPED
     # The launcher ends alone after a while without requests.
-    async with asyncio.timeout(60):
-        while left_running(runs):  # noqa: ASYNC110 (other processes)
-            await asyncio.sleep(0.2)
+    await until(lambda: not left_running(runs))
 
 
 async def test_what_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:

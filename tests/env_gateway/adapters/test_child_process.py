@@ -15,6 +15,7 @@ from services.env_gateway.adapters.child_process import ChildProcess
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
 from tests.support.marked_processes import Mark
 from tests.support.repository import ROOT
+from tests.support.started_process import start_beside
 
 # Starts a process in a session of its own, says so, and reads until its input ends.
 _STARTING = (
@@ -79,10 +80,8 @@ async def test_all_ends_with_a_gateway_that_is_killed(mode: str) -> None:
     mark = Mark()
     command = python_command("-c", _GATEWAY, mode, *program("import time; time.sleep(86400)"))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen", **mark.environment}
-    gateway = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env=environment
-    )
-    assert gateway.stdout is not None and await gateway.stdout.readline() == b"started\n"
+    gateway, line = await start_beside(command, env=environment)
+    assert line == "started\n"
     await mark.wait_for("sleep 86400", 1)
     gateway.kill()
     await gateway.wait()

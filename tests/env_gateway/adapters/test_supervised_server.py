@@ -6,9 +6,9 @@ import pytest
 
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
-from tests.support.fake_gateway import until
 from tests.support.loop_watch import watched_loop
 from tests.support.marked_processes import Mark
+from tests.support.waiting import until
 
 _URL = '{"url": "http://127.0.0.1:9"}'
 

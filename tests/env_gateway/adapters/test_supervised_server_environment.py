@@ -19,7 +19,8 @@ from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FleetOpenEnvConfig, McpServer
 from services.env_gateway.ports import ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
-from tests.support.fake_gateway import task_json, until
+from tests.support.fake_gateway import task_json
+from tests.support.waiting import until
 
 CANARIES = {
     name: f"canary-{name.lower()}-0123456789"

@@ -11,7 +11,8 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.common.errors import ServiceError
 from tests.support.fake_gateway import task_json
-from tests.support.threaded_gateway import TOKEN, ServedGateway, served, wait_until
+from tests.support.threaded_gateway import TOKEN, ServedGateway, served
+from tests.support.waiting import wait_until
 
 SERVICE = "flotilla.env_gateway.v1.EpisodeService"
 METHODS = pb.DESCRIPTOR.services_by_name["EpisodeService"].methods_by_name

@@ -15,7 +15,7 @@ from services.env_gateway.ports import CallResult, Text
 from tests.env_gateway.api.raw_wire import Refused, Wire
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
-from tests.support.threaded_gateway import wait_until
+from tests.support.waiting import wait_until
 
 # The gateway and its open episode are the same for all examples, which is the point.
 WIRE = settings(

@@ -21,9 +21,9 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from tests.contract.test_episode_service import EpisodeClient
-from tests.support.fake_gateway import until
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 TOKEN = "shown-token-0123456789"
 SPEC: dict[str, Any] = {

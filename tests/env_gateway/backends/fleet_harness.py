@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.bench import Bench, opened_bench
 from tests.env_gateway.backends.harness import Can
 from tests.support.environment_processes import environment_command, server_pid
+from tests.support.started_process import end_process, start_process
 
 _KEY_VARIABLE = "FLOTILLA_TEST_FLEET_KEY"
 _KEY = "a key"
@@ -26,20 +26,16 @@ class Emulator:
         self._guarded = guarded
 
     def start(self, *options: str) -> None:
-        self._process = subprocess.Popen(
+        self._process, line = start_process(
             environment_command("-m", "environments.fleet_emulator", *options),
-            stdout=subprocess.PIPE,
-            stdin=subprocess.PIPE,
             env={**os.environ, **({"FLOTILLA_ENV_TOKEN": _KEY} if self._guarded else {})},
         )
         self._created = 0
-        assert self._process.stdout is not None
-        self.url: str = json.loads(self._process.stdout.readline())["url"]
+        self.url: str = json.loads(line)["url"]
         os.environ[_KEY_VARIABLE] = _KEY
 
     def stop(self) -> None:
-        with self._process:
-            self._process.terminate()
+        end_process(self._process)
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,6 @@
 """The environments' own server, as a process, over HTTP."""
 
 import json
-import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,6 +11,7 @@ from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
 from tests.support.environment_processes import environment_command, server_pid
+from tests.support.started_process import end_process, start_process
 
 
 class McpHarness(BookingTasks):
@@ -20,13 +20,11 @@ class McpHarness(BookingTasks):
 
     def start(self) -> None:
         command = environment_command("-m", "environments.serve", "--port", "0")
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._url = json.loads(self._process.stdout.readline())["url"]
+        self._process, line = start_process(command)
+        self._url = json.loads(line)["url"]
 
     def stop(self) -> None:
-        with self._process:
-            self._process.terminate()
+        end_process(self._process)
 
     def settings(self) -> Mapping[str, Any]:
         return {"backend": "mcp", "servers": [{"url": self._url, "instances": True}]}

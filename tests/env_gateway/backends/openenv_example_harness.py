@@ -1,6 +1,6 @@
 """The environment that `openenv init` creates, as the package has it: one action, no tools."""
 
-import subprocess
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import stopped
 from tests.env_gateway.backends.harness import Call, Can
-from tests.support.openenv_servers import announced, cut, example_command, sessions
+from tests.support.openenv_servers import cut, example_command, sessions
+from tests.support.started_process import end_process, start_process
 
 
 class OpenEnvExampleHarness:
@@ -23,12 +24,11 @@ class OpenEnvExampleHarness:
     untouched_reward = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(example_command("echo"), stdout=subprocess.PIPE)
-        self._url = announced(self._process)
+        self._process, line = start_process(example_command("echo"))
+        self._url = json.loads(line)["url"]
 
     def stop(self) -> None:
-        with self._process:
-            self._process.terminate()
+        end_process(self._process)
 
     def settings(self) -> Mapping[str, Any]:
         return {"backend": "openenv", "backends": {"openenv": {"url": self._url}}}

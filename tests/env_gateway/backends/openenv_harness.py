@@ -1,6 +1,6 @@
 """The booking app, served by the openenv package."""
 
-import subprocess
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -9,7 +9,8 @@ from typing import Any
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
-from tests.support.openenv_servers import announced, cut, sessions
+from tests.support.openenv_servers import cut, sessions
+from tests.support.started_process import end_process, start_process
 
 _COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", "--die-with-parent")
 
@@ -19,12 +20,11 @@ class OpenEnvHarness(BookingTasks):
     can = frozenset({Can.CHECKS, Can.REFUSE_DATA, Can.DIE, Can.ANNOTATE, Can.REFUSE, Can.SHOW_END})
 
     def start(self) -> None:
-        self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-        self._url = announced(self._process)
+        self._process, line = start_process(_COMMAND)
+        self._url = json.loads(line)["url"]
 
     def stop(self) -> None:
-        with self._process:
-            self._process.terminate()
+        end_process(self._process)
 
     def settings(self) -> Mapping[str, Any]:
         # What `reset` shows is the prompt again.

@@ -12,7 +12,8 @@ from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
-from tests.support.fake_gateway import open_spec, states, until
+from tests.support.fake_gateway import open_spec, states
+from tests.support.waiting import until
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 

@@ -6,7 +6,8 @@ from typing import Any
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import VERIFIER
-from tests.support.threaded_gateway import TOKEN, ServedGateway, wait_until
+from tests.support.threaded_gateway import TOKEN, ServedGateway
+from tests.support.waiting import wait_until
 
 TASK = {
     "task_key": "task-1",

@@ -17,9 +17,9 @@ from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here, observation
-from tests.support.fake_gateway import until
 from tests.support.free_ports import free_address
-from tests.support.threaded_gateway import TOKEN, served, wait_until
+from tests.support.threaded_gateway import TOKEN, served
+from tests.support.waiting import until, wait_until
 
 
 async def test_the_methods_without_async_work_inside_an_event_loop(here: Here) -> None:

@@ -15,7 +15,8 @@ from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError, Tool
 from tests.support.fake_environments import ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, states, until
+from tests.support.fake_gateway import open_spec, opened, running, states
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("step", ["provision", "list_tools"])

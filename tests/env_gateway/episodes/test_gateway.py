@@ -19,7 +19,8 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Execution
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, states, task_json, until
+from tests.support.fake_gateway import open_spec, opened, running, states, task_json
+from tests.support.waiting import until
 
 
 async def call(gateway: Gateway, session: Session, seq: int, name: str = "add") -> Any:

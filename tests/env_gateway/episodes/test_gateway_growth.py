@@ -15,8 +15,9 @@ from tests.env_gateway.backends.embedded_harness import EmbeddedHarness
 from tests.env_gateway.backends.fleet_harness import FleetHarness
 from tests.env_gateway.backends.harness import BackendHarness
 from tests.env_gateway.backends.mcp_harness import McpHarness
-from tests.support.fake_gateway import open_spec, opened, until
+from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
+from tests.support.waiting import until
 
 BACKENDS = {"embedded": EmbeddedHarness, "mcp": McpHarness, "fleet": FleetHarness}
 AT_ONCE = 16

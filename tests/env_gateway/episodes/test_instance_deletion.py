@@ -12,7 +12,8 @@ from services.env_gateway.episodes import instance_deletion
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError
 from tests.support.fake_environments import ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, until
+from tests.support.fake_gateway import open_spec, opened, running
+from tests.support.waiting import until
 
 
 async def test_a_pause_of_a_day_that_a_server_requests_is_not_kept(

@@ -16,7 +16,8 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Text
 from tests.support.examples import examples
 from tests.support.fake_environments import TOOLS, ScriptedBackend
-from tests.support.fake_gateway import opened, running, until
+from tests.support.fake_gateway import opened, running
+from tests.support.waiting import until
 
 LOOK, ADD = TOOLS
 

@@ -12,7 +12,8 @@ from services.env_gateway.episodes import tool_watch
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.ports import BackendError
 from tests.support.fake_environments import TOOLS, FakeInstance, ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, until
+from tests.support.fake_gateway import open_spec, opened, running
+from tests.support.waiting import until
 
 
 def instance_of(session: Session) -> FakeInstance:

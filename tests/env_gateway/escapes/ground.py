@@ -24,8 +24,8 @@ import pytest
 
 from services.env_gateway.ports import Execution, Rows, Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
-from tests.support.fake_gateway import until
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 Program = Callable[..., Any]
 # Also distinguishes the processes of this test run from all others.

@@ -16,7 +16,8 @@ from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
 from services.env_gateway.ports import BackendError, CallAnswer, CallResult
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, task_json, until
+from tests.support.fake_gateway import open_spec, opened, running, task_json
+from tests.support.waiting import until
 
 # Enough retries for any fault that a test plants in the environment.
 RETRY = {"base_s": 0.001, "cap_s": 0.01, "budget_ratio": 1.0, "budget_cap": 1000.0}

@@ -11,7 +11,8 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_environments import ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, until
+from tests.support.fake_gateway import open_spec, opened, running
+from tests.support.waiting import until
 
 MANY = 200
 

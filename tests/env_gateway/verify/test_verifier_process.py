@@ -18,8 +18,9 @@ from services.env_gateway.verify.sandbox import Sandbox
 from services.env_gateway.verify.verifier_pool import SpareProcesses, VerifierPool
 from services.env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
 from tests.env_gateway.verify.sandboxed import needs_sandbox
-from tests.support.fake_gateway import until
 from tests.support.repository import ROOT
+from tests.support.started_process import start_beside
+from tests.support.waiting import until
 
 SOURCE = "import os\ndef verify(env):\n    print(os.listdir('/'))\n    return 1\n"
 
@@ -219,15 +220,9 @@ asyncio.run(main())
 @needs_sandbox
 async def test_no_sandbox_outlives_a_gateway_that_is_killed() -> None:
     memory = 2**28 + os.getpid() * 4096
-    root = ROOT
-    gateway = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-c", GATEWAY.format(memory=memory)),
-        stdout=asyncio.subprocess.PIPE,
-        cwd=root,
-    )
-    assert gateway.stdout is not None
-    assert await gateway.stdout.readline() == b"running\n"
+    command = (sys.executable, "-c", GATEWAY.format(memory=memory))
+    gateway, line = await start_beside(command, cwd=ROOT)
+    assert line == "running\n"
     assert list(with_argument(str(memory)))
     gateway.send_signal(signal.SIGKILL)
     await gateway.wait()

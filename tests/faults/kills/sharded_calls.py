@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.faults.kills.killed_run import RANK_FILES, next_epoch
 from tests.faults.kills.sharded_learner import RANKS
 from tests.faults.kills.sharded_run import LEARNER, ShardedRun
 from tests.faults.kills.strace import CALLS, Injection, Strace
+from tests.support.waiting import until
 
 NAMES = (*CALLS["sync"], *CALLS["rename"])
 FOLDER, PARENT = "FOLDER", "."
 FILES = (*RANK_FILES, "shard-00002-model-00001-of-00001.safetensors")
 # More often than any call comes: strace then only watches.
 _NEVER = "65000"
-_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class TracedRun(ShardedRun):
             log = self.folder / "renamed.log"
             strace = await Strace.attach(pid, renamed, log)
             async with self._working(same_worker=True):
-                await _wait_until(lambda: "stopped by SIGSTOP" in log.read_text())
+                await until(lambda: "stopped by SIGSTOP" in log.read_text())
                 await strace.detach()
                 strace = await Strace.attach(pid, synced, self.folder / "synced.log")
                 os.kill(pid, signal.SIGCONT)
@@ -125,11 +125,11 @@ class TracedRun(ShardedRun):
                 await trace.ended()
 
         # Nothing of the life before may be taken for this one's.
-        await _wait_until(lambda: not self._found_ranks())
+        await until(lambda: not self._found_ranks())
         return await self._live(play)
 
     async def _rank_pids(self) -> dict[str, int]:
-        await _wait_until(lambda: len(self._found_ranks()) == RANKS)
+        await until(lambda: len(self._found_ranks()) == RANKS)
         return self._found_ranks()
 
     def _found_ranks(self) -> dict[str, int]:
@@ -156,9 +156,3 @@ class TracedRun(ShardedRun):
     @property
     def _root(self) -> Path:
         return self.run_dir / "checkpoints"
-
-
-async def _wait_until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_START_S):
-        while not true():  # noqa: ASYNC110 - other processes set no event
-            await asyncio.sleep(0.01)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.launcher import forged_command, spec
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 SERVICES = ("env_gateway", "learner", "rollout")
 ACCEPTING = dict.fromkeys(SERVICES, "tests.support.accepting_service")
@@ -120,12 +120,7 @@ class Runs:
         ]
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not reached():
-            if time.monotonic() > deadline:
-                run = self.stored().run if self.run_id else None
-                raise AssertionError(f"waited {WAIT_S} s in vain; the run is {run}")
-            await asyncio.sleep(0.03)
+        await until(reached, WAIT_S, lambda: self.stored().run if self.run_id else None)
 
     async def reached(self, *states: str) -> None:
         await self.until(lambda: self.stored().run.state in states)

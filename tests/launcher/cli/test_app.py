@@ -13,8 +13,9 @@ import pytest
 
 from services.launcher.security import launcher_address
 from services.launcher.store.ledger import Ledger
-from tests.support.launcher import left_running, spec, start_cli, until
+from tests.support.launcher import left_running, spec, start_cli
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 
 def write_spec(folder: Path, **sections: Any) -> Path:

@@ -19,6 +19,7 @@ from services.launcher.cli.terminal import Terminal
 from tests.learner.inspector.conftest import write_run
 from tests.learner.inspector.made_runs import RUN, open_run
 from tests.support.launcher import run_cli_here
+from tests.support.waiting import until
 
 FLOTILLA = (sys.executable, "-m", "services.launcher.cli.app")
 
@@ -73,9 +74,7 @@ async def test_a_followed_runs_link_comes_once_its_learner_has_begun(tmp_path: P
     terminal = Terminal(file=shown, force_terminal=True)
     async with linked_inspector(runs, RUN, terminal):
         run = open_run(runs)
-        async with asyncio.timeout(60):
-            while "Look inside: http://127.0.0.1:" not in shown.getvalue():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: "Look inside: http://127.0.0.1:" in shown.getvalue())
         await run.journal.close()
     assert "continues without" not in shown.getvalue()
 

@@ -17,7 +17,8 @@ from services.launcher.security.certificates import (
     remove_identity,
     store_identity,
 )
-from tests.support.launcher import left_running, start_cli, until
+from tests.support.launcher import left_running, start_cli
+from tests.support.waiting import until
 
 RUN = "test-20260101-000000"
 ADDRESS = "10.0.0.5"

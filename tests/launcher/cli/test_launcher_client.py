@@ -30,6 +30,7 @@ from services.launcher.cli.terminal import Terminal
 from tests.launcher.cli.test_app import write_spec
 from tests.support.launcher import TOKEN, forged_command
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 
 class Hanging(run_service_pb2_grpc.RunServiceServicer):
@@ -79,10 +80,6 @@ class Hanging(run_service_pb2_grpc.RunServiceServicer):
         await asyncio.sleep(600)
         yield
 
-    async def until(self, name: str) -> None:
-        while name not in self.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
 
 @asynccontextmanager
 async def elsewhere(double: Hanging) -> AsyncGenerator[str]:
@@ -118,7 +115,7 @@ async def test_a_submit_that_is_left_requests_no_stop_and_names_the_run(
     double = Hanging("StartRun", "ListRuns")
     command = ("submit", str(write_spec(tmp_path)), "--request-id", "mine")
     async with elsewhere(double) as secret, cli(secret, *command) as process:
-        await asyncio.wait_for(double.until("WatchRun"), 60.0)
+        await until(lambda: "WatchRun" in double.requests)
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert "StopRun" not in double.requests
@@ -133,7 +130,7 @@ async def test_a_submit_that_is_left_before_it_knows_of_a_run_shows_how_to_check
     double = Hanging("ListRuns")
     command = ("submit", str(write_spec(tmp_path)), "--request-id", "mine")
     async with elsewhere(double) as secret, cli(secret, *command) as process:
-        await asyncio.wait_for(double.until("StartRun"), 60.0)
+        await until(lambda: "StartRun" in double.requests)
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert process.returncode == 130
@@ -152,7 +149,7 @@ async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
 ) -> None:
     double = Hanging("ListRuns")
     async with elsewhere(double) as secret, cli(secret, *arguments) as process:
-        await asyncio.wait_for(double.until(call), 60.0)
+        await until(lambda: call in double.requests)
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
     assert process.returncode == 130
@@ -181,7 +178,7 @@ async def test_a_launcher_elsewhere_that_is_gone_is_not_watched_for_ever(
     async with elsewhere(double) as secret:
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, Interrupts())
-        await asyncio.wait_for(double.until("WatchRun"), 20.0)
+        await until(lambda: "WatchRun" in double.requests)
         # A silent run does not mean that the launcher is gone.
         done, _ = await asyncio.wait({run}, timeout=3.0)
         assert not done
@@ -202,7 +199,7 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
             following = asyncio.create_task(
                 watch_until_left(connection, FollowedRun(0, "far-1"), view, Interrupts())
             )
-            await asyncio.wait_for(double.until("WatchRun"), 20.0)
+            await until(lambda: "WatchRun" in double.requests)
             # From here on every call hangs, as if the network were cut.
             double.answers = ()
             with pytest.raises(LauncherError, match="its runs may continue without it"):
@@ -216,7 +213,7 @@ async def test_a_start_elsewhere_that_is_interrupted_is_cancelled_by_its_request
     async with elsewhere(double) as secret:
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, interrupts)
-        await asyncio.wait_for(double.until("StartRun"), 20.0)
+        await until(lambda: "StartRun" in double.requests)
         interrupts.note_interrupt()
         outcome = await asyncio.wait_for(run, 20.0)
     assert double.requests["StopRun"].request_id == double.requests["StartRun"].request_id
@@ -231,9 +228,9 @@ async def test_without_the_launchers_confirmation_no_cancellation_is_claimed(
     async with elsewhere(double) as secret:
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, interrupts)
-        await asyncio.wait_for(double.until("StartRun"), 20.0)
+        await until(lambda: "StartRun" in double.requests)
         interrupts.note_interrupt()
-        await asyncio.wait_for(double.until("StopRun"), 20.0)
+        await until(lambda: "StopRun" in double.requests)
         interrupts.second.set()
         request_id = double.requests["StartRun"].request_id
         with pytest.raises(

@@ -12,7 +12,8 @@ from services.launcher.security import launcher_address
 from services.launcher.security.launcher_address import LauncherAddress
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
-from tests.support.launcher import start_cli, until
+from tests.support.launcher import start_cli
+from tests.support.waiting import until
 
 # On an idle machine half a second; before, it took the deadline of StartRun, three minutes.
 NOTICED_S = 10.0

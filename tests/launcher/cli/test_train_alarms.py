@@ -18,6 +18,7 @@ from aiohttp import web
 from services.launcher.store.ledger import Ledger
 from tests.support.launcher import spec, start_cli
 from tests.support.learner import write_tasks
+from tests.support.waiting import until
 
 # The required bound for each channel of an alarm.
 LIMIT_S = 2.0
@@ -88,8 +89,7 @@ async def read_board(process: asyncio.subprocess.Process, seen: Seen, lines: lis
 
 async def watch_ledger(runs: Path, seen: Seen) -> str:
     """Poll the ledger, as `flotilla status` does, until the alarm is there; return the run's id."""
-    while not (runs / "launcher.sqlite").exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    await until((runs / "launcher.sqlite").exists, 90.0)
     with closing(Ledger(runs / "launcher.sqlite")) as store:
         while "status" not in seen.at:
             for stored in store.list_newest():
@@ -112,8 +112,7 @@ async def test_an_alarm_is_on_board_status_and_webhooks_within_two_seconds_of_be
         try:
             async with asyncio.timeout(90):
                 run_id = await watch_ledger(runs, seen)
-                while len(seen.at) < 4:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+                await until(lambda: len(seen.at) >= 4, 90.0)
                 status = await start_cli("status", run_id, "--runs", str(runs))
                 shown, _ = await status.communicate()
         finally:

@@ -14,8 +14,9 @@ from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
-from tests.support.launcher import forged_fakes, start_cli, until
+from tests.support.launcher import forged_fakes, start_cli
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 ENDLESS = {"steps": 10_000, "step_s": 0.1}

@@ -26,7 +26,8 @@ from services.launcher.state import (
 )
 from services.launcher.store.ledger import Ledger
 from tests.support.fake_backend import FakeBackend
-from tests.support.launcher import OneRegistry, spec, until
+from tests.support.launcher import OneRegistry, spec
+from tests.support.waiting import until
 
 WANTED = {GATEWAY: 1, LEARNER: 1, ROLLOUT: 1}
 STARTED = Unit("demo-1/learner-0", 1, 1.0)

@@ -15,12 +15,13 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.redaction import add_secret
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.control import prepare_commands
-from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, run_cli, write_spec
 from tests.support.launcher import forged_fakes, left_running, serving, spec, start_cli
+from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 
 def table(made: Path, program: str, **more: Any) -> dict[str, Any]:
@@ -117,8 +118,7 @@ async def test_a_command_that_cannot_make_it_refuses_the_run(
 
 async def until_preparing(run_dir: Path) -> None:
     path = run_dir / "logs/prepare.log"
-    while not path.exists() or "\nworking\n" not in path.read_text():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await until(lambda: path.exists() and "\nworking\n" in path.read_text())
 
 
 async def test_a_stop_meanwhile_ends_the_command_at_once(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_a_stop_meanwhile_ends_the_command_at_once(tmp_path: Path) -> None
     )
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(prepare=[table(made, program)]))
-        await asyncio.wait_for(until_preparing(tmp_path / run_id), 10.0)
+        await until_preparing(tmp_path / run_id)
         assert left_running(tmp_path)
         began = time.monotonic()
         state = await served.launcher.stop_run(run_id, 60.0)
@@ -176,10 +176,9 @@ async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
     submit = await start_cli(
         "submit", str(path), "--request-id", "a", "--runs", str(runs), forged=True
     )
-    while not list(runs.glob("fake-*")):  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await until(lambda: list(runs.glob("fake-*")))
     (run_dir,) = runs.glob("fake-*")
-    await asyncio.wait_for(until_preparing(run_dir), 20.0)
+    await until_preparing(run_dir)
     first.kill()
     await first.wait()
     submit.kill()
@@ -203,8 +202,7 @@ async def _launcher(runs: Path) -> asyncio.subprocess.Process:
             stdout=file,
             stderr=file,
         )
-    while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    await address_of(runs, process, runs / "launcher.log")
     return process
 
 

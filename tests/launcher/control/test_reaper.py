@@ -24,6 +24,7 @@ from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry, forged_command, start_cli
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 
 def ended(folder: Path, run_id: str, cleanup: Cleanup = Cleanup.VERIFIED) -> Ledger:
@@ -40,8 +41,7 @@ async def machine(cloud: FileCloud, run_id: str) -> None:
 
 
 async def until_empty(cloud: FileCloud) -> None:
-    while cloud.running():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await until(lambda: not cloud.running())
 
 
 async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
@@ -175,8 +175,7 @@ async def test_flotilla_reap_lists_an_orphan_process_first_and_then_ends_it(tmp_
     code, output = await _reap(runs, "--dry-run")
     assert code == 1 and "no launcher is running" in output
     with launcher(runs):
-        while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: launcher_address.read_address(runs) is not None)
         marked = {**os.environ, MARK_VARIABLE: f"{runs}:lost-1/rollout-0#ab"}
         orphan = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
         code, output = await _reap(runs, "--dry-run")

@@ -10,6 +10,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from tests.launcher.control.test_replica_actions import HesitantBackend
 from tests.support.launcher import serving, spec
+from tests.support.waiting import until
 
 
 class Work:
@@ -44,9 +45,7 @@ async def test_abandoned_work_is_given_up_and_can_be_begun_again() -> None:
     joint, work = SharedWork[str, str](abandoned_after_s=0.05), Work()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(joint.join_or_begin("one", work), 0.01)
-    async with asyncio.timeout(5.0):
-        while not work.cancelled:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: work.cancelled, 5.0)
     work.done.set()
     assert await joint.join_or_begin("one", work) == "result 2"
 

@@ -33,6 +33,7 @@ from services.launcher.security.certificates import mint_identity
 from tests.support.doctor import TOKEN, check, echo_of, probed, service_forge, spec, subject
 from tests.support.process_forge import ProcessForge
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 # Another machine's address: this one has all of 127.0.0.0/8.
 THERE = "127.0.0.2:0"
@@ -214,12 +215,6 @@ async def test_a_node_takes_a_seat_only_with_the_token_and_ends_it_with_the_call
             call.cancel()
             await until(lambda: not ranks())
             waiting.cancel()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110 (nothing there sets an event)
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.launcher.doctor import own_environment
 from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
 
 SLEEPER = "import time\ntime.sleep(600)\n"
 
@@ -80,10 +81,8 @@ def test_an_interrupt_while_an_episode_opens_leaves_no_process(
     words = [word for name in skip for word in ("--skip", name)]
     command = cli("doctor", path, "--runs", tmp_path / "runs", *words)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not servers(tmp_path) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert servers(tmp_path), "the episode is being opened"
+    # The episode is being opened.
+    wait_until(lambda: servers(tmp_path))
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert not servers(tmp_path)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, s
 from tests.support.launcher import forged_command, forged_fakes, spec
 from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
+from tests.support.waiting import until_seen
 
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 
@@ -44,13 +44,10 @@ async def launcher(runs: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Proces
 
 
 async def until(runs: Any, run_id: str, states: tuple[int, ...]) -> pb.Run:
-    deadline = time.monotonic() + 30.0
-    while True:
-        run = (await runs.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
-        if run.state in states:
-            return run
-        assert time.monotonic() < deadline, f"the run is {run}"
-        await asyncio.sleep(0.05)
+    async def get() -> pb.Run:
+        return (await runs.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
+
+    return await until_seen(get, lambda run: run.state in states)
 
 
 def wish(double: SlackDouble, steps: int) -> str:

@@ -29,6 +29,7 @@ from tests.support.doctor import double
 from tests.support.launcher import ENDED, forged_fakes, left_running, spec
 from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
+from tests.support.waiting import until_seen, wait_until
 
 SECRET = re.compile(r"secrets\.(\w+)")
 # docs/launching.md lists these for each service of such a spec, and no others: its part names
@@ -62,13 +63,10 @@ class Here:
         return (await self.stub.StartRun(request, timeout=60.0)).run_id
 
     async def until(self, run_id: str, reached: Callable[[pb.Run], bool]) -> pb.Run:
-        deadline = time.monotonic() + 60.0
-        while True:
-            run = (await self.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
-            if reached(run):
-                return run
-            assert time.monotonic() < deadline, f"the run is {run}"
-            await asyncio.sleep(0.05)
+        async def get() -> pb.Run:
+            return (await self.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
+
+        return await until_seen(get, reached)
 
     async def answers(self, run_id: str) -> bytes:
         """All answers of RunService about a run."""
@@ -170,10 +168,7 @@ def _check_places(here: Here, folder: Path) -> None:
 
 
 def _until_logged(path: Path, words: str, times: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while path.read_text().count(words) < times:
-        assert time.monotonic() < deadline, path.read_text()
-        time.sleep(0.05)
+    wait_until(lambda: path.read_text().count(words) >= times, state=path.read_text)
 
 
 async def test_a_run_that_is_refused_or_fails_names_no_secret(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from services.common.config import canonical_json
 from services.launcher.store.ledger import Ledger
-from tests.support.launcher import left_running, spec, start_cli, until
+from tests.support.launcher import left_running, spec, start_cli
+from tests.support.waiting import until
 
 _CHUNKS = (1 << 20, 4096, 1)
 

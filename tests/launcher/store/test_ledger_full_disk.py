@@ -13,7 +13,8 @@ from services.launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, Run
 from services.launcher.store.ledger import Ledger
 from tests.launcher.control.test_replica_actions import registered
 from tests.support.fake_backend import FakeBackend
-from tests.support.launcher import ServedLauncher, serving, spec, until
+from tests.support.launcher import ServedLauncher, serving, spec
+from tests.support.waiting import until
 
 # SQLite's own maximum.
 _ALL_PAGES = 0xFFFFFFFE

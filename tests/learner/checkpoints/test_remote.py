@@ -23,6 +23,7 @@ from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, RunningLearner, learner, make_config
 from tests.support.remote_checkpoints import RUN_ID, manifests, query, train, unreliable
+from tests.support.waiting import until
 
 EVERY = {"every": 2, "keep": 2}
 
@@ -49,12 +50,8 @@ async def training(
         yield running
 
 
-async def until(store: FsspecStore, name: str) -> None:
-    for _ in range(2000):
-        if name in manifests(store):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"no {name} after 10 s: {manifests(store)}")
+async def until_there(store: FsspecStore, name: str) -> None:
+    await until(lambda: name in manifests(store), state=lambda: manifests(store))
 
 
 def adopt(folder: Path, store: FsspecStore) -> None:
@@ -75,7 +72,7 @@ async def test_a_new_machine_resumes_from_s3_to_the_bits_of_the_run_that_was_nev
     old, new, whole = tmp_path / "old", tmp_path / "new", tmp_path / "whole"
     await train(whole, None, checkpoint=EVERY)
     async with training(old, s3):
-        await until(s3, "e000001-s000004")
+        await until_there(s3, "e000001-s000004")
     # At one blow: threads of the learner that was stopped may still be in its folder.
     old.rename(tmp_path / "gone")
     adopt(new, s3)
@@ -93,7 +90,7 @@ async def test_losses_with_the_disk_are_reported_loudly_and_in_the_summary(
     store: FsspecStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with training(tmp_path / "old", store, steps=100, checkpoint={"every": 4}):
-        await until(store, "e000001-s000004")
+        await until_there(store, "e000001-s000004")
         for _ in range(2000):
             progress = json.loads(store.read("progress/e000001.json") or b'{"step": 0}')
             if progress["step"] >= 6:
@@ -177,7 +174,7 @@ async def test_a_learner_whose_run_went_on_elsewhere_ends(
 ) -> None:
     with pytest.raises(FencedError, match="continued elsewhere"):
         async with training(tmp_path, store, steps=1000) as running:
-            await until(store, "e000001-s000002")
+            await until_there(store, "e000001-s000002")
             marker = Marker(2, "elsewhere", 2)
             store.write(marker.name, marker.encode())
             await asyncio.wait([running.task], timeout=20)

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.learner.dumps.dumped_run import (
 )
 from tests.support.learner import FakeWorker, learner, make_config, make_runtime
 from tests.support.remote_checkpoints import BUCKET, s3_server, s3_store
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +175,6 @@ def dumped_files(run: Path) -> list[str]:
     return sorted(path.relative_to(run).as_posix() for path in found)
 
 
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - of files and processes there are no events
-            await asyncio.sleep(0.02)
-
-
 async def test_a_resumed_run_writes_the_same_dumps_again(tmp_path: Path) -> None:
     shm = tmp_path / "shm"
     shm.mkdir()
@@ -191,7 +186,7 @@ async def test_a_resumed_run_writes_the_same_dumps_again(tmp_path: Path) -> None
         learner(tmp_path, config, ranks, dumps=dumps) as running,
         FakeWorker(running.address).working(),
     ):
-        await wait_until(second.exists)
+        await until(second.exists)
     first, before = tmp_path / "run/rollouts/step_1.jsonl", second.read_bytes()
     numbers = read_token_stats(stats_path(tmp_path / "run", 1))
     first.unlink()
@@ -249,7 +244,7 @@ async def test_a_process_that_is_killed_loses_its_job_and_another_takes_its_plac
         token_file.touch()
         dumps.offer_step(1, result_with(token_file))
         # It has the job.
-        await wait_until(lambda: dumps.unwritten and not dumps.waiting)
+        await until(lambda: dumps.unwritten and not dumps.waiting)
         process.kill()
         dumps.offer_eval("before-1-0", "before", 0, {"eval/all/pass_at_1": 0.75})
         await dumps.finish()

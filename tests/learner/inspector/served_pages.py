@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
+from tests.support.started_process import started
 
 AXE = ROOT / ".ci/axe/node_modules/axe-core/axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -46,19 +47,10 @@ def serving(runs: Path, *arguments: str) -> Generator[ServedPages]:
     """Start the program; it ends with its standard input."""
     command = inspector_command("services.learner.inspector", "--runs", str(runs))
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
-    with subprocess.Popen(
-        [*command, "--end-with-stdin", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environ,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield ServedPages(json.loads(process.stdout.readline())["url"], process)
-        finally:
-            process.stdin.close()
-            process.wait(20)
+    with started([*command, "--end-with-stdin", *arguments], env=environ) as (process, line):
+        yield ServedPages(json.loads(line)["url"], process)
+        # It ends with its standard input.
+        process.communicate(timeout=20)
 
 
 @contextmanager

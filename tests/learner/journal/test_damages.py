@@ -23,6 +23,7 @@ from services.learner.run.step_trainer import ReplayError
 from tests.learner.journal.stopped_run import ENOUGH, PLAYED, stopped_run
 from tests.learner.run.test_train_loop import run_to_the_end
 from tests.support.learner import FakeWorker, learner, make_config
+from tests.support.waiting import until
 
 JOURNAL, WAL, MARK, LOCK = "journal.sqlite", "journal.sqlite-wal", "journal.mark", "journal.lock"
 METRICS, ALARMS, SUMMARY, SPEC = "metrics.jsonl", "alarms.jsonl", "summary.json", "spec.json"
@@ -316,8 +317,7 @@ async def originals(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         learner(other, make_config(other, **ENOUGH), run_id="other") as running,
         FakeWorker(running.address).working(),
     ):
-        while not (other / "run" / NEW).exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until((other / "run" / NEW).exists, 90.0)
         shutil.copytree(other / "run", stopped)
         await asyncio.wait_for(running.task, 90)
     shutil.copyfile(other / "run" / SUMMARY, stopped / SUMMARY)

@@ -4,8 +4,7 @@ import asyncio
 import json
 import os
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,13 +52,6 @@ class Further:
     @property
     def output(self) -> str:
         return self.log.read_text()
-
-
-async def until(reached: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
 
 
 def left_of(folder: Path) -> list[psutil.Process]:

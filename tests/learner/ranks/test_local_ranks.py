@@ -1,7 +1,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +22,9 @@ from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.process_forge import fork_of
 from tests.support.rank_configs import LEARNER, policy_config, several
+from tests.support.started_process import started
 from tests.support.tiny_ranks import make_batch
+from tests.support.waiting import until, wait_until
 
 Start = Callable[..., LocalRanks]
 
@@ -111,8 +112,7 @@ async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: P
 async def test_a_start_that_is_given_up_ends_the_rank_at_once(make_ranks: Start) -> None:
     ranks = make_ranks()
     starting = asyncio.create_task(ranks.start_ranks(None))
-    while not rank_pids():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(rank_pids)
     (pid,) = rank_pids()
     await asyncio.sleep(0.2)
     starting.cancel()
@@ -223,16 +223,12 @@ def test_ranks_whose_parent_was_killed_end_and_clean_up(
     model_folder: Path, tmp_path: Path, count: int
 ) -> None:
     command = [sys.executable, "-c", ORPHAN, str(model_folder), str(tmp_path), str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+    with started(command) as (parent, line):
+        pids = [int(pid) for pid in line.split()]
         assert len(pids) == count
         assert len(list(tmp_path.glob("*slot*"))) == 3
         parent.kill()
-    deadline = time.monotonic() + 5
-    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
+    wait_until(lambda: not any(_runs(pid) for pid in pids), 5.0)
     assert list(tmp_path.glob("*slot*")) == []
 
 

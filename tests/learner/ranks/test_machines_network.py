@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from services.launcher.security import certificates
-from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine, until
+from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config
 from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from services.learner.sampling.template_failures import TemplateFailures
 from services.wire.enums import FAILURE_KINDS
 from tests.learner.groups.test_group_endings import following_worker
 from tests.learner.run.test_train_loop import eval_sets, following, lease_for, query
-from tests.support.launcher import until
 from tests.support.learner import FakeWorker, failed, graded, learner, make_config, write_tasks
+from tests.support.waiting import until
 
 UNRENDERED = trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
 MESSAGE = "the chat template cannot render user, assistant, tool: roles must alternate"

@@ -17,11 +17,11 @@ import pytest
 
 from services.learner.weights import live_sender
 from services.learner.weights.live_sender import LiveSender
-from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
 from tests.support.repository import ROOT
 from tests.support.transfer_faults import RECEIVER_STAGES, SENDER_STAGES
 from tests.support.transfer_trials import PATIENCE_S, SentModel, Way, receiving, sending
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FAILING = "tests.support.failing_sender"

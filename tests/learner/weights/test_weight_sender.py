@@ -9,10 +9,10 @@ import pytest
 from services.common.weight_transfer import OpenGroup, decode_request, encode_request
 from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.sender_config import WeightSenderConfig
-from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
 from tests.support.process_forge import ProcessForge
 from tests.support.transfer_trials import Way, try_transfers
+from tests.support.waiting import until
 
 SENDER = "services.learner.weights.adapters.weight_sender"
 

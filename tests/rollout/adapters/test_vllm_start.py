@@ -15,6 +15,7 @@ from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
+from tests.support.waiting import until
 
 
 def _model_that_never_loads(options: dict[str, Any]) -> None:
@@ -32,14 +33,11 @@ async def test_a_start_that_is_cancelled_ends_the_engines_process(
     monkeypatch.setattr(vllm, "_create_llm", _model_that_never_loads)
     model: Any = type("Model", (), {"folder": tmp_path})()
     starting = asyncio.create_task(vllm.VllmEngine.start_engine(EngineConfig(device="cpu"), model))
-    while not multiprocessing.active_children():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await until(multiprocessing.active_children)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    async with asyncio.timeout(20):
-        while multiprocessing.active_children():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: not multiprocessing.active_children(), 20.0)
 
 
 class _StartedEngine:

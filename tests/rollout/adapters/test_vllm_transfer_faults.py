@@ -15,9 +15,9 @@ from services.rollout.ports import EngineDead
 from services.rollout.types import Completion
 from tests.rollout.adapters.test_vllm_transfer import FAILING, Served, offered, sending, serving
 from tests.rollout.adapters.tiny_engines import PROMPT
-from tests.support.fake_peers import until
 from tests.support.process_commands import command_of
 from tests.support.tiny_model import load_model
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.engine,

@@ -12,6 +12,7 @@ from tests.rollout.adapters.tiny_engines import TOLERANCE
 from tests.rollout.nodes.machines import RUN, config_of, left_of, read, start_machine
 from tests.support.tiny_model import make_model
 from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -52,9 +53,7 @@ async def test_an_engine_serves_over_a_network_and_ends_in_seconds_when_it_goes(
         assert float(seconds) < 20 and "machine 1 (" in " ".join(why)
         assert await asyncio.wait_for(rollout.wait(), 60) == 0
         # Its node has ended with the connection; it waits for another rollout.
-        async with asyncio.timeout(60):
-            while len(left_of(tmp_path / "machine")) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
+        await until(lambda: len(left_of(tmp_path / "machine")) <= 1)
         machine.process.terminate()
         assert await machine.ended() == 0
         assert left_of(tmp_path / "machine") == []

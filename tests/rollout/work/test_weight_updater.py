@@ -33,8 +33,9 @@ from services.rollout.ports import EngineDead, EngineError, TransportFailed, Wei
 from services.rollout.types import Publication
 from services.rollout.work.weight_updater import WeightUpdater
 from services.wire.policy import encode_policy
-from tests.support.fake_peers import TOKEN, FakeLearner, FakeWeights, served, until
+from tests.support.fake_peers import TOKEN, FakeLearner, FakeWeights, served
 from tests.support.rollout import engine, turns
+from tests.support.waiting import until
 
 IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" * 32))
 TOTAL = 12_345

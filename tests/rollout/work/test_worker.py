@@ -42,9 +42,9 @@ from tests.support.fake_peers import (
     lease,
     refuse,
     served,
-    until,
 )
 from tests.support.rollout import POLICY, dialect, engine, limits, tokenizer, turns
+from tests.support.waiting import until
 
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 DONE = "<done>"

@@ -4,7 +4,6 @@ import asyncio
 import os
 import select
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncGenerator, Mapping
@@ -18,8 +17,9 @@ from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, Worke
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import BackendError, ProvisionRequest, SqlValue
 from services.env_gateway.tasks.task_format import Task
-from tests.support.fake_gateway import until
 from tests.support.repository import ROOT
+from tests.support.started_process import started
+from tests.support.waiting import until
 
 # Counts for ever, or nearly so, within SQLite.
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -218,9 +218,8 @@ def test_workers_end_with_a_gateway_that_is_killed() -> None:
         asyncio.run(main())
     """)
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as gateway:
-        assert gateway.stdout is not None
-        pids = [int(pid) for pid in gateway.stdout.readline().split()]
+    with started(command, cwd=ROOT) as (gateway, line):
+        pids = [int(pid) for pid in line.split()]
         gateway.kill()
     assert len(pids) == 2
     for pid in pids:

@@ -23,8 +23,9 @@ from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
-from tests.support.fake_gateway import open_spec, opened, until
+from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import solve
+from tests.support.waiting import until, until_seen
 
 ANSWERING = """
 def judged(env, final_answer=None, conversation=None):
@@ -165,8 +166,7 @@ async def test_a_zero_of_an_instance_that_ended_meanwhile_is_no_grade(emulator: 
     async with fleet_bench(emulator) as bench:
         session = await open_task(bench, verifier_func=source)
         grading = asyncio.create_task(bench.grade(session))
-        while not (await emulator.count())["in_flight"]["verifiers"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_seen(emulator.count, lambda seen: seen["in_flight"]["verifiers"])
         assert session.instance is not None
         await emulator.kill(session.instance.instance_id)
         grade = await grading
@@ -220,9 +220,7 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
         await bench.solve(sessions[0])
         # The remains of a killed gateway.
         await backend.connection.heartbeats.close()
-        async with asyncio.timeout(5.0):
-            while await bench.running():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_seen(bench.running, lambda count: count == 0, 5.0)
         stopped = (await hasty.count())["instances"]["stopped"]
         assert stopped["heartbeat"] == 3
         answer = await bench.call(sessions[0], bench.harness.read_call)

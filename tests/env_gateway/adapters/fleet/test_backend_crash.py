@@ -12,6 +12,7 @@ import pytest
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from tests.env_gateway.backends.fleet_harness import Emulator
 from tests.support.gateway_process import gateway_process, open_episode
+from tests.support.waiting import until_seen
 
 SECTION = """
 [env_gateway]
@@ -48,9 +49,7 @@ async def live(emulator: Emulator) -> int:
 
 
 async def becomes(emulator: Emulator, instances: int, within_s: float = 15.0) -> None:
-    async with asyncio.timeout(within_s):
-        while await live(emulator) != instances:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_seen(lambda: live(emulator), lambda count: count == instances, within_s)
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:

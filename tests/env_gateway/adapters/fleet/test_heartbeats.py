@@ -19,6 +19,7 @@ from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.examples import examples
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running
+from tests.support.waiting import until
 
 TTL_S = 60.0
 THROTTLED = BackendError("throttled", "HTTP 429", delivered=False, retry_after_s=1.0)
@@ -232,9 +233,7 @@ async def test_heartbeats_continue_after_a_fault_of_ours() -> None:
     broken = Broken()
     heartbeats = Heartbeats(ttl_s=6.0)
     heartbeats.watch_instance("broken", broken)
-    async with asyncio.timeout(10.0):
-        while broken.beats < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: broken.beats >= 3, 10.0)
     await heartbeats.close()
     beats = broken.beats
     await asyncio.sleep(0.2)

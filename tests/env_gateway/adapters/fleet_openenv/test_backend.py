@@ -38,7 +38,8 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.fleet_openenv.fleet_openenv_fork import ControlPlane, write_fork
-from tests.support.fake_gateway import task_json, until
+from tests.support.fake_gateway import task_json
+from tests.support.waiting import until
 
 
 @pytest.fixture

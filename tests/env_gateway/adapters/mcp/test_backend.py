@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,9 +21,11 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.environment_processes import environment_command
-from tests.support.fake_gateway import open_spec, opened, until
+from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
 from tests.support.http_answers import serve_answers
+from tests.support.started_process import serving_process
+from tests.support.waiting import until
 
 COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
 CONFIG = McpServer(command=COMMAND, instances=True)
@@ -34,10 +35,8 @@ CONFIG = McpServer(command=COMMAND, instances=True)
 def server() -> Iterator[str]:
     """The URL of a server that the tests of this file share."""
     command = environment_command("-m", "environments.serve", "--port", "0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-        process.terminate()
+    with serving_process(command) as url:
+        yield url
 
 
 @asynccontextmanager

@@ -17,9 +17,10 @@ from services.common.python_command import python_command
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.config.backends import McpServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
-from tests.support.fake_gateway import until
 from tests.support.marked_processes import Mark
 from tests.support.repository import ROOT
+from tests.support.started_process import start_beside
+from tests.support.waiting import until
 
 _GATEWAY = """
 import asyncio, sys
@@ -247,13 +248,9 @@ async def test_the_next_gateway_removes_what_nobody_could(temporary: Path) -> No
 async def start_gateway(mode: str, temporary: Path, mark: Mark) -> asyncio.subprocess.Process:
     """Start a process with an episode whose server writes without a pause."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen", **mark.environment}
-    gateway = await asyncio.create_subprocess_exec(
-        *python_command("-c", _GATEWAY, mode),
-        stdout=asyncio.subprocess.PIPE,
-        env={**environment, "TMPDIR": str(temporary)},
-    )
-    assert gateway.stdout is not None
-    assert (await gateway.stdout.readline()).decode().startswith(str(temporary))
+    environment["TMPDIR"] = str(temporary)
+    gateway, line = await start_beside(python_command("-c", _GATEWAY, mode), env=environment)
+    assert line.startswith(str(temporary))
     return gateway
 
 

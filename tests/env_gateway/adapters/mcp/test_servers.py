@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,9 +18,11 @@ from services.env_gateway.ports import BackendError, Instance, ProvisionRequest,
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.environment_processes import environment_command
-from tests.support.fake_gateway import open_spec, task_json, until
+from tests.support.fake_gateway import open_spec, task_json
 from tests.support.fake_gateway import opened as opened_at
 from tests.support.grading_gateway import grading_gateway, solve
+from tests.support.started_process import serving_process
+from tests.support.waiting import until
 
 # A server with a tool for each argument: NAME answers the server, and the files of its folder;
 # "write" makes a file, "die" ends the process. "listing" fails to list tools.
@@ -191,10 +192,8 @@ def test_a_program_or_script_that_is_not_there_is_refused_at_the_start(number: i
 def apps_url() -> Iterator[str]:
     """The URL of a server that shows a database of each instance."""
     command = environment_command("-m", "environments.serve", "--port", "0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-        process.terminate()
+    with serving_process(command) as url:
+        yield url
 
 
 async def test_a_verifier_queries_the_one_server_that_shows_a_database(apps_url: str) -> None:

@@ -16,8 +16,9 @@ from services.env_gateway.config.backends import McpServer
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Text
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.environment_processes import environment_command
-from tests.support.fake_gateway import task_json, until
+from tests.support.fake_gateway import task_json
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 SERVER = ROOT / "tests/support/mcp_stdio_server.py"
 CONFIG = McpServer(

@@ -19,9 +19,10 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallAnswer, Text
-from tests.support.fake_gateway import open_spec, opened, task_json, until
+from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.free_ports import free_port
 from tests.support.grading_gateway import grading_gateway
+from tests.support.waiting import until
 
 MODULE = "tests.env_gateway.adapters.mcp.changing_server"
 Event = Mapping[str, Any]

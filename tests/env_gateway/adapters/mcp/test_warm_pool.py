@@ -19,7 +19,8 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
-from tests.support.fake_gateway import task_json, until
+from tests.support.fake_gateway import task_json
+from tests.support.waiting import until
 
 # Tools: "look" answers how many calls this process has had, the task's data key and the files;
 # "write" makes a file; "fail" and "hang" do that; "reset" counts from 0 again; "late" is there from

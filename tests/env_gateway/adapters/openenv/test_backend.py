@@ -5,10 +5,9 @@ What every backend does is in `backends/`; here is what only this protocol has.
 
 import asyncio
 import json
-import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -38,7 +37,8 @@ from services.env_gateway.ports import (
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_gateway import open_spec, opened, states
 from tests.support.grading_gateway import grading_gateway
-from tests.support.openenv_servers import announced, example_command
+from tests.support.openenv_servers import example_command
+from tests.support.started_process import serving_process
 
 TASK: Mapping[str, Any] = {
     "key": "task-1",
@@ -48,13 +48,8 @@ TASK: Mapping[str, Any] = {
 }
 
 
-@contextmanager
-def serving(kind: str, *options: str) -> Generator[str]:
-    with subprocess.Popen(example_command(kind, *options), stdout=subprocess.PIPE) as process:
-        try:
-            yield announced(process)
-        finally:
-            process.terminate()
+def serving(kind: str, *options: str) -> AbstractContextManager[str]:
+    return serving_process(example_command(kind, *options))
 
 
 @pytest.fixture(scope="module")

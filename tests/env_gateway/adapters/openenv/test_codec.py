@@ -23,8 +23,9 @@ from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text
 from services.env_gateway.tasks.task_format import parse_task
 from tests.support.examples import examples
-from tests.support.fake_gateway import task_json, until
+from tests.support.fake_gateway import task_json
 from tests.support.http_server import serving_app
+from tests.support.waiting import until
 
 OBSERVED = ("observation", "metadata", "reward", "done", "error", "error_type", "stdout")
 LISTED = ("tools", "name", "input_schema", "annotations", "properties", "type", "enum")
@@ -93,9 +94,7 @@ async def failure(channel: OpenEnvChannel, timeout_s: float = 5.0) -> BackendErr
 async def test_a_request_is_answered_and_the_end_is_known_before_the_next() -> None:
     async with channel_to(answering(OBSERVATION)) as channel:
         assert await channel.send_request("reset", {}, timeout_s=5.0) == OBSERVATION["data"]
-        async with asyncio.timeout(5.0):
-            while channel.is_open:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: not channel.is_open, 5.0)
         error = await failure(channel)
         assert (error.lost, error.delivered) == (True, False)
 

@@ -22,7 +22,8 @@ from tests.env_gateway.adapters.replay.record_bench import (
     replaying,
 )
 from tests.support.fake_environments import TOOLS, ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, states, task_json, until
+from tests.support.fake_gateway import open_spec, opened, states, task_json
+from tests.support.waiting import until
 
 CHANGING = "tests.env_gateway.adapters.mcp.changing_server"
 

@@ -23,6 +23,7 @@ from services.rollout.episodes.episode import Attempt
 from services.rollout.types import Sampling
 from tests.support.gateway_process import TOKEN, open_episode, serving_process, write_spec
 from tests.support.rollout import runner
+from tests.support.waiting import until
 
 RECORDING = """
 [env_gateway]
@@ -144,9 +145,7 @@ async def test_a_killed_gateway_loses_at_most_the_episodes_that_had_not_ended(
         async with rpc.channel(address, token=TOKEN) as channel:
             await open_episode(EpisodeServiceStub(channel), 1)
             files = recorded / "recording" / "episodes"
-            async with asyncio.timeout(30.0):
-                while len(list(files.iterdir())) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(list(files.iterdir())) >= 2)
         process.kill()
         await process.wait()
     async with serving_process(replayed, REPLAY.format(run=recorded)) as (_, address):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from services.launcher.store.ledger import Ledger
 from tests.support.launcher import forged_command, forged_fakes, left_running, spec
 from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
+from tests.support.waiting import until_seen
 
 # Busy machines start processes slowly.
 WAIT_S = 60.0
@@ -102,11 +102,7 @@ class Machine:
             return (await stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=WAIT_S)).run
 
     async def until(self, run_id: str, reached: Callable[[pb.Run], bool]) -> pb.Run:
-        deadline = time.monotonic() + WAIT_S
-        while not reached(run := await self.get(run_id)):
-            assert time.monotonic() < deadline, f"waited {WAIT_S} s; the run is {run}"
-            await asyncio.sleep(0.05)
-        return run
+        return await until_seen(lambda: self.get(run_id), reached, WAIT_S)
 
     async def running(self, run_id: str) -> pb.Run:
         return await self.until(run_id, is_running)

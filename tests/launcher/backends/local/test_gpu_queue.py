@@ -15,7 +15,8 @@ from tests.launcher.backends.local.queueing import (
     rollouts,
     wish,
 )
-from tests.support.launcher import left_running, until
+from tests.support.launcher import left_running
+from tests.support.waiting import until
 
 
 async def test_a_run_survives_crashes_while_others_wait_in_order_across_launchers(

@@ -18,6 +18,7 @@ from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webh
 from services.learner.alarms.types import Alarm, AlarmVerdict
 from services.learner.config.alarms import AlarmsConfig
 from tests.support.free_ports import free_port
+from tests.support.waiting import wait_until
 
 Answer = Callable[[int], int]
 
@@ -55,13 +56,6 @@ def server(answer: Answer) -> Generator[tuple[str, list[str]]]:
         http.server_close()
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_an_alarm_is_one_text_with_the_run_the_cause_and_the_fix() -> None:
     with server(lambda number: 200) as (url, texts):
         hook = WebhookAlarmSink(url, "run-7")
@@ -74,7 +68,7 @@ def test_what_is_answered_with_500_is_sent_again() -> None:
     with server(lambda number: 500 if number < 3 else 200) as (url, texts):
         hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
         hook.send_alarm(alarm())
-        wait_for(lambda: len(texts) == 3)
+        wait_until(lambda: len(texts) == 3)
         hook.close()
     assert len(set(texts)) == 1
     assert hook.dropped == 0
@@ -85,7 +79,7 @@ def test_a_server_that_keeps_failing_costs_the_message_and_is_logged_once() -> N
         hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
         for number in range(3):
             hook.send_alarm(alarm(number))
-        wait_for(lambda: hook.dropped == 3)
+        wait_until(lambda: hook.dropped == 3)
         hook.close()
     assert len(texts) == 15
     reported = [line for line in lines if line["event"].startswith("the webhook accepts no")]
@@ -96,7 +90,7 @@ def test_what_is_refused_is_not_sent_again() -> None:
     with server(lambda number: 404) as (url, texts):
         hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
         hook.send_alarm(alarm())
-        wait_for(lambda: hook.dropped == 1)
+        wait_until(lambda: hook.dropped == 1)
         hook.close()
     assert len(texts) == 1
 
@@ -124,7 +118,7 @@ def test_a_server_that_is_away_is_tried_again() -> None:
     port = free_port()
     hook = WebhookAlarmSink(f"http://127.0.0.1:{port}/", "run", first_pause_s=0.01)
     hook.send_alarm(alarm())
-    wait_for(lambda: hook.dropped == 1)
+    wait_until(lambda: hook.dropped == 1)
     hook.close()
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +21,7 @@ from services.learner.tracking.adapters.trackio import TrackioTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
 from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
+from tests.support.waiting import wait_until
 
 SPEC = {
     "learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}},
@@ -159,13 +159,6 @@ def lose_all(backend: str, folder: Path, run: TrackedRun) -> int:
     wait_until(lambda: tracker.dropped == 2)
     tracker.close()
     return tracker.dropped
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def main(backend: str, folder: Path, first: int, last: int, *, resumed: bool, end: str) -> None:
