@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.common.scratch_folders import scratch_folder
+from tests.support.started_process import start_process
 
 # Prints its folder and stays alive in it; with an argument, hands the folder to a child.
 KEEPER = """
@@ -69,12 +70,9 @@ def test_what_a_killed_process_has_left_goes_with_the_next_unless_a_child_works_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "flotilla-scratch-file").write_text("no folder of ours")
-    running = [
-        subprocess.Popen([sys.executable, "-c", KEEPER, *words], stdout=subprocess.PIPE, text=True)
-        for words in ((), ("child",))
-    ]
-    output = [process.stdout.readline().split() for process in running if process.stdout]
-    (_, orphan), (child, kept) = output
+    commands = ([sys.executable, "-c", KEEPER, *words] for words in ((), ("child",)))
+    running, output = zip(*map(start_process, commands), strict=True)
+    (_, orphan), (child, kept) = map(str.split, output)
     with scratch_folder():
         assert Path(orphan, "file").exists(), "its process is there"
     for process in running:

@@ -1,14 +1,34 @@
-"""A launcher in a process of its own, until it listens."""
+"""A launcher in a process of its own, from when it listens."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from services.launcher.cli.launcher_client import LAUNCHER_LOG
 from services.launcher.security.launcher_address import LauncherAddress, read_address
+from tests.support.launcher import forged_command, forged_fakes
+from tests.support.repository import ROOT
 
 # A machine that starts many processes at once takes long.
 START_S = 60.0
+
+
+async def start_launcher(runs: Path, **environ: str) -> asyncio.subprocess.Process:
+    """Start a launcher, and wait until it listens. It and its fakes are forks of a forge; it writes
+    to the log that commands give it."""
+    log = runs / LAUNCHER_LOG
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *forged_command("-m", "services.launcher", "--runs", str(runs)),
+            cwd=ROOT,
+            env={**os.environ, **forged_fakes(), **environ},
+            stdout=output,
+            stderr=output,
+        )
+    await address_of(runs, process, log)
+    return process
 
 
 async def address_of(

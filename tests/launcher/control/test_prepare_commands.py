@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
@@ -18,9 +17,8 @@ from services.launcher.control import prepare_commands
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, run_cli, write_spec
-from tests.support.launcher import forged_fakes, left_running, serving, spec, start_cli
-from tests.support.launcher_process import address_of
-from tests.support.repository import ROOT
+from tests.support.launcher import left_running, serving, spec, start_cli
+from tests.support.launcher_process import start_launcher
 from tests.support.waiting import until
 
 
@@ -172,7 +170,7 @@ async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
     made, runs = tmp_path / "made", tmp_path / "runs"
     runs.mkdir()
     path = write_spec(tmp_path, prepare=[table(made, making(made, 4.0))], learner={"steps": 1})
-    first = await _launcher(runs)
+    first = await start_launcher(runs)
     submit = await start_cli(
         "submit", str(path), "--request-id", "a", "--runs", str(runs), forged=True
     )
@@ -183,7 +181,7 @@ async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
     await first.wait()
     submit.kill()
     await submit.communicate()
-    second = await _launcher(runs)
+    second = await start_launcher(runs)
     try:
         await asyncio.wait_for(_until_completed(runs, run_dir.name), 30.0)
     finally:
@@ -191,19 +189,6 @@ async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
         await second.wait()
     assert made.read_text() == "x"
     await nothing_left(runs)
-
-
-async def _launcher(runs: Path) -> asyncio.subprocess.Process:
-    with (runs / "launcher.log").open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
-            cwd=ROOT,
-            env={**os.environ, **forged_fakes()},
-            stdout=file,
-            stderr=file,
-        )
-    await address_of(runs, process, runs / "launcher.log")
-    return process
 
 
 async def _until_completed(runs: Path, run_id: str) -> None:

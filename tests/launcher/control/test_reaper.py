@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import subprocess
 import time
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +15,12 @@ from services.launcher.backends.ports import LaunchSpec
 from services.launcher.cli import launcher_client
 from services.launcher.control import reaper
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.security import launcher_address
 from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.fake_backend import FakeBackend
-from tests.support.launcher import OneRegistry, forged_command, start_cli
-from tests.support.repository import ROOT
+from tests.support.launcher import OneRegistry, start_cli
+from tests.support.launcher_process import start_launcher
 from tests.support.waiting import until
 
 
@@ -147,23 +144,6 @@ async def test_a_resumed_run_is_not_cleaned_for_an_earlier_suspicion(tmp_path: P
     store.close()
 
 
-@contextmanager
-def launcher(runs: Path) -> Generator[None]:
-    runs.mkdir()
-    with (runs / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(
-            forged_command("-m", "services.launcher", "--runs", str(runs)),
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 async def _reap(runs: Path, *options: str) -> tuple[int | None, str]:
     process = await start_cli("reap", "--runs", str(runs), *options, forged=True)
     output, _ = await process.communicate()
@@ -174,8 +154,9 @@ async def test_flotilla_reap_lists_an_orphan_process_first_and_then_ends_it(tmp_
     runs = tmp_path / "runs"
     code, output = await _reap(runs, "--dry-run")
     assert code == 1 and "no launcher is running" in output
-    with launcher(runs):
-        await until(lambda: launcher_address.read_address(runs) is not None)
+    runs.mkdir()
+    launcher = await start_launcher(runs)
+    try:
         marked = {**os.environ, MARK_VARIABLE: f"{runs}:lost-1/rollout-0#ab"}
         orphan = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
         code, output = await _reap(runs, "--dry-run")
@@ -184,3 +165,6 @@ async def test_flotilla_reap_lists_an_orphan_process_first_and_then_ends_it(tmp_
         assert orphan.returncode is None
         assert await _reap(runs) == (0, "ended lost-1/rollout-0#ab\n")
         assert await orphan.wait() == -9
+    finally:
+        launcher.terminate()
+        await asyncio.wait_for(launcher.wait(), 20)

@@ -14,9 +14,8 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher.security.launcher_address import read_address
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
-from tests.support.launcher import forged_command, forged_fakes, spec
-from tests.support.launcher_process import address_of
-from tests.support.repository import ROOT
+from tests.support.launcher import spec
+from tests.support.launcher_process import address_of, start_launcher
 from tests.support.waiting import until_seen
 
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
@@ -25,16 +24,9 @@ ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
     """A launcher whose fakes are forks of a forge, as it is itself, and a client of it."""
-    stderr = runs / "stderr"
-    with stderr.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *forged_command("-m", "services.launcher", "--runs", str(runs)),
-            cwd=ROOT,
-            env={**os.environ, **forged_fakes(), "SLACK_BOT_TOKEN": TOKEN},
-            stderr=output,
-        )
+    process = await start_launcher(runs, SLACK_BOT_TOKEN=TOKEN)
     try:
-        at = await address_of(runs, process, stderr)
+        at = await address_of(runs, process)
         async with rpc.channel(at.address, token=at.token) as channel:
             yield process, RunServiceStub(channel)
     finally:

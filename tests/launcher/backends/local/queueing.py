@@ -19,9 +19,8 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher.security.launcher_address import read_address
 from services.launcher.store.ledger import Ledger
-from tests.support.launcher import forged_command, forged_fakes, left_running, spec
-from tests.support.launcher_process import address_of
-from tests.support.repository import ROOT
+from tests.support.launcher import left_running, spec
+from tests.support.launcher_process import address_of, start_launcher
 from tests.support.waiting import until_seen
 
 # Busy machines start processes slowly.
@@ -52,17 +51,8 @@ class Machine:
     process: asyncio.subprocess.Process | None = None
     _numbers: list[int] = field(default_factory=list[int])
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, **forged_fakes(), "CUDA_VISIBLE_DEVICES": self.gpus}
-
     async def launch(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *forged_command("-m", "services.launcher", "--runs", str(self.runs)),
-            cwd=ROOT,
-            env=self.environment,
-        )
-        await address_of(self.runs, self.process)
+        self.process = await start_launcher(self.runs, CUDA_VISIBLE_DEVICES=self.gpus)
 
     async def kill_launcher(self) -> None:
         address = read_address(self.runs)

@@ -6,8 +6,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,12 @@ from services.common.shared_memory import (
 )
 from services.launcher.backends.local.backend import LocalBackend
 from tests.support.repository import ROOT
+from tests.support.started_process import started
 
 IS_ROOT = os.geteuid() == 0
 # The user `nobody`, and an ordinary user.
 STRANGER, USER = 65534, 12345
+ENVIRON = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen"}
 
 
 def test_one_id_in_two_folders_has_two_names(tmp_path: Path) -> None:
@@ -75,9 +76,8 @@ def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path: Path
             print(folder, flush=True)
             time.sleep(60)
     """
-    with started(program) as process:
-        assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
+    with started(words(program), env=ENVIRON) as (process, line):
+        left = Path(line.strip())
         with private_folder(name):
             assert left.exists()
         process.send_signal(signal.SIGKILL)
@@ -158,15 +158,8 @@ def test_a_stranger_cannot_look_into_a_folder_or_take_its_place(tmp_path: Path) 
         assert output.split() == ["refused"] * 5
 
 
-@contextmanager
-def started(program: str) -> Generator[subprocess.Popen[str]]:
-    words = [sys.executable, "-c", textwrap.dedent(program)]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def words(program: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(program)]
 
 
 def as_user(program: str) -> str:
@@ -177,7 +170,5 @@ def as_user(program: str) -> str:
     )
     imports += "import concurrent.futures.thread\n"
     become = f"import os; os.setgroups([]); os.setgid({USER}); os.setuid({USER})\n"
-    with started(imports + become + textwrap.dedent(program)) as process:
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    return output
+    command = words(imports + become + textwrap.dedent(program))
+    return subprocess.check_output(command, text=True, env=ENVIRON, timeout=60)
