@@ -47,7 +47,8 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
     async with launcher(tmp_path / "runs") as rented:
         run_id = await rented.start(wish)
         await rented.running(run_id)
-        assert any("learner-0 found no machine in attempt 1 of 4" in t for t in rented.messages)
+        # One request goes through all candidates.
+        assert not any("found no machine" in text for text in rented.messages)
         assert not any("exited" in text for text in rented.messages)
         assert len(cloud.machines()) == 3
         learner = _machine_of(sky_session, "learner")
