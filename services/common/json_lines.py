@@ -1,4 +1,4 @@
-"""Messages between processes: a dataclass as one line of JSON."""
+"""Messages between processes: a dataclass, or plain values, as one line of JSON."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def encode_line(message: Any) -> bytes:
-    """Encode an instance of a dataclass."""
+    """Encode an instance of a dataclass, or JSON."""
     return json.dumps(_adapter(type(message)).dump_python(message, mode="json")).encode() + b"\n"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.concurrency import cancel_tasks
-from services.common.logged_child import LoggedChild
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines
@@ -23,12 +23,13 @@ class MachinesLostError(Exception):
 class MachineWatch:
     """A child process that is connected to the cluster and reports on its machines."""
 
-    def __init__(self, child: LoggedChild) -> None:
+    def __init__(self, child: LineChannel, names: Sequence[str]) -> None:
         self._child = child
+        # Names of the machines, for messages.
+        self.names = names
         self._answers = asyncio.Queue[str]()
         self._turn = asyncio.Lock()
         loop = asyncio.get_running_loop()
-        self._joined: asyncio.Future[Sequence[str]] = loop.create_future()
         # The name of the first machine that has to leave, and why machines are lost.
         self._leaving: asyncio.Future[str] = loop.create_future()
         self._lost: asyncio.Future[str] = loop.create_future()
@@ -42,24 +43,23 @@ class MachineWatch:
 
         Raises MachinesLostError."""
         command = python_command("-m", _PROGRAM)
-        watch = MachineWatch(await LoggedChild.start_child(command, log_path))
+        child = await LineChannel.start_child("the watcher of the machines", command, log_path)
         plan = {
             "address": address,
             "token": derive_cluster_token(token),
             "expected": expected.to_message(),
         }
         try:
-            watch._write_line(plan)
-            await asyncio.shield(watch._joined)
-        except BaseException:
-            await watch.close()
+            news = await child.ask(plan)
+        except BaseException as error:
+            await child.close()
+            if isinstance(error, ChildLostError):
+                raise MachinesLostError(str(error)) from error
             raise
-        return watch
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the machines, for messages."""
-        return self._joined.result()
+        if "error" in news:
+            await child.close()
+            raise MachinesLostError(news["error"])
+        return MachineWatch(child, news["joined"])
 
     @property
     def lost(self) -> str | None:
@@ -85,8 +85,7 @@ class MachineWatch:
 
     async def close(self) -> None:
         """End the process. Idempotent."""
-        self._child.kill()
-        await self._child.wait_until_ended()
+        await self._child.close()
         await cancel_tasks([self._reader])
 
     async def _request(self, command: dict[str, Any]) -> str:
@@ -94,36 +93,28 @@ class MachineWatch:
         async with self._turn:
             if self._child.exit_code is not None:
                 return ""
-            self._write_line(command)
+            self._child.send(command)
             try:
                 async with asyncio.timeout(_ANSWER_S):
                     return await self._answers.get()
             except TimeoutError:
                 return ""
 
-    def _write_line(self, message: dict[str, Any]) -> None:
-        self._child.stdin.write(json.dumps(message).encode() + b"\n")
-
     async def _read_news(self) -> None:
-        while line := await self._child.stdout.readline():
-            self._take_news(json.loads(line))
-        code, log = await self._child.wait_until_ended(), self._child.describe_log_end()
-        self._lose(f"the watcher of the machines ended with code {code}; {log}")
+        try:
+            while True:
+                self._take_news(json.loads(await self._child.read_line()))
+        except ChildLostError as error:
+            self._lose(str(error))
 
     def _take_news(self, news: dict[str, Any]) -> None:
-        if "joined" in news:
-            self._joined.set_result(news["joined"])
-        elif "leaving" in news and not self._leaving.done():
+        if "leaving" in news and not self._leaving.done():
             self._leaving.set_result(news["leaving"])
         elif "lost" in news:
             self._lose(f"{news['lost']} is lost: it has ended or does not answer")
-        elif "error" in news:
-            self._lose(news["error"])
         elif "answer" in news:
             self._answers.put_nowait(news["answer"])
 
     def _lose(self, why: str) -> None:
-        if not self._joined.done():
-            self._joined.set_exception(MachinesLostError(why))
         if not self._lost.done():
             self._lost.set_result(why)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.common.extras import install_command
-from services.common.logged_child import LoggedChild
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.network_addresses import join_host_port
 from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import (
@@ -73,7 +73,7 @@ def check_ray_is_installed(wanted_by: str) -> None:
 class RayNode:
     """A running node, which ends with this process."""
 
-    def __init__(self, child: LoggedChild) -> None:
+    def __init__(self, child: LineChannel) -> None:
         self._child = child
 
     @staticmethod
@@ -85,16 +85,18 @@ class RayNode:
         Its processes also get `environment`. Raises RayNodeError."""
         if plan.own_host is None:
             await _wait_until_free(plan.port)
-        child = await LoggedChild.start_child(
-            python_command("-m", _SUPERVISOR), log_path, HUB_TOKEN, more=environment
+        child = await LineChannel.start_child(
+            *("the Ray node", python_command("-m", _SUPERVISOR), log_path, HUB_TOKEN),
+            more=environment,
         )
         node = RayNode(child)
         request = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}
-        child.stdin.write(json.dumps(request).encode() + b"\n")
         try:
-            await node._wait_until_started()
-        except BaseException:
+            await child.ask(request, _START_SECONDS)
+        except BaseException as error:
             await node.close()
+            if isinstance(error, ChildLostError):
+                raise RayNodeError(str(error)) from error
             raise
         return node
 
@@ -105,27 +107,13 @@ class RayNode:
 
     async def wait_until_ended(self) -> None:
         """Wait until the node ends on its own, for example because its head has ended."""
-        await self._child.wait_until_ended()
+        await self._child.wait_until_lost()
 
     async def close(self) -> None:
         """End the node and all its processes. Idempotent."""
         if not self.has_ended:
-            self._child.stdin.write(b"close\n")
-        self._child.stdin.close()
-        await self._child.end_within(_CLOSE_SECONDS)
-
-    async def _wait_until_started(self) -> None:
-        log = self._child.describe_log_end
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                line = await self._child.stdout.readline()
-        except TimeoutError:
-            raise RayNodeError(
-                f"the Ray node did not start within {_START_SECONDS:.0f} s; {log()}"
-            ) from None
-        if not line:
-            code = await self._child.wait_until_ended()
-            raise RayNodeError(f"`ray start` ended with code {code}; {log()}")
+            self._child.send("close")
+        await self._child.close(_CLOSE_SECONDS)
 
 
 async def _wait_until_free(port: int) -> None:

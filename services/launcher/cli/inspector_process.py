@@ -10,7 +10,7 @@ from pathlib import Path
 from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.extras import install_command
-from services.common.logged_child import LoggedChild
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.python_command import python_command
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
@@ -48,16 +48,15 @@ async def served_inspector(
     where = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
     shown = () if run_id is None else ("--run", run_id)
     command = python_command("-m", INSPECTOR, *where, *shown, *arguments)
-    child = await LoggedChild.start_child(command, runs / _LOG)
+    child = await LineChannel.start_child("the inspector", command, runs / _LOG)
     try:
-        line = await child.stdout.readline()
-        if not line:
-            await child.wait_until_ended()
-            raise InspectorError(f"the inspector did not start; {child.describe_log_end()}")
+        try:
+            line = await child.read_line()
+        except ChildLostError as error:
+            raise InspectorError(f"the inspector did not start: {error}") from error
         yield ServedInspector(child, json.loads(line)["url"])
     finally:
-        child.stdin.close()
-        await child.end_within(_END_S)
+        await child.close(_END_S)
 
 
 @asynccontextmanager
@@ -92,11 +91,10 @@ async def _serve_link(runs: Path, run_id: str, console: Terminal) -> None:
 class ServedInspector:
     """Running inspector at `url`, which includes its token."""
 
-    def __init__(self, child: LoggedChild, url: str) -> None:
+    def __init__(self, child: LineChannel, url: str) -> None:
         self._child = child
         self.url = url
 
     async def wait_until_ended(self) -> str:
         """Wait until the inspector ends on its own; return the reason."""
-        code = await self._child.wait_until_ended()
-        return f"the inspector has ended with code {code}; {self._child.describe_log_end()}"
+        return await self._child.wait_until_lost()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from services.common import metrics
 from services.common.concurrency import cancel_tasks
-from services.common.json_lines import decode_line, encode_line
+from services.common.json_lines import decode_line
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.log import get_logger
-from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.common.runtime import Runtime
 from services.learner.config.learner import LearnerConfig
@@ -86,7 +86,7 @@ class RunDumps(Dumps):
         self._waiting: deque[DumpJob] = deque()
         # Job that the process is doing.
         self._current: DumpJob | None = None
-        self._process: LoggedChild | None = None
+        self._process: LineChannel | None = None
         self._holds: JournalHolds | None = None
         self._pause_s = _PAUSE_S
         self._change = asyncio.Event()
@@ -169,7 +169,7 @@ class RunDumps(Dumps):
             self._current = self._waiting.popleft()
             try:
                 await self._do_job(self._current)
-            except (OSError, ValueError, _ChildError) as error:
+            except (OSError, ValueError, ChildLostError) as error:
                 self._lose_job(self._current, str(error) or repr(error))
                 await self._kill_process()
                 await asyncio.sleep(self._pause_s)
@@ -188,34 +188,25 @@ class RunDumps(Dumps):
             )
 
     async def _do_job(self, job: DumpJob) -> None:
-        """Have the process do a job. Raises _ChildError, OSError, ValueError."""
+        """Have the process do a job. Raises ChildLostError, OSError, ValueError."""
         process = self._process
         if process is None or process.exit_code is not None:
-            process = self._process = await self._start_process()
-        process.stdin.write(encode_line(job))
-        await process.stdin.drain()
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                while (report := await self._read_report(process)).done != job.name:
-                    self._take_report(report)
-        except TimeoutError:
-            raise _ChildError(f"no answer for {_ANSWER_S:.0f} s") from None
+            process = self._process = await LineChannel.start_child(
+                *(
+                    "the process of dumps",
+                    python_command("-m", _MODULE),
+                    self._log_path,
+                    *_STORE_VARIABLES,
+                )
+            )
+            process.send(self._setup)
+        process.send(job)
+        async with process.answering_within(_ANSWER_S):
+            while (report := decode_line(DumpReport, await process.read_line())).done != job.name:
+                self._take_report(report)
         self._take_report(report)
         if not report.lost:
             self._note_recovered()
-
-    async def _start_process(self) -> LoggedChild:
-        command = python_command("-m", _MODULE)
-        process = await LoggedChild.start_child(command, self._log_path, *_STORE_VARIABLES)
-        process.stdin.write(encode_line(self._setup))
-        return process
-
-    async def _read_report(self, process: LoggedChild) -> DumpReport:
-        line = await process.stdout.readline()
-        if not line:
-            code = await process.wait_until_ended()
-            raise _ChildError(f"its process ended with code {code}; {process.describe_log_end()}")
-        return decode_line(DumpReport, line)
 
     async def _end_process(self) -> None:
         """Let the process finish its uploads, for a bounded time."""
@@ -226,8 +217,8 @@ class RunDumps(Dumps):
         try:
             async with asyncio.timeout(_CLOSE_S):
                 while True:
-                    self._take_report(await self._read_report(process))
-        except _ChildError:
+                    self._take_report(decode_line(DumpReport, await process.read_line()))
+        except ChildLostError:
             # Its stdout ended, as expected.
             pass
         except ValueError as error:
@@ -239,8 +230,7 @@ class RunDumps(Dumps):
     async def _kill_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            await process.wait_until_ended()
+            await process.close()
 
     def _take_report(self, report: DumpReport) -> None:
         self._bytes += report.size_bytes
@@ -262,7 +252,3 @@ class RunDumps(Dumps):
         if self._failing:
             _log.info("dumps are written again", lost=self._lost)
         self._failing = False
-
-
-class _ChildError(Exception):
-    """The process ended or does not answer; the message gives the details."""

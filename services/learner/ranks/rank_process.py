@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.logged_child import LoggedChild
+from services.common.line_channel import LineChannel
 from services.common.python_command import python_command
 from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
@@ -28,9 +28,8 @@ class RankProcess:
 
     Output of the rank and its libraries goes to `log_path`, whose end RankErrors carry."""
 
-    def __init__(self, child: LoggedChild, name: str) -> None:
+    def __init__(self, child: LineChannel) -> None:
         self._child = child
-        self._name = name
         self._calls = PendingCalls()
         self._reader = asyncio.create_task(self._read_answers())
         self._closing: asyncio.Task[None] | None = None
@@ -40,10 +39,10 @@ class RankProcess:
         name: str, log_path: Path, environment: Mapping[str, str], module: str = RANK
     ) -> "RankProcess":
         """Start a rank, or another `module` with the same protocol; messages call it `name`."""
-        child = await LoggedChild.start_child(
-            python_command("-m", module), log_path, _HUB_TOKEN, more=environment
+        child = await LineChannel.start_child(
+            name, python_command("-m", module), log_path, _HUB_TOKEN, more=environment
         )
-        return RankProcess(child, name)
+        return RankProcess(child)
 
     @property
     def has_ended(self) -> bool:
@@ -52,8 +51,8 @@ class RankProcess:
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
         """Send a command at once; the answer, or RankError, comes later."""
-        if self._child.exit_code is not None:
-            return failed_answer(self._describe_exit(self._child.exit_code))
+        if lost := self._child.lost:
+            return failed_answer(lost)
         call, answer = self._calls.begin_call(command)
         self._write_frame({"id": call, "command": command, "arguments": arguments})
         return answer
@@ -72,7 +71,7 @@ class RankProcess:
     async def _end_process(self) -> None:
         if not self.has_ended:
             self._write_frame({"command": "close"})
-        await self._child.end_within(_CLOSE_SECONDS)
+        await self._child.close(_CLOSE_SECONDS)
         await self._reader
 
     async def _read_answers(self) -> None:
@@ -86,7 +85,7 @@ class RankProcess:
         except (asyncio.IncompleteReadError, protocol.ChannelError) as error:
             if isinstance(error, protocol.ChannelError):
                 self.kill()
-            self._calls.fail_all(self._describe_exit(await self._child.wait_until_ended()))
+            self._calls.fail_all(await self._child.wait_until_lost())
 
     def _handle_answer(self, message: protocol.Message) -> None:
         call = message["id"]
@@ -101,7 +100,3 @@ class RankProcess:
     def _write_frame(self, message: Mapping[str, Any]) -> None:
         """Write a frame: frames are small, and a broken pipe shows as the end of the answers."""
         self._child.stdin.write(protocol.encode_frame(message))
-
-    def _describe_exit(self, code: int) -> str:
-        ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"{self._name} {ending}\n{self._child.describe_log_end()}"

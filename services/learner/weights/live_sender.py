@@ -6,9 +6,10 @@ from pathlib import Path
 from services.common import metrics
 from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
+from services.common.line_channel import ChildLostError
 from services.common.log import get_logger
 from services.learner.types import Publication
-from services.learner.weights.publication_child import PublicationChild, PublicationChildError
+from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
 
 # The sender's own main module: its imports do not belong in this process.
@@ -64,7 +65,7 @@ class LiveSender:
         try:
             await self._child.serve_publication(publication, policy_id)
             self._served = policy_id
-        except (PublicationChildError, OSError) as error:
+        except (ChildLostError, OSError) as error:
             if not self._is_there():
                 # Its keeper noticed first and is ending it; cancelling it would leave the process.
                 return
@@ -85,14 +86,14 @@ class LiveSender:
         await self._child.close()
         try:
             self.address = await self._child.start_process(self._start)
-        except (PublicationChildError, OSError) as error:
+        except (ChildLostError, OSError) as error:
             _log.warning("engines fetch weights: their sender does not start", reason=str(error))
             return
         try:
             while True:
                 await asyncio.sleep(_PING_SECONDS)
                 await self._child.check_answers()
-        except (PublicationChildError, OSError) as error:
+        except (ChildLostError, OSError) as error:
             self._note_loss(error)
         await self._child.close()
 

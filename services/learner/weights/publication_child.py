@@ -1,14 +1,11 @@
 """Child processes beside the learner that distribute publications: WeightService, and the sender of
 transfers into live engines."""
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 from services.common.domain.policy import PolicyId
-from services.common.json_lines import encode_line
-from services.common.logged_child import LoggedChild
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
 from services.common.python_command import python_command
 from services.common.runtime import Runtime
@@ -59,40 +56,31 @@ def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
     return host, outer
 
 
-class PublicationChildError(Exception):
-    """The process ended or does not answer; its log has the reason."""
-
-
 class PublicationChild:
     """A process that receives announcements of publications, and serves them from shared memory.
 
-    `module` is its main module, which answers each line of its stdin with one JSON line; it logs to
-    `log_path`."""
+    `module` is its main module, which answers each line with one; it logs to `log_path`."""
 
     def __init__(self, module: str, log_path: Path) -> None:
         self._module = module
         self._log_path = log_path
-        self._turn = asyncio.Lock()
-        self._child: LoggedChild | None = None
+        self._child: LineChannel | None = None
         # Identities of devices whose memory it shares with engines.
         self.devices: frozenset[str] = frozenset()
 
     async def start_process(self, config: WeightServerConfig | WeightSenderConfig) -> str:
-        """Start the process with its configuration and return its address.
-
-        Raises PublicationChildError."""
+        """Start the process with its configuration and return its address. Raises
+        ChildLostError."""
         command = python_command("-m", self._module)
-        self._child = await LoggedChild.start_child(command, self._log_path)
+        self._child = await LineChannel.start_child(self._name, command, self._log_path)
         # Not by its environment, which other processes can read.
-        self._child.stdin.write(encode_line(config))
-        answer = await self._read_answer(self._child, _START_SECONDS)
+        answer = await self._child.ask(config, _START_SECONDS)
         self.devices = frozenset(answer.get("devices", ()))
         return answer["address"]
 
     async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
-        """Have `publication` served as `policy_id`; on return it can be fetched.
-
-        Raises PublicationChildError."""
+        """Have `publication` served as `policy_id`; on return it can be fetched. Raises
+        ChildLostError."""
         snapshot = WeightSnapshot(
             policy_id.run_epoch,
             policy_id.version,
@@ -100,41 +88,23 @@ class PublicationChild:
             str(publication.path),
             publication.total_bytes,
         )
-        await self._exchange_lines(encode_line(snapshot))
+        await self._ask(snapshot)
 
     async def check_answers(self) -> None:
-        """Have the process answer a line without a publication. Raises PublicationChildError."""
-        await self._exchange_lines(PING)
+        """Have the process answer a line without a publication. Raises ChildLostError."""
+        await self._ask(PING)
 
     async def close(self) -> None:
         """End the process. May be called again, and in any state."""
         child, self._child = self._child, None
         if child is not None:
-            child.stdin.close()
-            await child.end_within(_CLOSE_SECONDS)
+            await child.close(_CLOSE_SECONDS)
 
     @property
     def _name(self) -> str:
         return f"the {self._module.rpartition('.')[2].replace('_', ' ')}"
 
-    async def _exchange_lines(self, line: bytes) -> None:
-        async with self._turn:
-            if self._child is None:
-                raise PublicationChildError(f"{self._name} has not been started")
-            self._child.stdin.write(line)
-            await self._read_answer(self._child, _ANSWER_SECONDS)
-
-    async def _read_answer(self, child: LoggedChild, seconds: float) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(seconds):
-                line = await child.stdout.readline()
-        except TimeoutError:
-            raise PublicationChildError(
-                f"{self._name} has not answered for {seconds:.0f} s; {child.describe_log_end()}"
-            ) from None
-        if not line:
-            code = await child.wait_until_ended()
-            raise PublicationChildError(
-                f"{self._name} ended with code {code}; {child.describe_log_end()}"
-            )
-        return json.loads(line)
+    async def _ask(self, message: Any) -> None:
+        if self._child is None:
+            raise ChildLostError(f"{self._name} has not been started")
+        await self._child.ask(message, _ANSWER_SECONDS)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from services.common.weight_transfer import TransferSettings
 
-# A line of stdin without a publication: a running sender answers it.
-PING = b"\n"
+# A message without a publication: a running sender answers it.
+PING = {"ping": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.errors import ConfigError
+from services.common.line_channel import describe_log_end
 from services.common.log import get_logger
-from services.common.logged_child import describe_log_end
 from services.common.network_addresses import join_host_port
 from services.common.ray_cluster.cluster_settings import cluster_environment, derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_offers

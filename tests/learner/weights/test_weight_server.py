@@ -12,8 +12,9 @@ from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.domain.policy import PolicyId
+from services.common.line_channel import ChildLostError
 from services.learner.types import Publication
-from services.learner.weights.publication_child import PublicationChild, PublicationChildError
+from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_server import WeightServerConfig
 
 TOKEN = "a-token-of-this-test"
@@ -132,6 +133,6 @@ async def test_a_server_that_died_is_an_error(
     child = server._child  # pyright: ignore[reportPrivateUsage]
     assert child is not None
     child.kill()
-    await child.wait_until_ended()
-    with pytest.raises(PublicationChildError, match="ended with code -9"):
+    await child.wait_until_lost()
+    with pytest.raises(ChildLostError, match="the weight server was killed by signal 9"):
         await server.serve_publication(*publish(tmp_path, 0)[:2])

@@ -162,6 +162,8 @@ def _read_commands(
     """Pass commands on; end the process at once when the learner is gone."""
     while (message := protocol.read_frame(commands)) is not None:
         loop.call_soon_threadsafe(inbox.put_nowait, message)
+        if message["command"] == "close":
+            return
     os._exit(protocol.ORPHANED_EXIT_CODE)
 
 

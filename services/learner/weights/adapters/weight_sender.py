@@ -4,6 +4,7 @@ A child of the learner service, beside WeightService and with the same line prot
 it at a store (`services/common/weight_transfer.py`), each in its own group: one that dies or stalls
 costs the others nothing. It ends when its stdin does, so it never outlives its parent."""
 
+import json
 import os
 import queue
 import signal
@@ -205,7 +206,7 @@ def serve_engines(line: bytes) -> None:
     address = join_host_port(config.reached_at, store.port)
     print_json({"address": address, "devices": list(sender.devices)})
     while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
-        if line == PING:
+        if json.loads(line) == PING:
             print_json({"alive": True})
             continue
         snapshot = decode_line(WeightSnapshot, line)
