@@ -3,6 +3,7 @@
 `run_membership.py` reports to the launcher and carries out its commands.
 
 Calls: `rpc.py` (servers, errors), `rpc_options.py` (sizes, keepalive), `rpc_retries.py`,
-`channel.py` and `peer_channels.py` (clients), `tls.py`, `auth.py`, `health.py`. Children and their
-secrets: `child_environment.py`, `claimed_pipes.py`, `redaction.py`. Tasks of asyncio:
-`concurrency.py`. `domain/` holds a trajectory's types."""
+`channel.py` and `peer_channels.py` (clients), `tls.py`, `auth.py`, `health.py`. Children:
+`child_environment.py`, `line_channel.py` and `parent_channel.py` (two sides), `run_child.py`.
+Secrets: `redaction.py`. Tasks of asyncio: `concurrency.py`. `domain/` holds a trajectory's
+types."""

@@ -5,15 +5,14 @@ without writing to it, and ends when its stdin does."""
 
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from services.common import log
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
 from services.common.json_lines import decode_line, encode_line
+from services.common.parent_channel import ParentChannel
 from services.common.printable_text import print_visible
 from services.common.private_process import keep_private
 from services.learner.checkpoints.adapters.fsspec_store import open_store
@@ -28,40 +27,28 @@ _FAILED = 1
 
 
 def main() -> int:
-    setup = decode_line(DumpSetup, sys.stdin.buffer.readline())
+    parent = ParentChannel()
+    setup = decode_line(DumpSetup, parent.requests.readline())
     run_dir = Path(setup.run_dir)
     log.setup("learner-dumps", run_dir.name)
-    with os.fdopen(os.dup(1), "wb") as answers:
-        # Output of libraries is not an answer.
-        os.dup2(2, 1)
-        reporter = _Reporter(answers)
-        try:
-            decode = load_decoder(setup.model, setup.revision)
-            uploads = _open_uploads(setup, reporter.report)
-        except (NoTokenizerError, ConfigError) as error:
-            print_visible(f"error: {error}", file=sys.stderr)
-            return _FAILED
-        # Without uploads, a file stays only in the run's folder.
-        offer = uploads.offer if uploads is not None else lambda _: None
-        writer = DumpWriter(setup, decode, offer)
-        for line in sys.stdin.buffer:
-            reporter.report(writer.do_job(job_of_line(line)))
-        if uploads is not None:
-            uploads.close(_UPLOADS_END_S)
+
+    def report(report: DumpReport) -> None:
+        parent.write(encode_line(report))
+
+    try:
+        decode = load_decoder(setup.model, setup.revision)
+        uploads = _open_uploads(setup, report)
+    except (NoTokenizerError, ConfigError) as error:
+        print_visible(f"error: {error}", file=sys.stderr)
+        return _FAILED
+    # Without uploads, a file stays only in the run's folder.
+    offer = uploads.offer if uploads is not None else lambda _: None
+    writer = DumpWriter(setup, decode, offer)
+    for line in parent.read_lines():
+        report(writer.do_job(job_of_line(line)))
+    if uploads is not None:
+        uploads.close(_UPLOADS_END_S)
     return 0
-
-
-class _Reporter:
-    """Writes answers, one at a time, from any thread."""
-
-    def __init__(self, answers: BinaryIO) -> None:
-        self._answers = answers
-        self._lock = threading.Lock()
-
-    def report(self, report: DumpReport) -> None:
-        with self._lock:
-            self._answers.write(encode_line(report))
-            self._answers.flush()
 
 
 def _open_uploads(setup: DumpSetup, report: Callable[[DumpReport], None]) -> DumpUploads | None:

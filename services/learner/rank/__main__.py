@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from services.common.claimed_pipes import claim_pipes
+from services.common.parent_channel import ParentChannel
 from services.common.printable_text import print_visible
 from services.learner.ranks import protocol
 
@@ -23,19 +23,18 @@ Result = protocol.Message | Future[protocol.Message]
 
 def main() -> None:
     """Serve commands until `close` arrives or stdin ends."""
-    commands, answers = claim_pipes()
+    parent = ParentChannel()
     # Heavy imports only now: nothing they print can reach the channel.
     from services.learner.rank.worker import CommandDispatcher
 
     dispatcher = CommandDispatcher()
     inbox = Inbox()
     listener = threading.Thread(
-        target=_read_commands, args=(commands, inbox, dispatcher.close), daemon=True
+        target=_read_commands, args=(parent.requests, inbox, dispatcher.close), daemon=True
     )
     listener.start()
-    channel = AnswerChannel(answers)
     while (message := inbox.get())["command"] != "close":
-        channel.answer_message(dispatcher.answer_command, message)
+        _answer_message(parent, dispatcher.answer_command, message)
     dispatcher.close()
     # The interpreter would spend a second tearing down torch.
     os._exit(0)
@@ -51,30 +50,20 @@ def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]
     os._exit(protocol.ORPHANED_EXIT_CODE)
 
 
-class AnswerChannel:
-    """Channel to the parent, for the main thread and for background threads."""
+def _answer_message(
+    parent: ParentChannel, handle: Callable[[protocol.Message], Result], message: protocol.Message
+) -> None:
+    """Handle a message and answer it: at once, or when the work that it started has ended."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._turn = threading.Lock()
+    def send(outcome: protocol.Message) -> None:
+        parent.write(protocol.encode_frame({"id": message["id"], **outcome}))
 
-    def answer_message(
-        self, handle: Callable[[protocol.Message], Result], message: protocol.Message
-    ) -> None:
-        """Handle a message and answer it: at once, or when the work that it started has ended."""
-        call = message["id"]
-        outcome = _outcome_of(lambda: handle(message))
-        begun = outcome.get("result")
-        if isinstance(begun, Future):
-            begun.add_done_callback(lambda ended: self._send(call, _outcome_of(ended.result)))
-        else:
-            self._send(call, outcome)
-
-    def _send(self, call: int, outcome: protocol.Message) -> None:
-        frame = protocol.encode_frame({"id": call, **outcome})
-        with self._turn:
-            self._stream.write(frame)
-            self._stream.flush()
+    outcome = _outcome_of(lambda: handle(message))
+    begun = outcome.get("result")
+    if isinstance(begun, Future):
+        begun.add_done_callback(lambda ended: send(_outcome_of(ended.result)))
+    else:
+        send(outcome)
 
 
 def _outcome_of(work: Callable[[], Result]) -> protocol.Message:

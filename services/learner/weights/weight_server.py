@@ -8,7 +8,6 @@ its stdin is a `WeightServerConfig`, including secrets; it answers with one JSON
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -18,8 +17,8 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
-from services.common.json_lines import decode_line
-from services.common.printable_text import print_json
+from services.common.json_lines import decode_line, encode_line
+from services.common.parent_channel import ParentChannel
 from services.common.redaction import add_secret
 from services.common.tls import from_text
 from services.common.weight_delta import BLOCK_BYTES
@@ -111,8 +110,9 @@ class WeightService(pb_grpc.WeightServiceServicer):
 
 async def serve_weights() -> None:
     """Serve until stdin ends."""
-    lines = await _open_stdin()
-    start = decode_line(WeightServerConfig, await lines.readline())
+    parent = ParentChannel()
+    lines = parent.read_lines()
+    start = decode_line(WeightServerConfig, next(lines, b""))
     log.setup("weight_server", start.run_id)
     add_secret(start.token)
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
@@ -123,21 +123,13 @@ async def serve_weights() -> None:
     at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
     async with at as serving:
         serving.set_serving(True)
-        print_json({"address": serving.address})
-        while (line := await lines.readline()).endswith(b"\n"):
+        parent.write(encode_line({"address": serving.address}))
+        while line := await asyncio.to_thread(next, lines, b""):
             snapshot = decode_line(WeightSnapshot, line)
             shelf.add_snapshot(snapshot)
             if deltas is not None:
                 deltas.note_announced()
-            print_json({"announced": [snapshot.run_epoch, snapshot.version]})
-
-
-async def _open_stdin() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    return reader
+            parent.write(encode_line({"announced": [snapshot.run_epoch, snapshot.version]}))
 
 
 def main() -> None:

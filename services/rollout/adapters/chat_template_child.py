@@ -5,13 +5,12 @@ terabytes, and no thread of the parent process could stop it.
 """
 
 import json
-import os
 import resource
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from services.common.parent_channel import ParentChannel
 from services.common.private_process import keep_private
 
 CPU_S = 2.0
@@ -22,19 +21,16 @@ _MAX_ERROR_CHARACTERS = 2000
 
 def main() -> None:
     keep_private()
-    # Prints of a library must not mix with answers.
-    with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
-        os.dup2(2, 1)
-        # The time of the imports does not count.
-        render = _load_renderer()
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        for line in sys.stdin:
-            # Its default action ends this process, even inside a loop.
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            answer = json.dumps(_answer_request(render, json.loads(line)))
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
-            answers.write(answer + "\n")
-            answers.flush()
+    parent = ParentChannel()
+    # The time of the imports does not count.
+    render = _load_renderer()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for line in parent.read_lines():
+        # Its default action ends this process, even inside a loop.
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        answer = json.dumps(_answer_request(render, json.loads(line)))
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        parent.write(answer.encode() + b"\n")
 
 
 class _NotRendered(Exception):

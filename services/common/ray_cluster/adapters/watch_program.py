@@ -6,13 +6,13 @@ machines, then reports when one has to leave or is lost. It ends with stdin."""
 import asyncio
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
-from services.common.printable_text import json_line, print_visible
+from services.common.json_lines import encode_line
+from services.common.parent_channel import ParentChannel
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_resource
 
 # Each machine offers 1 of its resource, and each actor takes this fraction.
@@ -23,15 +23,15 @@ _ANSWER_S = 3.0
 class MachineWatcher:
     """An actor on each further machine, for as long as this process lives."""
 
-    def __init__(self, news: TextIO) -> None:
-        """Start without machines; reports go to `news`."""
-        self._news = news
+    def __init__(self, parent: ParentChannel) -> None:
+        """Start without machines; reports go to `parent`."""
+        self._parent = parent
         self._actors: dict[int, Any] = {}
         self._names: dict[int, str] = {}
 
     def report(self, message: Mapping[str, Any]) -> None:
         """Send a message to the service."""
-        print_visible(json_line(message), file=self._news)
+        self._parent.write(encode_line(message))
 
     async def join_machines(self, expected: ExpectedMachines) -> None:
         """Wait for the machines and report their names. Raises MachinesMissingError."""
@@ -102,7 +102,7 @@ class MachineWatcher:
         }
 
 
-async def watch_cluster(plan: Mapping[str, Any], news: TextIO) -> None:
+async def watch_cluster(plan: Mapping[str, Any], parent: ParentChannel) -> None:
     """Watch the machines of the cluster that the first line describes."""
     # Ray reads these variables when it is imported.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan["token"]}
@@ -111,14 +111,14 @@ async def watch_cluster(plan: Mapping[str, Any], news: TextIO) -> None:
     from services.common.ray_cluster.adapters.joined_machines import MachinesMissingError
 
     ray.init(plan["address"], log_to_driver=False, configure_logging=False)
-    watcher = MachineWatcher(news)
+    watcher = MachineWatcher(parent)
     try:
         await watcher.join_machines(ExpectedMachines(**plan["expected"]))
     except MachinesMissingError as error:
         watcher.report({"error": str(error)})
         return
     commands, loop = asyncio.Queue[Mapping[str, Any]](), asyncio.get_running_loop()
-    threading.Thread(target=_read_commands, args=(loop, commands), daemon=True).start()
+    threading.Thread(target=_read_commands, args=(parent, loop, commands), daemon=True).start()
     await asyncio.gather(watcher.watch_machines(), _answer_commands(watcher, commands))
 
 
@@ -130,23 +130,24 @@ async def _answer_commands(
 
 
 def _read_commands(
-    loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Mapping[str, Any]]
+    parent: ParentChannel,
+    loop: asyncio.AbstractEventLoop,
+    commands: asyncio.Queue[Mapping[str, Any]],
 ) -> None:
     """Forward lines; end the process at once when stdin ends."""
-    for line in sys.stdin:
+    for line in parent.read_lines():
         loop.call_soon_threadsafe(commands.put_nowait, json.loads(line))
     os._exit(0)
 
 
 def main() -> None:
     """Watch, and end without the exit handlers of Ray."""
-    plan = json.loads(sys.stdin.readline())
     # Ray's own output belongs in the log.
-    news = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    parent = ParentChannel()
+    plan = json.loads(parent.requests.readline())
     # Ray makes workers import from the driver's folder too.
     os.chdir("/")
-    asyncio.run(watch_cluster(plan, news))
+    asyncio.run(watch_cluster(plan, parent))
     os._exit(0)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from environments import api
-from services.common.claimed_pipes import claim_pipes
+from services.common.parent_channel import ParentChannel
 from services.common.printable_text import print_visible
 
 # With the line feed, this is the most that the gateway reads of one answer.
@@ -116,17 +116,15 @@ def _encode_bytes(value: object) -> dict[str, str]:
 
 def main() -> None:
     # Apps then print to standard error.
-    requests, answers = claim_pipes()
+    parent = ParentChannel()
     host = InstanceHost()
-    answers.write(encode({}))
-    answers.flush()
-    for line in requests:
+    parent.write(encode({}))
+    for line in parent.read_lines():
         answer = encode(host.answer_request(line))
         if len(answer) > MAX_ANSWER_BYTES:
             reason = f"it has {len(answer)} bytes, more than {MAX_ANSWER_BYTES}"
             answer = encode({"too_large": reason})
-        answers.write(answer)
-        answers.flush()
+        parent.write(answer)
 
 
 if __name__ == "__main__":

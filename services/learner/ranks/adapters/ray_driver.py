@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from services.common.background_tasks import BackgroundTasks
-from services.common.claimed_pipes import claim_pipes
 from services.common.concurrency import wait_for_any
+from services.common.parent_channel import ParentChannel
 from services.common.printable_text import print_visible
 from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
 from services.learner.ranks import protocol
@@ -143,16 +143,16 @@ async def _place_group(plan: ClusterPlan, numbers: Sequence[int]) -> Any:
     return group
 
 
-async def serve_commands(commands: BinaryIO, answers: BinaryIO) -> None:
+async def serve_commands(parent: ParentChannel) -> None:
     """Serve until the command `close`."""
     driver, inbox = RayDriver(), asyncio.Queue[protocol.Message]()
     loop = asyncio.get_running_loop()
     threading.Thread(
-        target=_read_commands, args=(commands, loop, inbox), daemon=True, name="commands"
+        target=_read_commands, args=(parent.requests, loop, inbox), daemon=True, name="commands"
     ).start()
     serving = BackgroundTasks()
     while (message := await inbox.get())["command"] != "close":
-        serving.start_task(_answer_message(driver, message, answers))
+        serving.start_task(_answer_message(driver, message, parent))
     await driver.close()
 
 
@@ -167,7 +167,9 @@ def _read_commands(
     os._exit(protocol.ORPHANED_EXIT_CODE)
 
 
-async def _answer_message(driver: RayDriver, message: protocol.Message, answers: BinaryIO) -> None:
+async def _answer_message(
+    driver: RayDriver, message: protocol.Message, parent: ParentChannel
+) -> None:
     handlers = {
         "open": driver.open,
         "call": driver.call,
@@ -182,16 +184,15 @@ async def _answer_message(driver: RayDriver, message: protocol.Message, answers:
     except Exception as error:  # noqa: BLE001
         print_visible(traceback.format_exc(), end="", file=sys.stderr)
         outcome = {"error": f"{type(error).__name__}: {error}"}
-    answers.write(protocol.encode_frame({"id": message["id"], **outcome}))
-    answers.flush()
+    parent.write(protocol.encode_frame({"id": message["id"], **outcome}))
 
 
 def main() -> None:
     """Serve the learner, and end without Ray's exit handlers."""
-    commands, answers = claim_pipes()
+    parent = ParentChannel()
     # Ray makes workers import from the driver's folder, too.
     os.chdir("/")
-    asyncio.run(serve_commands(commands, answers))
+    asyncio.run(serve_commands(parent))
     os._exit(0)
 
 
