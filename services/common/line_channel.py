@@ -6,7 +6,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,14 @@ class LineChannel:
         log_path: Path | None,
         *kept: str,
         more: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
         tied: bool = False,
         folder: Path | None = None,
         limit: int = _LINE_BYTES,
     ) -> "LineChannel":
-        """Start `command` with the environment of our own children, plus the variables `kept` of
-        this process and those in `more`. It writes lines of at most `limit` bytes. Raises OSError.
+        """Start `command` with the part of `environ`, by default this process's, for our own
+        children, including the variables `kept`, and with `more`. It writes lines of at most
+        `limit` bytes. Raises OSError.
 
         A child that is `tied` is killed with this process: one that may be too busy to notice the
         end of its stdin, and has nothing to clean up. A start that is cancelled kills the child,
@@ -67,7 +69,7 @@ class LineChannel:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**child_environment(*kept, ours=True), **(more or {})},
+                env={**child_environment(*kept, ours=True, environ=environ), **(more or {})},
                 cwd=folder,
                 limit=limit,
                 # Ctrl-C in the terminal is for the service, which ends its children in order.
@@ -138,7 +140,7 @@ class LineChannel:
 
     def kill(self) -> None:
         """Kill the child if it is still running."""
-        if self.exit_code is None:
+        with suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self, seconds: float = 0.0) -> None:

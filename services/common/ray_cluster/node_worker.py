@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.concurrency import run_until_first
 from services.common.errors import ConfigError
+from services.common.line_channel import ChildLostError
 from services.common.log import get_logger
 from services.common.network_interfaces import own_address
 from services.common.ray_cluster.machine_resources import machine_offers
@@ -15,7 +16,6 @@ from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.ray_cluster.ray_node import (
     NodePlan,
     RayNode,
-    RayNodeError,
     check_ray_is_installed,
 )
 from services.common.runtime import Runtime
@@ -172,7 +172,7 @@ class NodeWorker:
         environment = {**member.environment, **self._folder.to_environment()}
         try:
             return await RayNode.start_node(self._plan(host), self._token, log, environment)
-        except RayNodeError as error:
+        except ChildLostError as error:
             if any(word in str(error) for word in _REFUSALS):
                 raise ConfigError(
                     f"the {member.service}'s Ray cluster refuses this machine: {error}"

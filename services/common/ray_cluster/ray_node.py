@@ -27,10 +27,6 @@ _FREE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
 
 
-class RayNodeError(Exception):
-    """The node did not start; the message includes the end of its log."""
-
-
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """A node of the cluster whose head is at `head_host` and `port`.
@@ -82,7 +78,7 @@ class RayNode:
     ) -> "RayNode":
         """Start a node with the run's token, and wait until it runs.
 
-        Its processes also get `environment`. Raises RayNodeError."""
+        Its processes also get `environment`. Raises ChildLostError."""
         if plan.own_host is None:
             await _wait_until_free(plan.port)
         child = await LineChannel.start_child(
@@ -93,10 +89,8 @@ class RayNode:
         request = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}
         try:
             await child.ask(request, _START_SECONDS)
-        except BaseException as error:
+        except BaseException:
             await node.close()
-            if isinstance(error, ChildLostError):
-                raise RayNodeError(str(error)) from error
             raise
         return node
 
@@ -117,14 +111,14 @@ class RayNode:
 
 
 async def _wait_until_free(port: int) -> None:
-    """Wait while the head of a killed service still holds the port. Raises RayNodeError."""
+    """Wait while the head of a killed service still holds the port. Raises ChildLostError."""
     deadline = time.monotonic() + _FREE_SECONDS
     while True:
         try:
             socket.create_server(("", port)).close()
         except OSError as error:
             if time.monotonic() > deadline:
-                raise RayNodeError(f"port {port} is taken: {error}") from error
+                raise ChildLostError(f"port {port} is taken: {error}") from error
         else:
             return
         await asyncio.sleep(_LOOK_SECONDS)

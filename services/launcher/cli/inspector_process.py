@@ -50,11 +50,10 @@ async def served_inspector(
     command = python_command("-m", INSPECTOR, *where, *shown, *arguments)
     child = await LineChannel.start_child("the inspector", command, runs / _LOG)
     try:
-        try:
-            line = await child.read_line()
-        except ChildLostError as error:
-            raise InspectorError(f"the inspector did not start: {error}") from error
+        line = await child.read_line()
         yield ServedInspector(child, json.loads(line)["url"])
+    except ChildLostError as error:
+        raise InspectorError(f"the inspector did not start: {error}") from error
     finally:
         await child.close(_END_S)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from services.common.concurrency import cancel_tasks
+from services.common.line_channel import ChildLostError
 from services.common.log import get_logger
 from services.common.network_addresses import join_host_port
 from services.common.ray_cluster.cluster_settings import derive_cluster_token
-from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
+from services.common.ray_cluster.ray_node import NodePlan, RayNode
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
@@ -146,7 +147,7 @@ class RayCluster:
         log = self._site.logs / "learner-ray.log"
         try:
             self._head = await RayNode.start_node(plan, self._site.token, log)
-        except RayNodeError as error:
+        except ChildLostError as error:
             raise RankError(f"no Ray cluster at port {plan.port}: {error}") from error
 
     async def _drain_when_one_leaves(self, driver: RankProcess) -> None:

@@ -32,7 +32,6 @@ class RankProcess:
         self._child = child
         self._calls = PendingCalls()
         self._reader = asyncio.create_task(self._read_answers())
-        self._closing: asyncio.Task[None] | None = None
 
     @staticmethod
     async def spawn_rank(
@@ -64,15 +63,10 @@ class RankProcess:
     async def close(self) -> None:
         """End it cleanly, or by force if it does not respond. May be called again, also
         concurrently."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._end_process())
-        await asyncio.shield(self._closing)
-
-    async def _end_process(self) -> None:
         if not self.has_ended:
             self._write_frame({"command": "close"})
         await self._child.close(_CLOSE_SECONDS)
-        await self._reader
+        await asyncio.shield(self._reader)
 
     async def _read_answers(self) -> None:
         """Complete calls as answers arrive, and fail all when the process ends."""

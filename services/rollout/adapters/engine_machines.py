@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.errors import ConfigError
-from services.common.line_channel import describe_log_end
+from services.common.line_channel import ChildLostError, describe_log_end
 from services.common.log import get_logger
 from services.common.network_addresses import join_host_port
 from services.common.ray_cluster.cluster_settings import cluster_environment, derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_offers
 from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
 from services.common.ray_cluster.node_folder import NodeFolder
-from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
+from services.common.ray_cluster.ray_node import NodePlan, RayNode
 from services.rollout.adapters.engine_cluster import EngineCluster, MachineSite, worker_logs
 from services.rollout.adapters.vllm_options import engine_environment
 from services.rollout.config.rollout import EngineConfig
@@ -55,7 +55,7 @@ class EngineMachines:
         address = join_host_port(site.host, config.ray_port)
         try:
             head = await _start_head(config, site)
-        except RayNodeError as error:
+        except ChildLostError as error:
             raise EngineDead(f"no Ray cluster at {address}: {error}") from error
         try:
             log = site.logs / f"rollout-{site.replica}-machines.log"
@@ -138,7 +138,7 @@ def machine_environment(config: EngineConfig, model: Path, head: str) -> Mapping
 
 
 async def _start_head(config: EngineConfig, site: HeadSite) -> RayNode:
-    """Start the head, which offers this machine's workers. Raises RayNodeError."""
+    """Start the head, which offers this machine's workers. Raises ChildLostError."""
     plan = NodePlan(
         site.host,
         config.ray_port,
