@@ -1,21 +1,19 @@
 """Worker processes for embedded environments, started in advance and restarted when one ends."""
 
 import asyncio
-import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import services
-from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.large_values import run_aside_for
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.log import get_logger
 from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
-from services.common.python_command import python_command, tied_command
+from services.common.python_command import python_command
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
@@ -42,11 +40,8 @@ class EnvironmentWorker:
 
     `instances` counts the instances placed on it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, hang_s: float) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
+    def __init__(self, channel: LineChannel, hang_s: float) -> None:
+        self._channel = channel
         self._hang_s = hang_s
         self._waiting: deque[_Request] = deque()
         self._running: _Request | None = None
@@ -57,7 +52,7 @@ class EnvironmentWorker:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._channel.pid
 
     async def send_request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Send a request and return its answer. Raises BackendError; `lost` if the worker ends with
@@ -86,27 +81,23 @@ class EnvironmentWorker:
     async def wait_until_ready(self) -> None:
         """Wait until the worker has loaded the environments. Raises OSError if it fails to."""
         try:
-            async with asyncio.timeout(_START_S):
-                line = await self._stdout.readline()
-        except TimeoutError:
-            line = b""
-        if not line:
-            raise OSError("a worker for embedded environments did not start")
+            await self._channel.read_line(_START_S)
+        except ChildLostError as error:
+            raise OSError(str(error)) from error
 
     async def read_answers(self) -> None:
         """Read answers until the process ends."""
         try:
-            while line := await self._stdout.readline():
+            while line := await self._channel.stdout.readline():
                 self._take_answer(await _understood(line))
         except (ValueError, TypeError) as error:
             _LOG.exception("environment_worker_misspoke", error=str(error)[:200])
         finally:
             self._end_process()
-        await self._process.wait()
 
     async def kill(self) -> None:
         self._end_process()
-        await self._process.wait()
+        await self._channel.close()
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
         request, self._running = self._running, None
@@ -127,7 +118,7 @@ class EnvironmentWorker:
             self._running_since = loop.time()
             if self._watch is None:
                 self._watch = loop.call_later(self._hang_s, self._check_hang)
-            self._stdin.write(request.line)
+            self._channel.stdin.write(request.line)
 
     def _check_hang(self) -> None:
         """Kill a worker that hangs. One timer serves all requests: each only notes its start."""
@@ -147,10 +138,7 @@ class EnvironmentWorker:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-        self._stdin.close()
+        self._channel.kill()
         running, self._running = self._running, None
         if running is not None and not running.answer.done():
             running.answer.set_exception(_lost_error(delivered=None))
@@ -204,7 +192,15 @@ class WorkerPool:
             await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self, slot: int) -> None:
-        worker = EnvironmentWorker(await _start_process(), self._hang_s)
+        channel = await LineChannel.start_child(
+            "a worker of embedded environments",
+            python_command("-m", embedded_worker.__name__),
+            None,
+            tied=True,
+            folder=Path(services.__path__[0]).parent,
+            limit=embedded_worker.MAX_ANSWER_BYTES,
+        )
+        worker = EnvironmentWorker(channel, self._hang_s)
         try:
             await worker.wait_until_ready()
             self._workers[slot] = worker
@@ -212,21 +208,7 @@ class WorkerPool:
             await worker.read_answers()
             _LOG.error("environment_worker_ended", pid=worker.pid, instances=worker.instances)
         finally:
-            await asyncio.shield(worker.kill())
-
-
-async def _start_process() -> asyncio.subprocess.Process:
-    """Start a worker process. It ends with this process in any case: its input closes, and it is
-    killed as well."""
-    return await asyncio.create_subprocess_exec(
-        *tied_command(signal.SIGKILL, *python_command("-m", embedded_worker.__name__)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        limit=embedded_worker.MAX_ANSWER_BYTES,
-        cwd=Path(services.__path__[0]).parent,
-        env=child_environment(ours=True),
-    )
+            await worker.kill()
 
 
 async def _understood(line: bytes) -> dict[str, Any]:
