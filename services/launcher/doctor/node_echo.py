@@ -11,12 +11,13 @@ import grpc.aio
 
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
-from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
+from services.common.line_channel import ChildLostError, LineChannel
 from services.common.python_command import python_command
+from services.common.scratch_folders import scratch_folder
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause
 from services.launcher.doctor.echo_server import METHOD, SERVICE
-from services.launcher.doctor.findings import Finding, fail, first_line, ok
+from services.launcher.doctor.findings import Finding, fail, last_line, ok
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
@@ -68,25 +69,18 @@ async def _call_own_echoes(context: RunContext) -> list[Finding]:
 async def _serve_echo(context: RunContext, token: str, tls: Tls | None) -> AsyncGenerator[str]:
     """Run an echo in a process of its own and yield its address. Raises ConfigError."""
     secret = {TOKEN_VARIABLE: token, **({TLS_VARIABLE: tls.to_text()} if tls else {})}
-    process = await asyncio.create_subprocess_exec(
-        *python_command("-m", "services.launcher.doctor.echo_server", "--until-eof"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**child_environment(ours=True, environ=context.environ), **secret},
-    )
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        line = await process.stdout.readline()
-        if not line:
-            errors = (await process.stderr.read()).decode(errors="replace")
-            raise ConfigError(first_line(errors) or "an echo ended without output")
-        yield json.loads(line)["address"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        # Also reads what is left in its pipes, which closes them.
-        await process.communicate()
+    command = python_command("-m", "services.launcher.doctor.echo_server", "--until-eof")
+    with scratch_folder() as (folder, _):
+        echo = await LineChannel.start_child(
+            "an echo", command, folder / "echo.log", environ=context.environ, more=secret
+        )
+        try:
+            line = await echo.read_line()
+            yield json.loads(line)["address"]
+        except ChildLostError as error:
+            raise ConfigError(last_line(str(error))) from error
+        finally:
+            await echo.close()
 
 
 async def _call_echo(address: str, service: str, token: str, tls: Tls | None) -> Finding:
