@@ -18,6 +18,8 @@ _OS_PREFIXES = ("exec", "spawn", "posix_spawn")
 _ANYWHERE = {
     *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell"),
     *("ProcessPoolExecutor", "fork_exec"),
+    # Ours.
+    "run_child",
 }
 # All of it starts processes, torch's as Python's own, but for this.
 _MULTIPROCESSING = "multiprocessing"

@@ -13,6 +13,9 @@ REASONS = {
     ("services/launcher/agent/parent_death_reaper.py", "cleaned_up_after_death"): (
         "a fork of the watcher that runs no other program"
     ),
+    ("services/common/run_child.py", "run_child"): (
+        "a start itself, with the environment that its caller gives to it"
+    ),
     ("services/common/tied_children.py", "tie_children"): (
         "multiprocessing's own keeper of shared memory, which any start by it brings along"
     ),
@@ -66,6 +69,8 @@ def test_every_start_of_a_process_gets_what_a_child_may_have() -> None:
         "await loop.subprocess_shell(protocol, command)",
         "psutil.Popen(command)",
         "_posixsubprocess.fork_exec(command)",
+        "await run_child(command, env=os.environ)",
+        "await run_child(command, env=environ)",
         "made = child_environment(); made.update(os.environ); subprocess.run(command, env=made)",
         "made = child_environment(); made |= os.environ; subprocess.run(command, env=made)",
     ],

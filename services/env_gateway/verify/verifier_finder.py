@@ -4,10 +4,12 @@ import asyncio
 import hashlib
 import json
 import sys
+from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
 import services
 from services.common.bounded_dict import BoundedDict
+from services.common.run_child import run_child
 from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES
 from services.env_gateway.verify.verifier_source import (
     VerifierError,
@@ -64,24 +66,13 @@ async def _look_up(source: str, data: bytes) -> VerifierFunction | str:
 
 
 async def _look_up_in_process(data: bytes) -> VerifierFunction | str:
-    process = await asyncio.create_subprocess_exec(
-        *_COMMAND,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd="/",
-        env={},
-    )
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            output, _ = await process.communicate(data)
+        done = await run_child(
+            _COMMAND, data, env={}, seconds=_TIMEOUT_S, stderr=DEVNULL, folder=Path("/")
+        )
     except TimeoutError:
         return f"the verifier does not compile within {_TIMEOUT_S:g} s"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
+    if done.code:
         return "the verifier does not compile: it takes too much time or memory"
-    answer = json.loads(output)
+    answer = json.loads(done.output)
     return answer["error"] if "error" in answer else VerifierFunction(**answer)

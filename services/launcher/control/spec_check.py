@@ -4,11 +4,12 @@ A mistyped key is found by one process that only reads tables; services, whose o
 torch and vLLM, are started for a spec whose tables are right."""
 
 import asyncio
+from asyncio.subprocess import STDOUT
 from collections.abc import Sequence
-from contextlib import suppress
 
 from services.common.child_environment import child_environment
 from services.common.exit_codes import CONFIG
+from services.common.run_child import run_child
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.run_plan import (
     BadSpecError,
@@ -59,26 +60,14 @@ async def _check_service(plan: RunPlan, service: str) -> str:
 
 async def _run_check(command: Sequence[str], spec: str) -> tuple[int, str]:
     """Run a check of the spec; return its exit code and what it printed. Raises BadSpecError."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=child_environment(ours=True),
-        start_new_session=True,
-    )
+    env = child_environment(ours=True)
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            output, _ = await process.communicate(spec.encode())
+        code, output, _ = await run_child(
+            command, spec.encode(), env=env, seconds=_TIMEOUT_S, stderr=STDOUT
+        )
     except TimeoutError as error:
         raise BadSpecError(f"checking the spec took longer than {_TIMEOUT_S:g} s") from error
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace").strip()[-4_000:]
+    return code, output.decode(errors="replace").strip()[-4_000:]
 
 
 def _machines_arguments(plan: RunPlan, service: str) -> tuple[str, ...]:

@@ -1,17 +1,14 @@
 """Subprocesses for probes that block: a deadline can end a process."""
 
-import asyncio
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from services.common import python_command
 from services.common.child_environment import child_environment
 from services.common.printable_text import print_json
+from services.common.run_child import run_child
 from services.launcher.doctor.findings import Finding, Status, fail, last_line
 
 
@@ -23,25 +20,10 @@ async def run_command(
     also: Sequence[str] = (),
 ) -> tuple[int, str, str]:
     """Run a command and return its exit code, output and errors. It inherits the descriptors in
-    `handed` and, from `environ`, the variables of every process of ours and those in `also`. On
-    cancellation its whole process group is killed."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=child_environment(*also, ours=True, environ=environ),
-        pass_fds=handed,
-        start_new_session=True,
-    )
-    try:
-        output, errors = await process.communicate(given)
-    finally:
-        with suppress(ProcessLookupError):
-            # A probe that answered may have left children behind.
-            os.killpg(process.pid, signal.SIGKILL)
-        code = await process.wait()
-    return code, output.decode(errors="replace"), errors.decode(errors="replace")
+    `handed` and, from `environ`, the variables of every process of ours and those in `also`."""
+    env = child_environment(*also, ours=True, environ=environ)
+    done = await run_child(command, given, env=env, handed=handed)
+    return done.code, done.output.decode(errors="replace"), done.errors.decode(errors="replace")
 
 
 class ScriptError(Exception):

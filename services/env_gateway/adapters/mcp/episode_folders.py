@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import subprocess
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.background_tasks import BackgroundTasks
 from services.common.log import get_logger
+from services.common.run_child import run_child
 from services.common.scratch_folders import scratch_folder
 
 _LOG = get_logger(__name__)
@@ -120,19 +121,6 @@ async def _remove(root: Path) -> None:
 
 async def _run_tool(*command: str) -> None:
     """Run a command to its end; kill it if the caller is cancelled. Raises OSError if it fails."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={},
-    )
-    try:
-        _, output = await process.communicate()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise OSError(output.decode(errors="replace").strip()[:500])
+    done = await run_child(command, env={})
+    if done.code:
+        raise OSError(done.errors.decode(errors="replace").strip()[:500])

@@ -1,0 +1,61 @@
+"""Commands that are run to their end, and what they leave behind."""
+
+import asyncio
+import sys
+from asyncio.subprocess import STDOUT
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.common.run_child import run_child
+from tests.support.fake_peers import until
+
+_ECHO = "import sys; print(sys.stdin.read()); print('no', file=sys.stderr); sys.exit(3)"
+# Starts a process of its own, whose number it prints.
+_PARENT = """
+import subprocess, sys, time
+pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **pipes)
+open(sys.argv[1], "w").write(str(child.pid))
+print(child.pid, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_a_command_reads_its_input_and_its_output_is_returned() -> None:
+    done = await run_child((sys.executable, "-c", _ECHO), b"a question", env={})
+    assert done == (3, b"a question\n", b"no\n")
+    done = await run_child((sys.executable, "-c", _ECHO), b"", env={}, stderr=STDOUT)
+    assert (done.code, done.errors) == (3, b"")
+    assert sorted(done.output.split()) == [b"no"]
+
+
+async def test_what_a_command_leaves_behind_is_killed(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", _PARENT, str(tmp_path / "pid"), "0")
+    done = await run_child(command, env={})
+    assert done.code == 0
+    await until(lambda: is_gone(int(done.output)), 60.0)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
+    tmp_path: Path, cancelled: bool
+) -> None:
+    noted = tmp_path / "pid"
+    command = (sys.executable, "-c", _PARENT, str(noted), "600")
+    seconds = 60.0 if cancelled else 5.0
+    running = asyncio.create_task(run_child(command, env={}, seconds=seconds))
+    await until(lambda: noted.exists() and bool(noted.read_text()), 60.0)
+    if cancelled:
+        running.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else TimeoutError):
+        await running
+    await until(lambda: is_gone(int(noted.read_text())), 60.0)
