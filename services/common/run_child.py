@@ -32,20 +32,25 @@ async def run_child(
 
     Its process group is killed at the end, whatever the end is: a command may leave processes
     behind. Raises OSError if it cannot be started, TimeoutError after `seconds`."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=stderr,
-        env=env,
-        cwd=folder,
-        pass_fds=handed,
-        start_new_session=True,
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=stderr,
+            env=env,
+            cwd=folder,
+            pass_fds=handed,
+            start_new_session=True,
+        )
     )
     try:
+        # If its start were cancelled, asyncio would kill the command alone.
+        process = await asyncio.shield(starting)
         async with asyncio.timeout(seconds):
             output, errors = await process.communicate(given)
     finally:
+        process = await starting
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = await process.wait()

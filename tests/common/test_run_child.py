@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from asyncio.subprocess import STDOUT
 from pathlib import Path
 
@@ -57,5 +58,23 @@ async def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     if cancelled:
         running.cancel()
     with pytest.raises(asyncio.CancelledError if cancelled else TimeoutError):
+        await running
+    await until(lambda: is_gone(int(noted.read_text())), 60.0)
+
+
+async def test_a_command_whose_start_is_cancelled_ends_with_all_that_it_started(
+    tmp_path: Path,
+) -> None:
+    noted = tmp_path / "pid"
+    command = (sys.executable, "-c", _PARENT, str(noted), "600")
+    running = asyncio.create_task(run_child(command, env={}))
+    # It is started at the second turn of the loop, which then waits for its pipes.
+    for _ in range(2):
+        await asyncio.sleep(0)
+    while not (noted.exists() and noted.read_text()):
+        # The loop does not turn meanwhile.
+        time.sleep(0.01)  # noqa: ASYNC251
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await running
     await until(lambda: is_gone(int(noted.read_text())), 60.0)
