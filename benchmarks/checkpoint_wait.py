@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import CheckpointFiles, TrainBatch, TrainSequence

@@ -33,8 +33,8 @@ from mcp import Client
 
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey
+from services.common.rpc import rpc
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.types import OpenRequest
 

@@ -43,7 +43,7 @@ import torch
 from benchmarks.executed_work import model_work
 from benchmarks.kernel_families import print_families, profile_steps
 from benchmarks.rank_step import SHAPES, load_shape, random_batch
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig

@@ -29,8 +29,8 @@ from typing import Any
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
 from benchmarks.submission import make_trajectory
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
-from services.common import log
-from services.common.concurrency import cancel_tasks, running_tasks
+from services.common.aio.concurrency import cancel_tasks, running_tasks
+from services.common.telemetry import log
 from services.rollout.ports import LeaseLost
 from services.rollout.types import Lease
 

@@ -38,9 +38,9 @@ import pytest
 
 from benchmarks.in_flight import Flight, steady_learner
 from benchmarks.timed_learner import TimedLearner
-from services.common import log
-from services.common.concurrency import running_tasks
+from services.common.aio.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
+from services.common.telemetry import log
 from tests.learner.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
 from tests.learner.inspector.served_pages import ServedPages, browsing, serving, watched_page
 

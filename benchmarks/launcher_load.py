@@ -29,7 +29,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceStub
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger
 from tests.support.launcher import spec

@@ -39,7 +39,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, canary_token_ids, score_tokens

@@ -20,7 +20,7 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.control_chart import BOUNDS
 from services.learner.guard.probes import Probe, ProbeResult, probe_batch

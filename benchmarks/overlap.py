@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from benchmarks.replica import AgreeingEngine, connect_replica
 from benchmarks.rollout_loop import ReadyEnvironment, make_turn
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
-from services.common import log
-from services.common.concurrency import run_until_first, running_tasks, wait_beside
-from services.common.loaded_objects import freeze_loaded_objects
+from services.common.aio.concurrency import run_until_first, running_tasks, wait_beside
+from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.telemetry import log
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import EngineError

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas

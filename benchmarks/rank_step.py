@@ -36,8 +36,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.executed_work import model_work
 from benchmarks.kernel_families import profile_steps
-from services.common.process_memory import peak_memory_bytes
-from services.common.spec import PolicyConfig
+from services.common.process.process_memory import peak_memory_bytes
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common import rpc
-from services.common.concurrency import running_tasks
+from services.common.aio.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory, content_digest
-from services.common.fingerprint import TokenizerDigests
+from services.common.rpc import rpc
+from services.common.weights.fingerprint import TokenizerDigests
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity

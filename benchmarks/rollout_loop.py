@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from benchmarks.mismatch import serve_policy
 from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
-from services.common.loaded_objects import freeze_loaded_objects
-from services.common.spec import PolicyConfig
+from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots

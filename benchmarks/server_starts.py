@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.gateway_call import ROOT, TOKEN, connect_worker, find_event, run_gateway
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey
+from services.common.rpc import rpc
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.types import OpenRequest
 

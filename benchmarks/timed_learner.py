@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from services.common.config import parse_config
-from services.common.fingerprint import (
+from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
+from services.common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,
     compute_fingerprint,
 )
-from services.common.loaded_objects import freeze_loaded_objects
-from services.common.spec import SharedConfig
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker

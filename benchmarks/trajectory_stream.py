@@ -43,10 +43,10 @@ from benchmarks.raw_receiver import LENGTH, join_messages
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
 from benchmarks.submission import encode_trajectory, make_trajectory
 from benchmarks.timed_learner import run_timed_learner
-from services.common import log
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
-from services.common.rpc_options import CHANNEL_OPTIONS
+from services.common.rpc.rpc_options import CHANNEL_OPTIONS
+from services.common.telemetry import log
 from services.rollout.types import Lease
 
 GROUP, AT_ONCE = 16, 16

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.common.config import ConfigModel, load_spec, parse_config
+from services.common.spec.config import ConfigModel, load_spec, parse_config
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig
 from services.env_gateway.grading.trusted_verifiers import load_digests

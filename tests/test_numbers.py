@@ -8,9 +8,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from services.common.config import ConfigModel, canonical_json, parse_config
-from services.common.errors import ConfigError
-from services.common.spec import SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import ConfigModel, canonical_json, parse_config
+from services.common.spec.spec import SharedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.config.launcher import LauncherConfig
 from services.learner.config.learner import LearnerConfig

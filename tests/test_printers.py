@@ -1,5 +1,5 @@
 """Every printer of the services goes through one of two: `print_visible` of
-`services.common.printable_text`, and the `Terminal` of the command line. Both show text of
+`services.common.text.printable_text`, and the `Terminal` of the command line. Both show text of
 others as text."""
 
 import ast
@@ -13,12 +13,12 @@ from tests.support.repository import ROOT
 # The two themselves; the log's handler, whose renderers use the first; and a program that imports
 # nothing of ours, whose output the gateway reads and prints.
 WAISTS = {
-    "services/common/printable_text.py": {"print"},
-    "services/common/log.py": {"logging.StreamHandler", "sys.stderr"},
+    "services/common/text/printable_text.py": {"print"},
+    "services/common/telemetry/log.py": {"logging.StreamHandler", "sys.stderr"},
     # Flushes; reports a lost parent; prints the stacks of threads, but no foreign text.
-    "services/common/service_main.py": {"sys.stdout", "sys.stderr"},
-    "services/common/tied_child.py": {"SystemExit"},
-    "services/common/watchdog.py": {"sys.stderr", "sys.__stderr__"},
+    "services/common/process/service_main.py": {"sys.stdout", "sys.stderr"},
+    "services/common/process/tied_child.py": {"SystemExit"},
+    "services/common/telemetry/watchdog.py": {"sys.stderr", "sys.__stderr__"},
     # Where there is no terminal any more, and nothing is printed.
     "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
     # Shows by a Terminal.
@@ -118,7 +118,7 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def _is_allowed(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
     """Return True if a stream is queried, or passed to `print_visible`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
-        return dotted(call.func, names) == "services.common.printable_text.print_visible"
+        return dotted(call.func, names) == "services.common.text.printable_text.print_visible"
     return isinstance(user, ast.Attribute) and user.attr in REQUESTED
 
 
@@ -161,5 +161,6 @@ def test_everything_that_is_printed_goes_through_one_of_two() -> None:
             if called not in WAISTS.get(where, set()):
                 found.append(f"{where}:{line}: {called}")
     assert not found, (
-        "use services.common.printable_text.print_visible, or the Terminal:\n" + "\n".join(found)
+        "use services.common.text.printable_text.print_visible, or the Terminal:\n"
+        + "\n".join(found)
     )

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.config import ConfigModel, canonical_json, load_spec
-from services.common.extras import install_command
+from services.common.process.extras import install_command
+from services.common.spec.config import ConfigModel, canonical_json, load_spec
 from services.launcher import run_plan as plans
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.config.launcher import LauncherConfig
 from services.learner.config.learner import IntakeConfig, LearnerConfig

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 
 MOST_BYTES = 300_000
 _SIZE = ViewportSize(width=1280, height=860)

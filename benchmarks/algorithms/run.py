@@ -13,7 +13,7 @@ from benchmarks.algorithms.cases import Case
 from environments.api import ENV_KEYS
 from environments.task_generator import Scenario, draw_scenario, make_data_id
 from services.common.domain.attempts import StopReason
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy

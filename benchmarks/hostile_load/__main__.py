@@ -34,7 +34,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from tests.support.learner import TOKEN
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.common.config import parse_config
-from services.common.fingerprint import TokenizerDigests
-from services.common.spec import SharedConfig
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker

@@ -18,9 +18,9 @@ from benchmarks.weight_sync.publication import (
     per_gb,
     policy_of,
 )
-from services.common import rpc
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TokenizerDigests, checksum64
+from services.common.rpc import rpc
+from services.common.weights.fingerprint import TokenizerDigests, checksum64
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_server import WeightServerConfig
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity

@@ -17,9 +17,9 @@ from torch import distributed as dist
 
 from benchmarks.weight_sync.publication import Clock
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry
 from services.common.tensors.sender_connection import SenderConnection
-from services.common.weight_transfer import OpenGroup, TransferSettings, plan_buckets
+from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.weight_transfer import OpenGroup, TransferSettings, plan_buckets
 
 Take = Callable[[dict[str, Any], list[TensorEntry]], None]
 

@@ -16,7 +16,7 @@ from benchmarks.weight_sync.publication import (
     cpu_of,
     policy_of,
 )
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
 from services.rollout.adapters.vllm_options import ServedModel

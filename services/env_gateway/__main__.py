@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from services.common.concurrency import running_tasks, wait_unless
-from services.common.loaded_objects import freeze_loaded_objects
-from services.common.run_membership import ReplicaStatus
-from services.common.service_main import Runtime, run_service_process
+from services.common.aio.concurrency import running_tasks, wait_unless
+from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.process.run_membership import ReplicaStatus
+from services.common.process.service_main import Runtime, run_service_process
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend, Recorder
@@ -32,7 +32,7 @@ def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
 async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-    from services.common import rpc
+    from services.common.rpc import rpc
     from services.env_gateway.api.episode_service import EpisodeService, most_streams
 
     runtime.watchdog.limit_s = runtime.config.stall_s

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.common.domain.attempts import Grade, ToolOutcome
-from services.common.redaction import redact
+from services.common.text.redaction import redact
 from services.env_gateway.tasks.task_format import Task
 
 SqlValue = str | int | float | bytes | None

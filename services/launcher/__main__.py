@@ -14,14 +14,15 @@ from pathlib import Path
 import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
-from services.common import log, rpc
-from services.common.concurrency import running_tasks, wait_for_event
-from services.common.errors import ConfigError
-from services.common.network_addresses import advertised_address, is_loopback, split_host_port
-from services.common.printable_text import print_visible
-from services.common.private_process import keep_private
-from services.common.redaction import add_secret
-from services.common.stop_signals import StopSignals
+from services.common.aio.concurrency import running_tasks, wait_for_event
+from services.common.process.private_process import keep_private
+from services.common.process.stop_signals import StopSignals
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import advertised_address, is_loopback, split_host_port
+from services.common.telemetry import log
+from services.common.text.printable_text import print_visible
+from services.common.text.redaction import add_secret
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.api.registry_service import RegistryService
 from services.launcher.api.run_service import RunService

@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json
-from services.common.errors import ConfigError
-from services.common.own_version import own_version
-from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.common.python_command import python_command
-from services.common.spec import parse_shared
+from services.common.process.own_version import own_version
+from services.common.process.python_command import python_command
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import canonical_json
+from services.common.spec.spec import parse_shared
+from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.security.certificates import identity_folder
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey, RunMode
@@ -132,7 +132,7 @@ def tables_command(modules: Mapping[str, str], where: str) -> tuple[str, ...] | 
     tables = [f"{name}={place}" for name, place in _TABLES.items() if name not in modules]
     if not tables:
         return None
-    return python_command("-m", "services.common.read_tables", where, *tables)
+    return python_command("-m", "services.launcher.store.read_tables", where, *tables)
 
 
 def replica_command(

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.common.errors import ConfigError
-from services.common.network_addresses import split_host_port
-from services.common.service_main import Runtime, run_service_process
-from services.common.shared_memory import private_folder, shared_name
-from services.common.spec import PolicyConfig
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import split_host_port
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.shared_memory import private_folder, shared_name
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
 from services.wire.registry import load_registry

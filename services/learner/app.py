@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc.aio
 
-from services.common.concurrency import running_tasks, wait_beside
-from services.common.errors import ConfigError
-from services.common.run_membership import RaisedAlarm, ReplicaStatus
-from services.common.runtime import Runtime
+from services.common.aio.concurrency import running_tasks, wait_beside
+from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
+from services.common.process.runtime import Runtime
+from services.common.rpc.errors import ConfigError
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
 from services.learner.api.sequence_decode import TokenLimits

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.common.fingerprint import TokenizerDigests
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Experts
-from services.common.fingerprint import TensorEntry
+from services.common.weights.fingerprint import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.common.errors import ConfigError
-from services.common.loaded_objects import freeze_loaded_objects
-from services.common.network_addresses import split_host_port
-from services.common.run_membership import ReplicaStatus
-from services.common.service_main import Runtime, run_service_process
-from services.common.shared_memory import private_folder, shared_name
-from services.common.spec import SharedConfig
+from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.process.run_membership import ReplicaStatus
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import split_host_port
+from services.common.spec.spec import SharedConfig
+from services.common.weights.shared_memory import private_folder, shared_name
 from services.rollout.config.rollout import RolloutConfig
 from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
-    from services.common.rpc import Serving
+    from services.common.rpc.rpc import Serving
     from services.rollout.adapters.engine_machines import EngineMachines
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient
@@ -62,8 +62,8 @@ def load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
 async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     """Work until drained; raise an error that makes further work pointless."""
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
-    from services.common import rpc
-    from services.common.concurrency import run_unless, run_until_first
+    from services.common.aio.concurrency import run_unless, run_until_first
+    from services.common.rpc import rpc
     from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
@@ -105,7 +105,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
 async def _connect_peers(
     runtime: Runtime[RolloutConfig], model: "ModelFiles", engine: "Engine", memory: Path
 ) -> "_WorkerParts":
-    from services.common import rpc
+    from services.common.rpc import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient
     from services.rollout.adapters.learner_calls import RunEpoch
@@ -183,7 +183,7 @@ def _make_parts(
 
 
 async def _work_until_drained(parts: "_WorkerParts", drain: asyncio.Event) -> None:
-    from services.common.concurrency import run_unless
+    from services.common.aio.concurrency import run_unless
 
     await run_unless(drain, parts.burn_in.run_once())
     await parts.worker.run_until_drained(drain)
@@ -197,7 +197,7 @@ def _engine_dead(error: Exception) -> Exception:
     """Return the error that ends the process with the exit code for "retryable"."""
     import grpc
 
-    from services.common.errors import ServiceError
+    from services.common.rpc.errors import ServiceError
 
     return ServiceError(
         grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", str(error), domain="rollout.flotilla"
@@ -314,7 +314,7 @@ async def _start_engine(
 
 
 def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
-    from services.common.fingerprint import tokenizer_digests
+    from services.common.weights.fingerprint import tokenizer_digests
     from services.rollout.adapters.learner_calls import WorkerIdentity
 
     return WorkerIdentity(

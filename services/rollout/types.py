@@ -12,7 +12,7 @@ from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
 from services.common.domain.task_text import write_task
 from services.common.domain.trajectory import Experts
-from services.common.fingerprint import TensorEntry
+from services.common.weights.fingerprint import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flotilla.learner.v1 import policy_pb2
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry
+from services.common.weights.fingerprint import TensorEntry
 
 
 def encode_policy(policy: PolicyId) -> policy_pb2.PolicyId:

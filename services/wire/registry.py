@@ -1,6 +1,6 @@
 """The launcher's registry, as a process that registers there calls it."""
 
-from services.common.peer_channels import RegistryContract
+from services.common.rpc.peer_channels import RegistryContract
 
 
 def load_registry() -> RegistryContract:

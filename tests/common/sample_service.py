@@ -6,10 +6,10 @@ import os
 import threading
 import time
 
-from services.common import rpc
-from services.common.config import ConfigModel
-from services.common.run_membership import ReplicaStatus
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.run_membership import ReplicaStatus
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.rpc import rpc
+from services.common.spec.config import ConfigModel
 from services.wire.registry import load_registry
 
 

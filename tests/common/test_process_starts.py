@@ -13,13 +13,13 @@ REASONS = {
     ("services/launcher/agent/parent_death_reaper.py", "cleaned_up_after_death"): (
         "a fork of the watcher that runs no other program"
     ),
-    ("services/common/run_child.py", "run_child"): (
+    ("services/common/process/run_child.py", "run_child"): (
         "a start itself, with the environment that its caller gives to it"
     ),
-    ("services/common/tied_children.py", "tie_children"): (
+    ("services/common/process/tied_children.py", "tie_children"): (
         "multiprocessing's own keeper of shared memory, which any start by it brings along"
     ),
-    ("services/common/tied_child.py", "main"): (
+    ("services/common/process/tied_child.py", "main"): (
         "becomes the command, in the environment that its parent gave to it"
     ),
     ("services/env_gateway/adapters/process_reaper.py", "main"): "the fork becomes the command",

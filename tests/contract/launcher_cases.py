@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.contract.test_run_service import units, wish
 from tests.support.fake_backend import FakeBackend

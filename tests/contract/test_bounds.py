@@ -14,7 +14,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common import open_file_limit, rpc, rpc_handlers, rpc_options
+from services.common.process import open_file_limit
+from services.common.rpc import rpc, rpc_handlers, rpc_options
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
 from services.launcher.store.roster import Member, Roster, TooManyMembersError

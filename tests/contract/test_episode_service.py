@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
-from services.common.errors import ServiceError
+from services.common.rpc import rpc
+from services.common.rpc.errors import ServiceError
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common import rpc
-from services.common.rpc import service_error
+from services.common.rpc import rpc
+from services.common.rpc.rpc import service_error
 from services.launcher.api.registry_service import RegistryService
 from tests.contract.launcher_cases import CASES, Case, World
 from tests.support.every_rpc import of_service, refusals

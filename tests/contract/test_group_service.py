@@ -13,7 +13,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common import rpc
+from services.common.rpc import rpc
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
 from tests.support.learner import (

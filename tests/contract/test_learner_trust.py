@@ -11,7 +11,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2
-from services.common import rpc
+from services.common.rpc import rpc
 from services.learner.groups.trajectory_intake import TrajectoryIntake
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import open_journal

@@ -14,8 +14,8 @@ import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey, StopReason, ToolOutcome
+from services.common.rpc import rpc
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
 from services.env_gateway.api.episode_service import EpisodeService
 from services.env_gateway.config.backends import McpServer

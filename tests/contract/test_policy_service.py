@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
-from services.common import rpc
-from services.common.host_identity import host_digest
+from services.common.process.host_identity import host_digest
+from services.common.rpc import rpc
 from tests.learner.guard.test_probes import SlowRanks
 from tests.support.learner import TOKENIZER, FakeWorker, learner, make_config
 

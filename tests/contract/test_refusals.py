@@ -3,10 +3,10 @@
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.attempts import AttemptKey as RolloutKey
 from services.common.domain.trajectory import Trajectory
+from services.common.rpc import rpc
 from services.env_gateway.api.episode_service import EpisodeService
 from services.learner.sampling.refused_tasks import Refusal, common_refusal
 from services.rollout.adapters.env_gateway import GatewayEnvironment

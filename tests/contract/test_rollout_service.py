@@ -11,7 +11,7 @@ import pytest
 
 from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc
-from services.common import rpc
+from services.common.rpc import rpc
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
-from services.common.transcripts import encode_transcript
+from services.common.domain.transcripts import encode_transcript
+from services.common.rpc import rpc
 from services.env_gateway.api.episode_service import EpisodeService
 from services.env_gateway.ports import CallResult, Text
 from services.env_gateway.verify.verifier_pool import VerifierPool

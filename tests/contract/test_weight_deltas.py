@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY
 
-from services.common import rpc
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import (
+from services.common.rpc import rpc
+from services.common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,

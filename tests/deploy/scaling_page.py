@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.doctor.memory_estimate import GIB
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import ROLLOUT

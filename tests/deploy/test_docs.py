@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.probe_list import PROBES

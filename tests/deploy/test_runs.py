@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.common.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json, load_spec
 from services.launcher import run_plan as plans
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
 from services.launcher.control import spec_check

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.doctor.gpu_room import check_engine_gpu, check_trainer_gpu
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import LEARNER, ROLLOUT

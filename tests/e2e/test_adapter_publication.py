@@ -20,10 +20,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from services.common import rpc
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TokenizerDigests
-from services.common.spec import PolicyConfig
+from services.common.rpc import rpc
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.guard.control_chart import BOUNDS
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.control_chart import BOUNDS
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.packed_rows import Row, RowPacker

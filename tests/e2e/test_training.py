@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.common.adapters.token_text import load_decoder
 from services.common.domain.attempts import FailureKind
 from services.common.domain.trajectory import Author
-from services.common.shared_memory import SHARED_MEMORY
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from tests.e2e.finished_run import (

@@ -16,7 +16,7 @@ from environments.api import ENV_KEYS
 from environments.tasks import make_tasks
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Author, Sequence
-from services.common.multimodal_models import other_parts
+from services.common.models.multimodal_models import other_parts
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
 from tests.support.architectures import ARCHITECTURES, MULTIMODAL, PARALLEL, TOLERANCE, Architecture
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from tests.support.repository import ROOT
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.parsing import TextLimits
+from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.config.backends import McpServer
 from tests.support.environment_processes import environment_command

@@ -16,7 +16,7 @@ import psutil
 
 from environments.task_generator import APPS
 from environments.tasks import make_tasks
-from services.common.shared_memory import SHARED_MEMORY
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.security import launcher_address
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import JOURNAL_FILE

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from services.common.fingerprint import TokenizerDigests
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from services.common.config import parse_config
-from services.common.spec import PolicyConfig
+from services.common.spec.config import parse_config
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import open_journal

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.service_main import Runtime, run_service_process
 from services.rollout.__main__ import DOC, load
 from services.rollout.config.rollout import RolloutConfig
 from services.wire.registry import load_registry

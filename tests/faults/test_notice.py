@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2, group_service_pb2_grpc
-from services.common import rpc
-from services.common.shared_memory import SHARED_MEMORY
+from services.common.rpc import rpc
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.agent.agent import DEFAULT_LEFT_S
 from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.learner.checkpoints.adapters.fsspec_store import open_store

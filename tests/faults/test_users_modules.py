@@ -23,16 +23,16 @@ NAMES = (
 )
 # They name the interpreter without running a module or a program of ours by it.
 EXCEPTIONS = {
-    "services/common/python_command.py",
+    "services/common/process/python_command.py",
     # A user's command that begins with `python`.
     "services/launcher/control/prepare_commands.py",
     "services/env_gateway/adapters/child_process.py",
-    "services/common/tied_child.py",
+    "services/common/process/tied_child.py",
     # By path, and it puts another folder in place of its own.
     "services/env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
     "services/env_gateway/verify/sandbox.py",
-    "services/common/tied_children.py",
+    "services/common/process/tied_children.py",
     "services/env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/canary_results.py",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.common import fingerprint as reference
 from services.common.tensors.tensor_checksum import checksum64
+from services.common.weights import fingerprint as reference
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig

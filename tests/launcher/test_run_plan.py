@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import ConfigError
+from services.common.spec.config import ConfigError
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.local import LocalConfig
 from services.launcher.run_plan import (

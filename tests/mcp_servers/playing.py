@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import Any, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
+from services.common.rpc import rpc
 from services.env_gateway.clients.connection import (
     GatewayConnection,
     borrow_connection,

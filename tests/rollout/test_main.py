@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from transformers import Qwen3Config
 
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig, SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
 from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig, RolloutConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig, SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
 from services.rollout.config.rollout import RolloutConfig
 

@@ -21,7 +21,7 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.security import launcher_address
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT

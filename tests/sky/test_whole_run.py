@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.tls import Tls, channel_credentials
+from services.common.rpc.tls import Tls, channel_credentials
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.security import certificates
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 from services.learner.checkpoints.remote_layout import stamps

@@ -7,7 +7,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from services.common.fingerprint import checksum64
+from services.common.weights.fingerprint import checksum64
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.ports import Ranks

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.config import parse_config
+from services.common.spec.config import parse_config
 from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.curriculum_changes import (

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from services.common.json_lines import decode_line
+from services.common.text.json_lines import decode_line
 from services.learner.weights.adapters import weight_sender
 from services.learner.weights.sender_config import WeightSenderConfig
 from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_stage

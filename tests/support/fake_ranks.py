@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
 from services.learner.types import (
     CheckpointFiles,
     Comparison,

@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-from services.common.config import ConfigModel
-from services.common.errors import ConfigError
-from services.common.run_membership import RaisedAlarm, ReplicaStatus
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import ConfigModel
 from services.wire.registry import load_registry
 
 ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")

@@ -4,7 +4,7 @@ a forge."""
 from importlib import import_module
 
 for _name in (
-    "services.common.log",
+    "services.common.telemetry.log",
     "services.learner.dumps.__main__",
     "services.learner.rank.worker",
     "services.learner.weights.adapters.weight_sender",

@@ -12,7 +12,7 @@ from typing import Any
 from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
+from services.common.rpc import rpc
 
 TOKEN = "process-token-0123456789"
 _SHARED = """

@@ -20,7 +20,7 @@ from flotilla.launcher.v1 import (
     run_service_pb2,
     run_service_pb2_grpc,
 )
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.api.registry_service import RegistryService
 from services.launcher.api.run_service import RunService
 from services.launcher.backends.local.backend import LocalBackend

@@ -24,12 +24,12 @@ from flotilla.learner.v1 import (
     policy_service_pb2_grpc,
     trajectory_pb2,
 )
-from services.common import rpc
-from services.common.config import parse_config
-from services.common.fingerprint import TokenizerDigests
-from services.common.host_identity import host_digest
-from services.common.runtime import Runtime
-from services.common.spec import SharedConfig
+from services.common.process.host_identity import host_digest
+from services.common.process.runtime import Runtime
+from services.common.rpc import rpc
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.rank_setup import DTYPES, RankSetup

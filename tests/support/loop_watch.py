@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from services.common.concurrency import running_tasks
+from services.common.aio.concurrency import running_tasks
 
 
 class LoopWatch:

@@ -10,7 +10,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from services.common.tls import Tls, channel_credentials
+from services.common.rpc.tls import Tls, channel_credentials
 from services.launcher.security import certificates
 from services.launcher.security.certificates import RunIdentity
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 
 LEARNER = LearnerConfig.model_validate(

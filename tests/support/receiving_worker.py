@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry
-from services.common.printable_text import print_visible
 from services.common.tensors.sender_connection import SenderConnection
-from services.common.weight_transfer import OpenGroup
+from services.common.text.printable_text import print_visible
+from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.weight_transfer import OpenGroup
 
 
 def receive(connection: SenderConnection, output: dict[str, Any], *, pauses: bool) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import ReplicaKey

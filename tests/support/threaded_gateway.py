@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
-from services.common.tls import Tls
+from services.common.rpc import rpc
+from services.common.rpc.tls import Tls
 from services.env_gateway.api.episode_service import EpisodeService
 from services.env_gateway.episodes.gateway import Gateway
 from tests.support.fake_environments import FakeGrader, ScriptedBackend

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
 from services.rollout.types import Publication
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 

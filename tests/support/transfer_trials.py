@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.common.python_command import python_command
-from services.common.weight_transfer import TransferSettings
+from services.common.process.python_command import python_command
+from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.weights.weight_transfer import TransferSettings
 from services.learner.types import Publication
 from services.learner.weights import publication_child
 from services.learner.weights.live_sender import LiveSender

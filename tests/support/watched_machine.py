@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common import rpc
-from services.common.tls import Tls
+from services.common.rpc import rpc
+from services.common.rpc.tls import Tls
 from services.launcher.agent_protocol import UnitReport
 from services.launcher.api.registry_service import RegistryService
 from services.launcher.control.supervisor import Supervisor

@@ -21,8 +21,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import disable_progress_bars
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 
 TOKEN_VARIABLE, CACHE_VARIABLE = "HF_TOKEN", "HF_HOME"
 # Runs read safetensors, JSON and text only: pickles are refused, and nothing reads the same weights

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.concurrency import cancel_tasks
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.python_command import python_command
+from services.common.aio.concurrency import cancel_tasks
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
 from services.common.ray_cluster.cluster_settings import derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines
 

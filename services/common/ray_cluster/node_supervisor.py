@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
-from services.common.printable_text import print_json, print_visible
-from services.common.python_command import python_command
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.common.ray_cluster.cluster_settings import HUB_TOKEN, cluster_environment
-from services.common.scratch_folders import scratch_folder
+from services.common.text.printable_text import print_json, print_visible
 
 # Holds Ray's sockets; the path of a socket has at most 107 bytes.
 _PREFIX = "flotilla-ray-"

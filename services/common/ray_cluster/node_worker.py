@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.common.concurrency import run_until_first
-from services.common.errors import ConfigError
-from services.common.line_channel import ChildLostError
-from services.common.log import get_logger
-from services.common.network_interfaces import own_address
+from services.common.aio.concurrency import run_until_first
+from services.common.process.line_channel import ChildLostError
+from services.common.process.runtime import Runtime
 from services.common.ray_cluster.machine_resources import machine_offers
 from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.ray_cluster.ray_node import (
@@ -18,8 +16,10 @@ from services.common.ray_cluster.ray_node import (
     RayNode,
     check_ray_is_installed,
 )
-from services.common.runtime import Runtime
-from services.common.shared_memory import private_folder, shared_name
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
+from services.common.weights.network_interfaces import own_address
+from services.common.weights.shared_memory import private_folder, shared_name
 
 _LOOK_S = 0.5
 _DIAL_S = 2.0

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from services.common.errors import ConfigError
-from services.common.extras import install_command
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.network_addresses import join_host_port
-from services.common.python_command import python_command
+from services.common.process.extras import install_command
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
 from services.common.ray_cluster.cluster_settings import (
     HUB_TOKEN,
     OBJECT_STORE_BYTES,
     derive_cluster_token,
 )
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import join_host_port
 
 _SUPERVISOR = "services.common.ray_cluster.node_supervisor"
 _START_SECONDS = 90.0

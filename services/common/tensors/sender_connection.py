@@ -1,4 +1,4 @@
-"""One worker's connection to the weight sender; see `services/common/weight_transfer.py`."""
+"""One worker's connection to the weight sender; see `common/weights/weight_transfer.py`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry
-from services.common.network_addresses import split_host_port
+from services.common.rpc.network_addresses import split_host_port
 from services.common.tensors.buffer_group import BufferReceiver
 from services.common.tensors.host_buffers import host_buffer
 from services.common.tensors.tcp_store import PrefixStore, join_tcp_store
 from services.common.tensors.tensor_checksum import checksum64
 from services.common.tensors.tensor_views import view_tensor
 from services.common.tensors.transfer_group import CollectiveGroup, TransferGroup
-from services.common.weight_transfer import (
+from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.weight_transfer import (
     ACCEPTED,
     REQUESTS,
     SETTINGS,

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from services.common.host_identity import host_digest
+from services.common.process.host_identity import host_digest
 
 _FILE_NAME = "flotilla-weights"
 # Counters in one of torch's files; torch writes at any offset without a check.

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from services.common.network_interfaces import choose_interface
+from services.common.weights.network_interfaces import choose_interface
 
 # torch documents these as part of `torch.distributed` but does not export them there.
 TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]

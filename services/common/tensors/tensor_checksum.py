@@ -1,4 +1,4 @@
-"""The checksum of `services/common/fingerprint.py` over torch's tensors, on their own device."""
+"""The checksum of `common/weights/fingerprint.py` over torch's tensors, on their own device."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ _DEVICE_CHUNK_ROWS = 1 << 20
 
 
 def checksum64(data: Tensor, start: int = 0) -> int:
-    """Return `services.common.fingerprint.checksum64` of a uint8 tensor, on its own device.
+    """Return `services.common.weights.fingerprint.checksum64` of a uint8 tensor, on its own device.
 
     Sums over rows and places are separate, as there. For a piece that begins at `start`, a multiple
     of 16, of larger data, return its share: the shares of all pieces add up to the checksum."""

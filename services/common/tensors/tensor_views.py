@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from services.common.fingerprint import ITEM_BYTES
+from services.common.weights.fingerprint import ITEM_BYTES
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 

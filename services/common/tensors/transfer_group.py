@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.common.network_interfaces import own_address
 from services.common.tensors.tcp_store import PrefixStore
+from services.common.weights.network_interfaces import own_address
 
 SENDER = 0
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.log import get_logger
-from services.common.python_command import python_command, tied_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command, tied_command
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters import process_namespace
 from services.env_gateway.adapters.stderr_tail import StderrTail
 

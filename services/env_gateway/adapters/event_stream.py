@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from services.common.parsing import TooLargeError
+from services.common.text.parsing import TooLargeError
 
 # Lines processed before other tasks get their turn.
 LINES_AT_ONCE = 512

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from services.common.large_values import dump_json_aside
-from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
+from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
+from services.env_gateway.large_values import dump_json_aside
 from services.env_gateway.ports import BackendError
 
 # Limits for a server without its own configuration.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from services.common.child_environment import child_environment
+from services.common.process.child_environment import child_environment
 
 _PROBE_S = 5.0
 # Everything but the processes is that of the gateway. The first process is in a session, and a

@@ -4,8 +4,8 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from services.common.errors import ConfigError
-from services.common.redaction import add_secret
+from services.common.rpc.errors import ConfigError
+from services.common.text.redaction import add_secret
 from services.env_gateway.adapters.supervised_server import (
     FixedAddress,
     ServerAddress,

@@ -6,9 +6,9 @@ import sys
 import time
 from contextlib import suppress
 
-from services.common.log import get_logger
-from services.common.printable_text import print_visible
-from services.common.redaction import redact
+from services.common.telemetry.log import get_logger
+from services.common.text.printable_text import print_visible
+from services.common.text.redaction import redact
 
 _LOG = get_logger(__name__)
 _PIECE_BYTES = 2**16

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.log import get_logger
+from services.common.aio.concurrency import cancel_tasks, raise_failure
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.event_stream import LINES_AT_ONCE
 from services.env_gateway.limits.backoff import Backoff

@@ -3,8 +3,8 @@ in seconds."""
 
 from collections.abc import Mapping
 
-from services.common.printable_text import one_line
-from services.common.run_membership import RaisedAlarm
+from services.common.process.run_membership import RaisedAlarm
+from services.common.text.printable_text import one_line
 from services.env_gateway.ports import Backend
 from services.env_gateway.tools.tool_drift import TOOLS_CHANGED, VERSION_CHANGED
 

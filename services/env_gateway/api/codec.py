@@ -1,8 +1,8 @@
 """Conversion between `flotilla.env_gateway.v1` and the gateway's own types."""
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
 from services.common.domain.attempts import Grade
+from services.common.rpc import rpc
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind

@@ -9,11 +9,11 @@ import grpc
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
-from services.common.deadlines import loop_time
-from services.common.errors import ServiceError
-from services.common.parsing import run_aside
-from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.rpc import rpc
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.errors import ServiceError
+from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.text.parsing import run_aside
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import metrics
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
+from services.common.telemetry import metrics
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.capacity_gates import Gate

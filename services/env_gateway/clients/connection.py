@@ -17,12 +17,12 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
-from services.common import rpc
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.log import get_logger
-from services.common.network_addresses import check_dial
-from services.common.tls import Tls, read_tls
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import cancel_tasks, raise_failure
+from services.common.rpc import rpc
+from services.common.rpc.network_addresses import check_dial
+from services.common.rpc.tls import Tls, read_tls
+from services.common.telemetry.log import get_logger
 
 if TYPE_CHECKING:
     from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub

@@ -10,9 +10,9 @@ import grpc
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
-from services.common.deadlines import loop_time
-from services.common.transcripts import encode_transcript
+from services.common.domain.transcripts import encode_transcript
+from services.common.rpc import rpc
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.clients.connection import GatewayConnection, GatewayError
 from services.env_gateway.ports import Media, Part, Text, Tool
 

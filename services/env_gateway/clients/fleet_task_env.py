@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
+from services.common.rpc import rpc
 from services.env_gateway.clients.connection import (
     GatewayConnection,
     borrow_connection,

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from services.common.config import SECRET_KEY, ConfigModel
-from services.common.redaction import find_references, is_secret_name
+from services.common.spec.config import SECRET_KEY, ConfigModel
+from services.common.text.redaction import find_references, is_secret_name
 from services.env_gateway.config.backends import (
     EmbeddedConfig,
     FleetConfig,

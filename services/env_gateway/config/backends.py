@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Seconds
-from services.common.parsing import TextLimits
-from services.common.redaction import find_references
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Seconds
+from services.common.text.parsing import TextLimits
+from services.common.text.redaction import find_references
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

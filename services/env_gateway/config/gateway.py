@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Count, Seconds
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Count, Seconds
 from services.env_gateway.config.backend_tables import BackendsConfig
 from services.env_gateway.config.backends import REPLAY, BackendName, McpServer, SourceName
 

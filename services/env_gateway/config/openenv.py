@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from services.common.number_ranges import Seconds
+from services.common.spec.number_ranges import Seconds
 from services.env_gateway.config.backends import ServerConfig
 
 _TASK_FIELDS = (

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from services.common import trace
-from services.common.watchdog import Watchdog
+from services.common.telemetry import trace
+from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.log import get_logger
-from services.common.watchdog import Watchdog
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError

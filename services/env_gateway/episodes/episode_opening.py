@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import NoGradeReason
-from services.common.log import get_logger
-from services.common.watchdog import Watchdog
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates

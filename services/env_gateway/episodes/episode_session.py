@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
-from services.common.change_signal import ChangeSignal
+from services.common.aio.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.log import get_logger
-from services.common.parsing import run_aside
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
 from services.env_gateway.grading.passed_text import PassedText

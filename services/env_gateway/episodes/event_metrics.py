@@ -1,7 +1,7 @@
 """Metrics of episodes, measured as events happen. `api/status.py` exports those read from the
 gateway's counters and state."""
 
-from services.common import metrics
+from services.common.telemetry import metrics
 from services.env_gateway.ports import CallAnswer
 
 _call_seconds = metrics.seconds_histogram(

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from services.common.change_signal import ChangeSignal
-from services.common.deadlines import loop_time
+from services.common.aio.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade
-from services.common.log import get_logger
-from services.common.watchdog import Watchdog
+from services.common.rpc.deadlines import loop_time
+from services.common.telemetry.log import get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.call_replay import CallReplayer
 from services.env_gateway.episodes.counters import GatewayCounts

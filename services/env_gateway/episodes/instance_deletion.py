@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import cancel_tasks, wait_for_any, wait_for_event
-from services.common.log import get_logger
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import cancel_tasks, wait_for_any, wait_for_event
+from services.common.telemetry.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal

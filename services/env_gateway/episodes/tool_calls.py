@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import ToolOutcome
-from services.common.log import get_logger
-from services.common.parsing import run_aside
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import run_aside
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from services.common.bounded_dict import BoundedDict
-from services.common.deadlines import loop_time, seconds_left
-from services.common.log import get_logger
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.limits.capacity_gates import NoPlaceError

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.common.deadlines import loop_time, seconds_left
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.log import get_logger
-from services.common.parsing import run_aside
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.grading.printed_checks import prints_checks

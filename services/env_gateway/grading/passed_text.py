@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from services.common.parsing import run_aside
+from services.common.text.parsing import run_aside
 from services.env_gateway.ports import Part, Text
 
 # The two words may be separated by signs, escapes or the name of a field, but not by other words.

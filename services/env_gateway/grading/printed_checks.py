@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from services.common.parsing import TextLimits, parse_literal
+from services.common.text.parsing import TextLimits, parse_literal
 from services.env_gateway.ports import CheckReport
 from services.env_gateway.verify.check_report import bounded_checks
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 
 _DIGESTS = "env_gateway.verifiers.digests"
 _OWN_DIGESTS = Path(__file__).parents[3] / "environments/verifiers.sha256"

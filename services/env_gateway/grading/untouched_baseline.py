@@ -5,9 +5,9 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import Grade
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.env_gateway.ports import Verification
 from services.env_gateway.tasks.task_format import Task
 

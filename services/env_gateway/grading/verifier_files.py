@@ -1,6 +1,6 @@
 """Verifiers that the operator names for environments, read from their files."""
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.verify.verifier_source import find_verifier
 

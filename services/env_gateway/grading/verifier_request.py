@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from services.common.deadlines import loop_time, seconds_left
+from services.common.rpc.deadlines import loop_time, seconds_left
 from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.grading.trusted_verifiers import is_trusted
 from services.env_gateway.limits.backoff import Backoff

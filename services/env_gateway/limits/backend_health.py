@@ -7,7 +7,7 @@ usual answer time."""
 from collections import deque
 from enum import StrEnum
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 from services.env_gateway.config.gateway import BreakerConfig
 from services.env_gateway.ports import BackendError
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver
 from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker

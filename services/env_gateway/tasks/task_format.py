@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.common.task_fields import describe_unknown_field
+from services.common.domain.task_fields import describe_unknown_field
+from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
 
 _ALIASES = {
     "key": "task_key",

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from services.common.parsing import TextLimits, parse_json, run_aside
+from services.common.text.parsing import TextLimits, parse_json, run_aside
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.log import get_logger
+from services.common.process.child_environment import child_environment
+from services.common.telemetry.log import get_logger
 
 _LOG = get_logger(__name__)
 _ROOT = Path("/sys/fs/cgroup")

@@ -6,7 +6,7 @@ most that it can claim is a result, which it could as well have returned."""
 from dataclasses import dataclass
 from typing import Any, cast
 
-from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
+from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.env_gateway.ports import SqlValue
 
 LINE_BYTES = 4 * 2**20

@@ -8,8 +8,8 @@ from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
 import services
-from services.common.bounded_dict import BoundedDict
-from services.common.run_child import run_child
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.process.run_child import run_child
 from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES
 from services.env_gateway.verify.verifier_source import (
     VerifierError,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.fair_queue import WeightOf, equal_weight

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.large_values import dump_line_aside
-from services.common.log import get_logger
-from services.common.parsing import run_aside
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import run_aside
+from services.env_gateway.large_values import dump_line_aside
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.protocol import (

@@ -4,8 +4,8 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.large_values import run_aside_for
-from services.common.parsing import run_aside
+from services.common.text.parsing import run_aside
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import QueryError, Rows, Text, Verification
 from services.env_gateway.verify.protocol import (
     ProtocolError,

@@ -7,7 +7,7 @@ import sys
 import warnings
 from dataclasses import asdict, dataclass
 
-from services.common.printable_text import one_line, print_json
+from services.common.text.printable_text import one_line, print_json
 
 _LINE_CHARS = 120
 # A syntax tree takes some hundred times the bytes of its source.

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from services.common.parsing import TextLimits, parse_json_aside
+from services.common.text.parsing import TextLimits, parse_json_aside
 
 # Ample for every API that a launcher polls.
 ANSWERS = TextLimits(bytes=2**20, values=2**14)

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.common import log, rpc
-from services.common.config import load_spec
-from services.common.errors import ConfigError
-from services.common.printable_text import print_visible
-from services.common.private_process import keep_private
-from services.common.stop_signals import StopSignals
+from services.common.process.private_process import keep_private
+from services.common.process.stop_signals import StopSignals
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import load_spec
+from services.common.telemetry import log
+from services.common.text.printable_text import print_visible
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
 from services.launcher.agent.agent import DEFAULT_LEFT_S, Prepare, Watcher, WatcherDependencies
 from services.launcher.agent.arguments import Arguments, parse_arguments

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.common import log
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import cancel_tasks, wait_for_event
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import cancel_tasks, wait_for_event
+from services.common.telemetry import log
 from services.launcher.agent import decisions as watches
 from services.launcher.agent.decisions import (
     EndCause,

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.agent.ports import LauncherAwayError, LauncherLink
 from services.launcher.agent_protocol import is_side_log
 from services.launcher.state import ReplicaKey

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from grpc import StatusCode
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.common.rpc import to_duration
+from services.common.rpc.rpc import to_duration
 from services.launcher import state
 from services.launcher.agent_protocol import UnitPhase, UnitReport, is_side_log, key_of_node
 from services.launcher.api.agent_codec import COMMANDS, PHASES

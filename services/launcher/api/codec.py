@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
-from services.common.printable_text import one_line
+from services.common.text.printable_text import one_line
 from services.launcher.backends.ports import LaunchSpec, ResourceOffer
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body

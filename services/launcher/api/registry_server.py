@@ -7,11 +7,12 @@ from pathlib import Path
 
 import grpc.aio
 
-from services.common import log, rpc
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.errors import ConfigError
-from services.common.redaction import add_secret
-from services.common.tls import TLS_VARIABLE
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import TLS_VARIABLE
+from services.common.telemetry import log
+from services.common.text.redaction import add_secret
 from services.launcher.backends.local.own_address import route_address
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import certificates

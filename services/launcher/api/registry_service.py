@@ -7,8 +7,8 @@ from typing import Any
 from grpc import StatusCode
 
 from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
-from services.common.errors import ServiceError
-from services.common.rpc import to_duration
+from services.common.rpc.errors import ServiceError
+from services.common.rpc.rpc import to_duration
 from services.launcher import clock
 from services.launcher.api import agent_codec, agent_service, codec
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change

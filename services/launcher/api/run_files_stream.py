@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.api.stream_age import check_age
 from services.launcher.control.launcher import refusal_error
 from services.launcher.store.ledger import StoredRun

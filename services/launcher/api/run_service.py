@@ -12,7 +12,7 @@ from flotilla.launcher.v1 import (
     run_service_pb2,
     run_service_pb2_grpc,
 )
-from services.common.rpc import to_seconds
+from services.common.rpc.rpc import to_seconds
 from services.launcher.api import codec
 from services.launcher.api.run_files_stream import RunFilesStream
 from services.launcher.api.run_pages import list_page

@@ -5,7 +5,7 @@ import time
 
 from grpc import StatusCode
 
-from services.common.concurrency import wait_for_event
+from services.common.aio.concurrency import wait_for_event
 from services.launcher.control.launcher import refusal_error
 
 # Longest life of a stream. The client reconnects, so neither side hangs for ever.

@@ -8,8 +8,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from services.common.printable_text import print_visible
-from services.common.private_process import keep_private, refuse_core_dumps
+from services.common.process.private_process import keep_private, refuse_core_dumps
+from services.common.text.printable_text import print_visible
 from services.launcher.cli import env_commands, reading_commands, remote_commands, tool_commands
 from services.launcher.cli.options import (
     GRACE_S,
@@ -52,7 +52,7 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
-        from services.common.own_version import own_version
+        from services.common.process.own_version import own_version
 
         print_visible(str(own_version()))
     elif context.invoked_subcommand is None:
@@ -154,7 +154,7 @@ def plan(
     `~/.sky`. The memory of ranks and engines is computed if the model's config.json is on this
     machine. Exit code: 0; 2 for a bad spec, or one that does not fit into memory.
     """
-    from services.common import log
+    from services.common.telemetry import log
     from services.launcher.cli import plan as command
 
     log.setup("plan", "", level="WARNING")

@@ -8,8 +8,8 @@ from typing import ParamSpec
 
 import grpc.aio
 
-from services.common import rpc
-from services.common.errors import ConfigError
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (
     LauncherConnection,

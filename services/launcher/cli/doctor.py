@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from services.common.config import canonical_json, did_you_mean, load_spec
-from services.common.errors import ConfigError
-from services.common.printable_text import print_json
-from services.common.tls import read_tls
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import read_tls
+from services.common.spec.config import canonical_json, did_you_mean, load_spec
+from services.common.text.printable_text import print_json
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.findings import ProbeResult, Status, combine_findings

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.common.printable_text import print_visible
-from services.common.table_dump import dump_tables
+from services.common.files.table_dump import dump_tables
+from services.common.text.printable_text import print_visible
 from services.launcher.cli.command_runner import OK, reports_errors
 
 

@@ -13,11 +13,11 @@ from google.protobuf.json_format import MessageToDict
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common import rpc
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.network_addresses import is_loopback, split_host_port
-from services.common.printable_text import print_json
-from services.common.tls import Tls, read_tls
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc import rpc
+from services.common.rpc.network_addresses import is_loopback, split_host_port
+from services.common.rpc.tls import Tls, read_tls
+from services.common.text.printable_text import print_json
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_stored_run
 from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table

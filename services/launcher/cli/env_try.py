@@ -15,11 +15,11 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common import rpc
-from services.common.concurrency import running_tasks
-from services.common.config import load_spec
-from services.common.errors import ConfigError
-from services.common.printable_text import make_visible, print_visible
+from services.common.aio.concurrency import running_tasks
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import load_spec
+from services.common.text.printable_text import make_visible, print_visible
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line

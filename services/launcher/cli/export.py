@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.command_runner import reports_errors
 from services.launcher.cli.run_source import find_run_dir
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import Terminal

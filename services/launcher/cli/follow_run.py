@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.concurrency import running_tasks, wait_beside
-from services.common.rpc import service_error
+from services.common.aio.concurrency import running_tasks, wait_beside
+from services.common.rpc.rpc import service_error
 from services.launcher.cli.inspector_process import linked_inspector
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (

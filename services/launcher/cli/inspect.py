@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.concurrency import running_tasks
-from services.common.python_command import python_command
+from services.common.aio.concurrency import running_tasks
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.command_runner import (
     FAILED,
     OK,

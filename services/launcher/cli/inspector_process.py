@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from services.common.concurrency import cancel_tasks
-from services.common.errors import ConfigError
-from services.common.extras import install_command
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.python_command import python_command
+from services.common.aio.concurrency import cancel_tasks
+from services.common.process.extras import install_command
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
+from services.common.rpc.errors import ConfigError
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
 

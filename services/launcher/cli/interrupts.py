@@ -11,8 +11,8 @@ from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from services.common.concurrency import running_tasks, wait_unless
-from services.common.stop_signals import STOP_SIGNALS, StopSignals, remove_from_loop
+from services.common.aio.concurrency import running_tasks, wait_unless
+from services.common.process.stop_signals import STOP_SIGNALS, StopSignals, remove_from_loop
 
 _SAME_PRESS_S = 0.3
 T = TypeVar("T")

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.concurrency import run_unless, running_tasks, wait_unless
-from services.common.errors import ConfigError
-from services.common.network_addresses import join_host_port
-from services.common.printable_text import print_visible
-from services.common.python_command import python_command
-from services.common.stop_signals import StopSignals
+from services.common.aio.concurrency import run_unless, running_tasks, wait_unless
+from services.common.process.python_command import python_command
+from services.common.process.stop_signals import StopSignals
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import join_host_port
+from services.common.text.printable_text import print_visible
 from services.launcher.agent_protocol import key_of_node
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import BackendError, LaunchSpec

@@ -16,9 +16,9 @@ import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
-from services.common.concurrency import run_unless
-from services.common.python_command import python_command
+from services.common.aio.concurrency import run_unless
+from services.common.process.python_command import python_command
+from services.common.rpc import rpc
 from services.launcher.cli import command_hints
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.terminal import CommandError

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from services.common.log import format_event
-from services.common.printable_text import print_json
+from services.common.telemetry.log import format_event
+from services.common.text.printable_text import print_json
 from services.launcher.cli.terminal import Terminal
 
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json, load_spec
-from services.common.errors import ConfigError
-from services.common.printable_text import print_visible
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import canonical_json, load_spec
+from services.common.text.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import (
     cost_estimate,

@@ -8,7 +8,7 @@ from typing import Any
 from rich.status import Status
 from rich.text import Text
 
-from services.common.printable_text import make_visible
+from services.common.text.printable_text import make_visible
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import parse_launcher

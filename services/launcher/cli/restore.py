@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.security.env_filter import STORE_VARIABLES
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import rpc
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
+from services.common.rpc import rpc
 from services.launcher.cli.launcher_client import (
     LauncherConnection,
     LauncherError,

@@ -9,8 +9,8 @@ from typing import Protocol
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import rpc
-from services.common.network_addresses import split_host_port
+from services.common.rpc import rpc
+from services.common.rpc.network_addresses import split_host_port
 from services.launcher.api import codec
 from services.launcher.api.run_pages import list_page
 from services.launcher.cli.interrupts import Interrupts

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.adapters.token_text import Decode, NoTokenizerError, load_decoder
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.attempt_text import draw_attempt
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_run_dir

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.cli.launcher_client import open_launcher_log
 from services.launcher.control.spec_check import check_tables
 from services.launcher.doctor.run_inputs import check_files

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.printable_text import print_visible
+from services.common.text.printable_text import print_visible
 from services.launcher.api import codec
 from services.launcher.api.run_pages import MOST_RUNS
 from services.launcher.cli.command_runner import OK, with_run_source

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.config import canonical_json, load_spec
-from services.common.errors import ConfigError
-from services.common.spec import parse_shared
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.spec import parse_shared
 from services.launcher.cli.command_runner import FAILED, INTERRUPTED, OK, print_text, with_launcher
 from services.launcher.cli.follow_run import FollowedRun, watch_until_left
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts

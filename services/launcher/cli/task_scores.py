@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
-from services.common.printable_text import make_visible
+from services.common.text.printable_text import make_visible
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from services.common.printable_text import make_visible
+from services.common.text.printable_text import make_visible
 
 _WIDEST = 10_000
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.launcher.cli.options import OVERRIDES
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.config import canonical_json, load_spec
-from services.common.errors import ConfigError
-from services.common.spec import parse_shared
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.spec import parse_shared
 from services.launcher.cli import command_hints, prepare, train_report
 from services.launcher.cli import restore as restoring
 from services.launcher.cli.command_runner import (

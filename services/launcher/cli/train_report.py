@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
 from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.terminal import Terminal
 

@@ -1,14 +1,14 @@
 """The launcher's own part of a run spec: `[launcher]`.
 
-`drain_s` bounds the drain that `services/common/service_lifecycle.py` performs in a service."""
+`drain_s` bounds the drain that `common/process/service_lifecycle.py` performs in a service."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from services.common.config import ConfigModel, parse_config
-from services.common.number_ranges import Seconds
+from services.common.spec.config import ConfigModel, parse_config
+from services.common.spec.number_ranges import Seconds
 from services.launcher.config.local import LocalConfig
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.config.sky import SkyConfig

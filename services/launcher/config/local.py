@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 
 
 class LocalConfig(ConfigModel):

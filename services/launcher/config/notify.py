@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 
 
 class SlackConfig(ConfigModel):

@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Seconds
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Seconds
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from grpc import StatusCode
 
-from services.common.config import ConfigError
-from services.common.errors import ServiceError
+from services.common.rpc.errors import ServiceError
+from services.common.spec.config import ConfigError
 from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
     Backend,

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.state import ReplicaKey
 from services.launcher.store.ledger import Ledger
 from services.launcher.store.operation_log import OperationState

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common import log
+from services.common.telemetry import log
 
 _log = log.get_logger(__name__)
 

@@ -4,7 +4,7 @@ restarts."""
 import asyncio
 from collections.abc import Sequence
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.control.background_loops import run_safely
 from services.launcher.ports import RunObserver
 from services.launcher.store.ledger import Ledger

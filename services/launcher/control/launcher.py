@@ -12,9 +12,9 @@ from pathlib import Path
 
 from grpc import StatusCode
 
-from services.common import log
-from services.common.config import ConfigError
-from services.common.spec import named_writer, parse_shared
+from services.common.spec.config import ConfigError
+from services.common.spec.spec import named_writer, parse_shared
+from services.common.telemetry import log
 from services.launcher import clock
 from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (

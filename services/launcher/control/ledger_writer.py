@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher import clock
 from services.launcher.control.actions import RunNote
 from services.launcher.run_progress import Progress

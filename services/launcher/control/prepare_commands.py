@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from services.common.child_environment import child_environment
-from services.common.config import ConfigModel, parse_config
-from services.common.errors import ConfigError
-from services.common.redaction import redact
+from services.common.process.child_environment import child_environment
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import ConfigModel, parse_config
+from services.common.text.redaction import redact
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.security.env_filter import variables_of_any_service

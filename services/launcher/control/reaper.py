@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher import clock
 from services.launcher.backends.ports import Backend, BackendUnreachable, OrphanResource
 from services.launcher.control import ledger_writer, prepare_commands

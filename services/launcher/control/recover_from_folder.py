@@ -4,8 +4,8 @@ from another machine."""
 import json
 from pathlib import Path
 
-from services.common.config import ConfigError
-from services.common.spec import parse_shared
+from services.common.spec.config import ConfigError
+from services.common.spec.spec import parse_shared
 from services.launcher.state import Run, RunState
 from services.launcher.store.ledger import StoredRun
 from services.launcher.store.run_files import JOURNAL, RUN_ID_PATTERN, SPEC_FILE

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher import clock
 from services.launcher.backends.ports import (
     Backend,

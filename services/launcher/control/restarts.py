@@ -22,7 +22,7 @@ from services.launcher.state import (
 
 # A replica's phase while no machine is available for it.
 PHASE_NO_CAPACITY = "no_capacity"
-# Prefix of a refusing service's error message (`services.common.service_main`).
+# Prefix of a refusing service's error message (`services.common.process.service_main`).
 _REFUSAL = "\nerror: "
 
 

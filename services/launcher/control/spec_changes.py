@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.config import SECRET_KEY
-from services.common.spec import parse_shared
+from services.common.spec.config import SECRET_KEY
+from services.common.spec.spec import parse_shared
 
 # Keys that a begun run can never change, and the reasons.
 _FIXED = {

@@ -7,9 +7,9 @@ import asyncio
 from asyncio.subprocess import STDOUT
 from collections.abc import Sequence
 
-from services.common.child_environment import child_environment
-from services.common.exit_codes import CONFIG
-from services.common.run_child import run_child
+from services.common.process.child_environment import child_environment
+from services.common.process.exit_codes import CONFIG
+from services.common.process.run_child import run_child
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.run_plan import (
     BadSpecError,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.common import log
-from services.common.change_signal import ChangeSignal
-from services.common.concurrency import running_tasks, wait_for_any, wait_for_event
+from services.common.aio.change_signal import ChangeSignal
+from services.common.aio.concurrency import running_tasks, wait_for_any, wait_for_event
+from services.common.telemetry import log
 from services.launcher import clock, state
 from services.launcher.agent_protocol import (
     EXIT_PREEMPTED,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import task_field, version_of
 from services.launcher.doctor.run_context import RunContext

@@ -22,7 +22,7 @@ FLEET_OPENENV = "fleet_openenv"
 _SELECT_SCRIPT = """
 import json, sys
 from pathlib import Path
-from services.common.config import parse_config
+from services.common.spec.config import parse_config
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, refuse_trained_tasks

@@ -22,8 +22,8 @@ from services.common.adapters.hidden_torch import hide_torch
 question = json.load(sys.stdin)
 if question["text_only"]:
     hide_torch()
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.dialect_search import check_model_folder
 from services.rollout.config.rollout import DialectConfig
 

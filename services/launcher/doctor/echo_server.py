@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc
 
-from services.common import rpc
-from services.common.arguments import read_token
-from services.common.errors import ConfigError
-from services.common.printable_text import print_json, print_visible
-from services.common.stop_signals import StopSignals
-from services.common.tls import Tls, read_tls
+from services.common.process.arguments import read_token
+from services.common.process.stop_signals import StopSignals
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import Tls, read_tls
+from services.common.text.printable_text import print_json, print_visible
 from services.launcher.doctor.ring_rank import (
     RankAssignment,
     RankOutcome,

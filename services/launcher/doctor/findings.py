@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.common.redaction import secret_values, written_forms
+from services.common.text.redaction import secret_values, written_forms
 
 
 class Status(StrEnum):

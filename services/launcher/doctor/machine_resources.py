@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from services.common.shared_memory import SHARED_MEMORY
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.doctor.probe_process import run_command
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.launcher.doctor.memory_estimate import (
     EngineMemory,
     TrainerMemory,

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from services.common.errors import ConfigError
-from services.common.multimodal_models import check_trainable_folder
-from services.common.spec import PolicyConfig
+from services.common.models.multimodal_models import check_trainable_folder
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib

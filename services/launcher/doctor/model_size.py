@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.common.expert_models import count_experts
-from services.common.json_files import read_json_object
+from services.common.files.json_files import read_json_object
+from services.common.models.expert_models import count_experts
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000

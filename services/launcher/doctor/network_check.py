@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from services.common.network_interfaces import interface_names
+from services.common.weights.network_interfaces import interface_names
 
 # A firewall that drops never answers; a node of the same network answers in milliseconds.
 _CONNECT_S = 5.0

@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc.aio
 
-from services.common import rpc
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.errors import ConfigError
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.python_command import python_command
-from services.common.scratch_folders import scratch_folder
-from services.common.tls import TLS_VARIABLE, Tls, likely_cause
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import TLS_VARIABLE, Tls, likely_cause
 from services.launcher.doctor.echo_server import METHOD, SERVICE
 from services.launcher.doctor.findings import Finding, fail, last_line, ok
 from services.launcher.doctor.run_context import RunContext

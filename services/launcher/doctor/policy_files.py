@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.launcher.doctor.findings import (
     FindingError,
     NotApplicableError,

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.common import python_command
-from services.common.child_environment import child_environment
-from services.common.printable_text import print_json
-from services.common.run_child import run_child
+from services.common.process import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.run_child import run_child
+from services.common.text.printable_text import print_json
 from services.launcher.doctor.findings import Finding, Status, fail, last_line
 
 

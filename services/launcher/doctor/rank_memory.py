@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.activation_memory import (
+from services.common.models.activation_memory import (
     Checkpointing,
     DecoderShape,
     block_input_bytes,

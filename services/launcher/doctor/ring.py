@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc.aio
 
-from services.common import rpc
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.concurrency import running_tasks, wait_for_any
-from services.common.errors import ConfigError
-from services.common.network_addresses import is_loopback, split_host_port
-from services.common.network_interfaces import own_address
+from services.common.aio.concurrency import running_tasks, wait_for_any
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc import rpc
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import is_loopback, split_host_port
+from services.common.weights.network_interfaces import own_address
 from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.doctor.echo_server import RING, SERVICE
 from services.launcher.doctor.findings import Finding, fail, ok, warn

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from services.common import python_command
+from services.common.process import python_command
 from services.launcher.doctor.findings import last_line
 from services.launcher.doctor.probe_process import run_command
 

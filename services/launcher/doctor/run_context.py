@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.common.spec import SharedConfig, parse_shared
-from services.common.tls import Tls
+from services.common.rpc.tls import Tls
+from services.common.spec.spec import SharedConfig, parse_shared
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from services.common.spec import parse_shared
+from services.common.spec.spec import parse_shared
 from services.launcher.control.prepare_commands import parse_prepare_tables
 from services.launcher.doctor.dataset import comes_later, task_file_keys
 from services.launcher.doctor.model_access import resolve_commit

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context

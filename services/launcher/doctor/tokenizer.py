@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.common.fingerprint import tokenizer_digests
+from services.common.weights.fingerprint import tokenizer_digests
 from services.launcher.doctor.findings import Finding, Status, UnprobedError, fail, ok, warn
 from services.launcher.doctor.policy_files import fetch_policy_folder
 from services.launcher.doctor.probe_process import run_probe_module

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.extras import install_command
+from services.common.process.extras import install_command
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok
 from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from services.common.concurrency import wait_for_event
-from services.common.log import get_logger
-from services.common.redaction import redact
+from services.common.aio.concurrency import wait_for_event
+from services.common.telemetry.log import get_logger
+from services.common.text.redaction import redact
 from services.launcher.control.background_loops import run_safely
 from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState, Outbox
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError, Sink

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.common.concurrency import running_tasks
-from services.common.log import get_logger
+from services.common.aio.concurrency import running_tasks
+from services.common.telemetry.log import get_logger
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.notify import messages, run_facts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from services.common.redaction import redact
+from services.common.text.redaction import redact
 from services.launcher.notify.messages import Message
 from services.launcher.store.write_transaction import write_transaction
 

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from services.common import log
-from services.common.errors import ConfigError
-from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls
+from services.common.telemetry import log
 from services.launcher.security.secret_files import write_secret, write_tls
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 

@@ -1,5 +1,5 @@
 """Filter of the launcher's environment: the variables that a run's processes get in addition
-to those of every child (`services.common.child_environment`).
+to those of every child (`services.common.process.child_environment`).
 
 A rented machine gets the secrets of its service and no others; processes on this machine follow
 the same table."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
-from services.common.errors import ConfigError
-from services.common.network_addresses import join_host_port, split_host_port
-from services.common.tls import Tls, from_text
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import join_host_port, split_host_port
+from services.common.rpc.tls import Tls, from_text
 from services.launcher.security.secret_files import write_secret
 
 REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.security.secret_files import write_secret
 
 # In the folder of code that the machines get.

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.arguments import TOKEN_VARIABLE, read_token
-from services.common.durable_files import replace_file
-from services.common.redaction import add_secret
-from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_tls
+from services.common.files.durable_files import replace_file
+from services.common.process.arguments import TOKEN_VARIABLE, read_token
+from services.common.rpc.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_tls
+from services.common.text.redaction import add_secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.redaction import find_references
-from services.common.tls import TLS_VARIABLE
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc.tls import TLS_VARIABLE
+from services.common.text.redaction import find_references
 from services.launcher.config.backend_tables import backend_tables, without_replaced
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.common.arguments import TOKEN_VARIABLE
+from services.common.process.arguments import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
 from services.launcher.store.logs import ends_with_newline
 
 MAX_CHUNK_BYTES = 256 * 1024

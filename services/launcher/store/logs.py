@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.redaction import redact
+from services.common.text.redaction import redact
 
 # Longest log line; longer ones are split.
 LINE_BYTES = 16 * 1024

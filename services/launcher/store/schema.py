@@ -3,8 +3,8 @@
 import sqlite3
 from pathlib import Path
 
-from services.common.own_version import own_version
-from services.common.table_dump import dump_command
+from services.common.files.table_dump import dump_command
+from services.common.process.own_version import own_version
 from services.launcher.store.write_transaction import write_transaction
 
 SCHEMA_VERSION = 7

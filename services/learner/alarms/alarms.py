@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.common.log import get_logger
-from services.common.printable_text import one_line
-from services.common.redaction import redact
-from services.common.watchdog import Standstill
+from services.common.telemetry.log import get_logger
+from services.common.telemetry.watchdog import Standstill
+from services.common.text.printable_text import one_line
+from services.common.text.redaction import redact
 from services.learner.alarms import event_rules
 from services.learner.alarms.learning_rules import LearningRules
 from services.learner.alarms.moving_windows import RuleMemory

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common.rpc import to_duration
+from services.common.rpc.rpc import to_duration
 from services.learner.group_types import Lease
 from services.wire.enums import PURPOSES
 from services.wire.policy import encode_policy

@@ -9,10 +9,10 @@ import grpc
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
-from services.common.deadlines import loop_time
-from services.common.errors import ServiceError
-from services.common.fingerprint import TokenizerDigests
-from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.errors import ServiceError
+from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     FAILED,

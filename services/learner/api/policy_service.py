@@ -8,12 +8,12 @@ import numpy as np
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
-from services.common.background_tasks import BackgroundTasks
-from services.common.deadlines import loop_time
-from services.common.fingerprint import TokenizerDigests
-from services.common.host_identity import host_digest
-from services.common.log import get_logger
-from services.common.rpc import to_duration
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.process.host_identity import host_digest
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.rpc import to_duration
+from services.common.telemetry.log import get_logger
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.api.request_checks import (
     MOST_DEVICES,
     Context,

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from services.common.errors import ServiceError
-from services.common.fingerprint import TokenizerDigests
+from services.common.rpc.errors import ServiceError
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.groups.workers import TooManyWorkersError
 
 DOMAIN = "learner.flotilla"

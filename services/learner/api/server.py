@@ -6,7 +6,7 @@ from flotilla.learner.v1 import (
     group_service_pb2_grpc,
     policy_service_pb2_grpc,
 )
-from services.common import rpc
+from services.common.rpc import rpc
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
 

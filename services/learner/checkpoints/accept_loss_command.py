@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from services.common import log
-from services.common.durable_files import sha256_of, sync_path
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import keep_private
+from services.common.files.durable_files import sha256_of, sync_path
+from services.common.process.private_process import keep_private
+from services.common.telemetry import log
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
 from services.learner.journal.connection import JournalError

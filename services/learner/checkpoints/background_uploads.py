@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote_layout import Progress, Stamp
 from services.learner.checkpoints.remote_staging import Staged

@@ -21,8 +21,8 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
-from services.common.concurrency import cancel_tasks
-from services.common.durable_files import sha256_of, sync_path
+from services.common.aio.concurrency import cancel_tasks
+from services.common.files.durable_files import sha256_of, sync_path
 from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.run_progress import replayed_version
 from services.learner.journal.schema import CheckpointRow

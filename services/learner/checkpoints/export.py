@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from services.common.durable_files import sha256_of, sync_path, write_durably
-from services.common.json_files import read_json_object
-from services.common.log import get_logger
-from services.common.multimodal_models import is_multimodal, name_in_files, other_parts
-from services.common.spec import PolicyConfig
+from services.common.files.durable_files import sha256_of, sync_path, write_durably
+from services.common.files.json_files import read_json_object
+from services.common.models.multimodal_models import is_multimodal, name_in_files, other_parts
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.merged_model import ADAPTER_CONFIG, write_merged_model
 from services.learner.checkpoints.number_formats import SERVED_DTYPES, to_bfloat16
 from services.learner.checkpoints.tensor_files import TensorSpan, encode_header

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.common.errors import ConfigError
-from services.common.printable_text import print_visible
-from services.common.private_process import refuse_core_dumps
-from services.common.spec import parse_shared
+from services.common.process.private_process import refuse_core_dumps
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import parse_shared
+from services.common.text.printable_text import print_visible
 from services.learner.checkpoints.adapters.model_assets import assets_of, folder_under
 from services.learner.checkpoints.export import ExportError, export_adapters, export_model
 from services.learner.journal.connection import JournalError

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.multimodal_models import name_in_files
+from services.common.models.multimodal_models import name_in_files
 from services.learner.checkpoints.number_formats import (
     SERVED_DTYPES,
     decode_numbers,

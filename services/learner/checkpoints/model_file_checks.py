@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import ConfigError
-from services.common.json_files import read_json_object
-from services.common.multimodal_models import check_trainable_text
-from services.common.spec import PolicyConfig
+from services.common.files.json_files import read_json_object
+from services.common.models.multimodal_models import check_trainable_text
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints.tensor_files import TensorFileError, read_header
 
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"

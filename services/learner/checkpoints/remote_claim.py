@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.background_uploads import BackgroundUploads
 from services.learner.checkpoints.remote_layout import Marker

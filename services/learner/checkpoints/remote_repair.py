@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.common.durable_files import write_durably
+from services.common.files.durable_files import write_durably
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK

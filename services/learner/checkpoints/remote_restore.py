@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from services.common.durable_files import sha256_of, sync_path
-from services.common.log import get_logger
-from services.common.own_version import own_version
+from services.common.files.durable_files import sha256_of, sync_path
+from services.common.process.own_version import own_version
+from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     MANIFESTS,

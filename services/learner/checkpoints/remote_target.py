@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.config import canonical_json
-from services.common.runtime import Runtime
+from services.common.process.runtime import Runtime
+from services.common.spec.config import canonical_json
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
 

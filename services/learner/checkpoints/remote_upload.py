@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from services.common.durable_files import sha256_of
-from services.common.log import get_logger
+from services.common.files.durable_files import sha256_of
+from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.remote_layout import (
     CHECKPOINTS,
     EPOCHS,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from services.common import log
-from services.common.config import load_spec, parse_config
-from services.common.errors import ConfigError
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import keep_private
-from services.common.spec import parse_shared
+from services.common.process.private_process import keep_private
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import load_spec, parse_config
+from services.common.spec.spec import parse_shared
+from services.common.telemetry import log
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_repair import Restored
 from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore

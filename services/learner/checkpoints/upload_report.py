@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 
 _REPORT_EVERY_S = 10.0
 _log = get_logger(__name__)

@@ -4,8 +4,8 @@ import re
 
 from pydantic import Field, field_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Count, Share, Steps
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Count, Share, Steps
 
 _WEBHOOK = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|https?://\S+")
 

@@ -7,9 +7,9 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from services.common.config import ConfigModel, did_you_mean
 from services.common.domain.attempts import StopReason
-from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
+from services.common.spec.config import ConfigModel, did_you_mean
+from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 
 # Largest bound for a ratio.
 _MOST = 1e6

@@ -1,7 +1,7 @@
 """Files that record episodes and the trainer's values for their tokens: `[learner.dumps]`."""
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Count, Steps
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Count, Steps
 
 
 class DumpsConfig(ConfigModel):

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Steps, Tokens
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Steps, Tokens
 
 
 class GuardConfig(ConfigModel):

@@ -2,7 +2,7 @@
 
 from pydantic import Field, field_validator
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 
 ALL_LINEAR = "all-linear"
 

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import MOST_TOKENS, Seconds, Tokens
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import MOST_TOKENS, Seconds, Tokens
 
 
 class BurnInConfig(ConfigModel):

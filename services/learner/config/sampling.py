@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from services.common.config import ConfigModel
-from services.common.number_ranges import Count, Share, Steps
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Count, Share, Steps
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Level = Annotated[int, Field(ge=0, le=1_000_000)]

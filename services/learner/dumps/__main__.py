@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.common import log
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
-from services.common.errors import ConfigError
-from services.common.json_lines import decode_line, encode_line
-from services.common.parent_channel import ParentChannel
-from services.common.printable_text import print_visible
-from services.common.private_process import keep_private
+from services.common.process.parent_channel import ParentChannel
+from services.common.process.private_process import keep_private
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry import log
+from services.common.text.json_lines import decode_line, encode_line
+from services.common.text.printable_text import print_visible
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.dumps.dump_uploads import DumpUploads
 from services.learner.dumps.dump_writer import DumpWriter

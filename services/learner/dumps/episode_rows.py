@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
-from services.common.own_version import own_version
+from services.common.process.own_version import own_version
 from services.learner.dumps.episode_text import Decode, EpisodeText, read_episode
 from services.learner.dumps.token_stats import SequenceKey, SequenceStats
 from services.learner.journal.trajectory_codec import outcome_fields

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
-from services.common.errors import ConfigError
-from services.common.extras import install_command
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import refuse_core_dumps
-from services.common.spec import PolicyConfig, parse_shared
+from services.common.process.extras import install_command
+from services.common.process.private_process import refuse_core_dumps
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig, parse_shared
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.dumps.kept_episodes import KeptEpisodes, Row
 from services.learner.journal.attempt_filter import AttemptFilter, explain_no_match
 from services.learner.journal.connection import JournalError

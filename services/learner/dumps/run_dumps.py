@@ -7,13 +7,13 @@ import asyncio
 from collections import deque
 from pathlib import Path
 
-from services.common import metrics
-from services.common.concurrency import cancel_tasks
-from services.common.json_lines import decode_line
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.log import get_logger
-from services.common.python_command import python_command
-from services.common.runtime import Runtime
+from services.common.aio.concurrency import cancel_tasks
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
+from services.common.process.runtime import Runtime
+from services.common.telemetry import metrics
+from services.common.telemetry.log import get_logger
+from services.common.text.json_lines import decode_line
 from services.learner.config.learner import LearnerConfig
 from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
 from services.learner.journal.holds import JournalHolds

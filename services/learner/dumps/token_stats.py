@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
-from services.common.own_version import own_version
+from services.common.process.own_version import own_version
 from services.learner.types import Standing, StepTokens
 
 FORMAT = 2

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from services.common.domain.attempts import FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
-from services.common.log import get_logger
-from services.common.printable_text import first_line
+from services.common.telemetry.log import get_logger
+from services.common.text.printable_text import first_line
 from services.learner.alarms.types import SpoiledGroup, Streak
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup

@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
-from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
 from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batcher
 from services.learner.groups.dispatcher import GroupDispatcher

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.common.deadlines import loop_time
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
+from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.bounded_dict import BoundedDict
 from services.learner.group_types import Lease
 from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.groups.task_groups import FreshGroups

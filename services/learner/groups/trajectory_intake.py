@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.deadlines import loop_time
+from services.common.aio.background_tasks import BackgroundTasks
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
+from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings

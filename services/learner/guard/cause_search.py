@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from services.common.log import get_logger
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
 from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.diagnosis import diagnose_mismatch
 from services.learner.guard.mismatch_report import MismatchFinding

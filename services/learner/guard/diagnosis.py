@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.types import Comparison, Hypothesis, PositionBand, Setting, VersionMismatch
 
 # An explanation leaves at most this share of the error.

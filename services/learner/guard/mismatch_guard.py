@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.background_tasks import BackgroundTasks
+from services.common.aio.background_tasks import BackgroundTasks
 from services.common.domain.policy import PolicyId
-from services.common.log import get_logger
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.guard.cause_search import CauseSearch, errors_by_worker

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.guard.control_chart import Excess, MismatchBound
 from services.learner.guard.diagnosis import Diagnosis
 from services.learner.types import Comparison

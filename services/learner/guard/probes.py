@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.types import Publication, TrainBatch, TrainSequence
 
 _GOLDEN = 0.6180339887498949

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import keep_private
+from services.common.process.private_process import keep_private
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
 from services.learner.inspector.adapters.web import listen_at, listen_on, new_token, serve

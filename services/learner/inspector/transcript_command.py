@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import keep_private
+from services.common.process.private_process import keep_private
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.inspector.adapters.inspect_log import write_log
 from services.learner.inspector.adapters.token_texts import load_run_tokenizer
 from services.learner.inspector.queries.episodes import EpisodeShelf

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.common.printable_text import print_json, print_visible
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.journal.connection import JournalError
 from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.row_codec import count_fates

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 
 _KEPT = 100
 _log = get_logger(__name__)

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.durable_files import replace_file
-from services.common.log import get_logger
-from services.common.number_ranges import MOST_STEPS
+from services.common.files.durable_files import replace_file
+from services.common.spec.number_ranges import MOST_STEPS
+from services.common.telemetry.log import get_logger
 from services.learner.journal.run_progress import planned_step
 
 FOLDER = "holds"

@@ -21,8 +21,8 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Media
 from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.printable_text import print_json, print_visible
-from services.common.private_process import keep_private
+from services.common.process.private_process import keep_private
+from services.common.text.printable_text import print_json, print_visible
 from services.learner.journal.attempt_filter import AttemptFilter, explain_no_match
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.durable_files import sync_path, write_durably
+from services.common.files.durable_files import sync_path, write_durably
 
 MARK_FILE = "journal.mark"
 # No disk block holds parts of both slots.

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
-from services.common.own_version import own_version
-from services.common.table_dump import dump_command
+from services.common.files.table_dump import dump_command
+from services.common.process.own_version import own_version
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.lost_history import DamagedJournalError, JournalBehindError

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.connection import JournalError, connect_journal

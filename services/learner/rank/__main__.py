@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from services.common.parent_channel import ParentChannel
-from services.common.printable_text import print_visible
+from services.common.process.parent_channel import ParentChannel
+from services.common.text.printable_text import print_visible
 from services.learner.ranks import protocol
 
 Inbox = queue.SimpleQueue[protocol.Message]

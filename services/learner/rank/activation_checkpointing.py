@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from services.common.activation_memory import (
+from services.common.models.activation_memory import (
     Checkpointing,
     DecoderShape,
     layer_activation_bytes,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.multimodal_models import name_in_files
-from services.common.spec import PolicyConfig
+from services.common.models.multimodal_models import name_in_files
+from services.common.spec.spec import PolicyConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import ModelError, find_own_files
 from services.learner.rank.weight_slots import fingerprint_weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
 from services.learner.algo.objective import Objective
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig

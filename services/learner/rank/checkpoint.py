@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from services.common.durable_files import sha256_of, sync_path
+from services.common.files.durable_files import sha256_of, sync_path
 from services.learner.rank.adapter_files import (
     BaseRecord,
     check_adapter_config,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.mismatch_hypotheses import SuspectModel, evaluate_hypotheses
 from services.learner.rank.model import Policy

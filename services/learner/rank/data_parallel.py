@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
-from services.common.config import ConfigModel
+from services.common.spec.config import ConfigModel
 from services.learner.algo.packing import spread_evenly
 from services.learner.rank.rendezvous_store import Store, connect_store
 

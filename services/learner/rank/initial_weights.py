@@ -7,8 +7,8 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from services.common.multimodal_models import name_in_files
-from services.common.spec import PolicyConfig
+from services.common.models.multimodal_models import name_in_files
+from services.common.spec.spec import PolicyConfig
 from services.learner.rank.model_loading import find_own_files, read_model
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
 from services.learner.rank.initial_weights import open_initial_weights

@@ -10,10 +10,10 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from services.common.errors import ConfigError
-from services.common.multimodal_models import check_trainable_text
-from services.common.printable_text import first_line
-from services.common.spec import PolicyConfig
+from services.common.models.multimodal_models import check_trainable_text
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
+from services.common.text.printable_text import first_line
 from services.learner.rank import attention, expert_products
 from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.split_loading import (

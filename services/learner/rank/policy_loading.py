@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.algo.packing import Segments
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig

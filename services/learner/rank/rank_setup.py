@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.common.config import ConfigModel
-from services.common.spec import PolicyConfig
+from services.common.spec.config import ConfigModel
+from services.common.spec.spec import PolicyConfig
 from services.learner.algo.packing import Segments
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.rank.lora import Adapters, freeze_model
 from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import read_model, read_split_model

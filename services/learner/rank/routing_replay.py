@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from services.common.domain.trajectory import Experts
-from services.common.expert_models import count_experts
+from services.common.models.expert_models import count_experts
 from services.learner.types import ExpertShape
 
 # Argument of a decoder block that carries the pass to its router.

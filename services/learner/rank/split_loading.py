@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from services.common.multimodal_models import name_in_files
+from services.common.models.multimodal_models import name_in_files
 from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.sharding import ShardLayout, local_slices, local_tensor
 from services.learner.rank.tensor_shards import ShardFolder

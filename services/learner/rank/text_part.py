@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from services.common.multimodal_models import is_multimodal
+from services.common.models.multimodal_models import is_multimodal
 
 
 def model_class(settings: Any) -> Any:

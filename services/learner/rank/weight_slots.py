@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.common.fingerprint import TensorEntry, compute_fingerprint
+from services.common.weights.fingerprint import TensorEntry, compute_fingerprint
 from services.learner.checkpoints.tensor_files import encode_header
 from services.learner.rank.shard_checksums import ShardChecksums
 from services.learner.rank.sharding import bring_near, gather_tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
 from services.learner.rank.burn_in import BurnIn
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand

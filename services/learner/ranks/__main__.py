@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.service_main import Runtime, run_service_process
 from services.learner.config.learner import LearnerConfig
 from services.wire.registry import load_registry
 
 
 def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
-    from services.common.network_addresses import split_host_port
     from services.common.ray_cluster import node_worker
+    from services.common.rpc.network_addresses import split_host_port
     from services.learner.checkpoints.model_file_checks import check_model_files
 
     async def run_machine(runtime: Runtime[LearnerConfig]) -> None:

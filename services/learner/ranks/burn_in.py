@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
 

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.concurrency import cancel_tasks
-from services.common.line_channel import ChildLostError
-from services.common.log import get_logger
-from services.common.network_addresses import join_host_port
+from services.common.aio.concurrency import cancel_tasks
+from services.common.process.line_channel import ChildLostError
 from services.common.ray_cluster.cluster_settings import derive_cluster_token
 from services.common.ray_cluster.ray_node import NodePlan, RayNode
-from services.common.spec import PolicyConfig
+from services.common.rpc.network_addresses import join_host_port
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
 from services.learner.ranks.cluster_plan import ClusterPlan

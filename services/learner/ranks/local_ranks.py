@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from services.common.log import get_logger
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.ranks import protocol

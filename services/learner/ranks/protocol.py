@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from safetensors import numpy as safetensors_numpy
 
 from services.common.domain.attempts import StopReason
-from services.common.fingerprint import TensorEntry
+from services.common.weights.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
     Comparison,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.line_channel import LineChannel
-from services.common.python_command import python_command
+from services.common.process.line_channel import LineChannel
+from services.common.process.python_command import python_command
 from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
 from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common.runtime import Runtime
+from services.common.process.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.uploads import CheckpointUploads

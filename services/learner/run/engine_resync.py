@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.group_types import EndedGroup
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher

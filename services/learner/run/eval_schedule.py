@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.concurrency import cancel_tasks, wait_unless
-from services.common.log import get_logger
-from services.common.watchdog import Watchdog
+from services.common.aio.concurrency import cancel_tasks, wait_unless
+from services.common.telemetry.log import get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.learner.config.learner import LearnerConfig
 from services.learner.dumps.run_dumps import Dumps
 from services.learner.groups.dispatcher import GroupDispatcher

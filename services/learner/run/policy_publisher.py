@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.domain.policy import PolicyId
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher

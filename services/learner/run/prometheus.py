@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from prometheus_client.core import Metric
 
-from services.common import metrics
-from services.common.watchdog import Watchdog
+from services.common.telemetry import metrics
+from services.common.telemetry.watchdog import Watchdog
 from services.learner.alarms.alarms import Alarms
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.run.status import LearnerStatus

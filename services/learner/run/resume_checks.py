@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from services.common.errors import ConfigError
-from services.common.fingerprint import TokenizerDigests
-from services.common.log import get_logger
-from services.common.own_version import own_version
-from services.common.spec import PolicyConfig
+from services.common.process.own_version import own_version
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.checkpoint_tables import evaluated_versions

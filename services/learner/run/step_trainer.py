@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.groups.batcher import Batch, build_train_batch
 from services.learner.groups.dispatcher import GroupDispatcher

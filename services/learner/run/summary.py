@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.schema import RUN_ID
 from services.learner.journal.store import Journal

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.sampling.eval_sets import (
     EvalSet,

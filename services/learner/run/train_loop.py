@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.common import trace
-from services.common.concurrency import run_unless
-from services.common.errors import ConfigError
-from services.common.log import bind_process, get_logger
-from services.common.watchdog import Watchdog
+from services.common.aio.concurrency import run_unless
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry import trace
+from services.common.telemetry.log import bind_process, get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.learner.config.learner import CheckpointConfig, LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from services.common.durable_files import sha256_of, write_durably
-from services.common.errors import ConfigError
+from services.common.files.durable_files import sha256_of, write_durably
+from services.common.rpc.errors import ConfigError
 
 MANIFEST = "manifest.json"
 # Format of the folder: 1 had one file for the model and one for the optimizer; 2 has the files

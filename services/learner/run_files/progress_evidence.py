@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,

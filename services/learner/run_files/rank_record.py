@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.json_files import read_json_object
+from services.common.files.json_files import read_json_object
 
 RECORD_FILE = "rank.json"
 

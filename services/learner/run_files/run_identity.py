@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.run_files.checkpoint_manifest import MANIFEST
 from services.learner.run_files.metric_lines import METRICS_FILE, parse_points
 

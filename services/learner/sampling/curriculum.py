@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum_changes import (
     CurriculumChange,

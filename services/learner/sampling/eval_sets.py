@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.even_spread import spread_evenly
+from services.common.domain.even_spread import spread_evenly
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.task_filter import TaskFilterError, apply_filters

@@ -7,7 +7,7 @@ none is to blame."""
 from collections import deque
 from dataclasses import dataclass
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 
 # Most tasks of one environment that wait for a witness; more come back in the next pass.
 _WAITING = 256

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.common.config import did_you_mean
+from services.common.spec.config import did_you_mean
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.tasks import Task, modality_of
 

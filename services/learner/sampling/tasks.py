@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from services.common.task_fields import describe_unknown_field
+from services.common.domain.task_fields import describe_unknown_field
 
 # Capability of a worker whose engine and prompts accept images, and of tasks that need it.
 IMAGES = "images"

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.types import Histogram
 

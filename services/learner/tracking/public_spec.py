@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.common.redaction import redact
+from services.common.text.redaction import redact
 
 _SECRET_KEY = re.compile(
     r"(^|_)(token|secret|password|credentials?|authorization|api_?key|webhook)$", re.IGNORECASE

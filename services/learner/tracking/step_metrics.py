@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from services.common.domain.trajectory import Trajectory
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.alarms.attempt_behavior import sum_attempts
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch

@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from services.common import metrics
-from services.common.concurrency import cancel_tasks
+from services.common.aio.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
-from services.common.line_channel import ChildLostError
-from services.common.log import get_logger
+from services.common.process.line_channel import ChildLostError
+from services.common.telemetry import metrics
+from services.common.telemetry.log import get_logger
 from services.learner.types import Publication
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.policy import PolicyId
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.network_addresses import advertised_address, join_host_port, split_host_port
-from services.common.python_command import python_command
-from services.common.runtime import Runtime
-from services.common.weight_transfer import TransferSettings
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
+from services.common.process.runtime import Runtime
+from services.common.rpc.network_addresses import (
+    advertised_address,
+    join_host_port,
+    split_host_port,
+)
+from services.common.weights.weight_transfer import TransferSettings
 from services.learner.config.learner import LearnerConfig
 from services.learner.types import Publication
 from services.learner.weights.sender_config import PING, WeightSenderConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.common.weight_transfer import TransferSettings
+from services.common.weights.weight_transfer import TransferSettings
 
 # A message without a publication: a running sender answers it.
 PING = {"ping": True}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.deadlines import loop_time
 from services.common.domain.policy import PolicyId
+from services.common.rpc.deadlines import loop_time
 from services.learner.guard.probes import Probe
 from services.learner.types import Publication
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.weight_delta import (
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.weights.weight_delta import (
     BLOCK_BYTES,
     Change,
     DamagedDeltaError,

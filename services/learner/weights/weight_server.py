@@ -15,13 +15,14 @@ import grpc
 
 from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
-from services.common import log, rpc
-from services.common.errors import ServiceError
-from services.common.json_lines import decode_line, encode_line
-from services.common.parent_channel import ParentChannel
-from services.common.redaction import add_secret
-from services.common.tls import from_text
-from services.common.weight_delta import BLOCK_BYTES
+from services.common.process.parent_channel import ParentChannel
+from services.common.rpc import rpc
+from services.common.rpc.errors import ServiceError
+from services.common.rpc.tls import from_text
+from services.common.telemetry import log
+from services.common.text.json_lines import decode_line, encode_line
+from services.common.text.redaction import add_secret
+from services.common.weights.weight_delta import BLOCK_BYTES
 from services.learner.weights.weight_deltas import DeltaShelf, WeightDelta, read_change
 from services.learner.weights.weight_snapshots import (
     SnapshotCache,

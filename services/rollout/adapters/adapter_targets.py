@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.common.json_files import read_json_object
-from services.common.multimodal_models import is_multimodal, other_parts
+from services.common.files.json_files import read_json_object
+from services.common.models.multimodal_models import is_multimodal, other_parts
 
 # Learners train no adapters of these; one for the head would cost a product with the vocabulary for
 # every token.

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from services.common.parent_channel import ParentChannel
-from services.common.private_process import keep_private
+from services.common.process.parent_channel import ParentChannel
+from services.common.process.private_process import keep_private
 
 CPU_S = 2.0
 MEMORY_BYTES = 2**31

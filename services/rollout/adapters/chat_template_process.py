@@ -7,8 +7,8 @@ import subprocess
 import threading
 from typing import Any
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.rollout.adapters.chat_template_child import CPU_S, MEMORY_BYTES
 from services.rollout.tokenizer_port import TemplateError
 

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 from renderers.base import MODEL_RENDERER_MAP
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.renderer_choice import renderer_names
 from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer

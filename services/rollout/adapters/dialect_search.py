@@ -16,12 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.common.child_environment import child_environment
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.printable_text import print_json
-from services.common.python_command import python_command
-from services.common.spec import PolicyConfig
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
+from services.common.telemetry.log import get_logger
+from services.common.text.printable_text import print_json
 from services.rollout.adapters.dialect_choice import FULL, TEMPLATE, choose_dialect
 from services.rollout.adapters.model_files import (
     ModelFiles,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.concurrency import running_tasks, wait_for_any
+from services.common.aio.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_slots import EngineSlots
 from services.rollout.ports import Engine, EngineDead, EngineError, TransportFailed, WeightsTorn

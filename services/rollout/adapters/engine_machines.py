@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
-from services.common.errors import ConfigError
-from services.common.line_channel import ChildLostError, describe_log_end
-from services.common.log import get_logger
-from services.common.network_addresses import join_host_port
+from services.common.aio.concurrency import cancel_tasks, running_tasks, wait_for_any
+from services.common.process.line_channel import ChildLostError, describe_log_end
 from services.common.ray_cluster.cluster_settings import cluster_environment, derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_offers
 from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
 from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.ray_cluster.ray_node import NodePlan, RayNode
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import join_host_port
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_cluster import EngineCluster, MachineSite, worker_logs
 from services.rollout.adapters.vllm_options import engine_environment
 from services.rollout.config.rollout import EngineConfig

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 
 # Attempts whose engine is remembered: many more than run at once.
 HOMES_KEPT = 16384

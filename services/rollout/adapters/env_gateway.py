@@ -11,16 +11,16 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
-from services.common.background_tasks import BackgroundTasks
+from services.common.aio.background_tasks import BackgroundTasks
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.log import get_logger
-from services.common.rpc import (
+from services.common.rpc.rpc import (
     describe_error,
     read_last_message,
     refusal_reason,
     to_duration,
     to_seconds,
 )
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.retried_calls import call_with_retries
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost

@@ -11,8 +11,8 @@ from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
-from services.common.log import get_logger
-from services.common.rpc import describe_error, refusal_reason
+from services.common.rpc.rpc import describe_error, refusal_reason
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.learner_calls import Metadata, RunEpoch, WorkerIdentity
 from services.rollout.adapters.retried_calls import TRANSIENT, call_with_retries
 from services.rollout.api.codec import lease_from_pb

@@ -7,8 +7,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from services.common.fingerprint import TokenizerDigests
-from services.common.rpc import service_error
+from services.common.rpc.rpc import service_error
+from services.common.weights.fingerprint import TokenizerDigests
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]

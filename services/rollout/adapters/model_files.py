@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.adapters.model_hub import stage_model
-from services.common.errors import ConfigError
-from services.common.expert_models import check_routing_replay
-from services.common.log import get_logger
-from services.common.multimodal_models import check_trainable_folder
-from services.common.spec import PolicyConfig, SharedConfig
+from services.common.models.expert_models import check_routing_replay
+from services.common.models.multimodal_models import check_trainable_folder
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig, SharedConfig
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer

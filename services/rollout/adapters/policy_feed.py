@@ -13,9 +13,9 @@ from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.domain.policy import PolicyId
-from services.common.host_identity import host_digest
-from services.common.log import get_logger
-from services.common.rpc import describe_error, refusal_reason
+from services.common.process.host_identity import host_digest
+from services.common.rpc.rpc import describe_error, refusal_reason
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.adapters.retried_calls import TRANSIENT, call_with_retries
 from services.rollout.api.codec import publication_from_pb, report_to_pb

@@ -7,7 +7,7 @@ import pydantic
 from renderers import configs
 from renderers.base import MODEL_RENDERER_MAP, create_renderer
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import Retention

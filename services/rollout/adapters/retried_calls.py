@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from services.common.rpc import service_error
+from services.common.rpc.rpc import service_error
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 
 GENERATION_CONFIG = "generation_config.json"
 

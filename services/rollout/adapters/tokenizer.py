@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.tokenizer_port import TemplateError
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.bounded_dict import BoundedDict
-from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
-from services.common.deadlines import loop_time
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.aio.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.tied_children import tie_children
+from services.common.process.tied_children import tie_children
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm_adapter_request import load_adapter, make_adapter_request
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from services.common.config import did_you_mean
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import did_you_mean
 from services.rollout.adapters.vllm_options import set_environment
 from services.rollout.config.rollout import EngineConfig
 

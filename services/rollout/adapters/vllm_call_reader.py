@@ -14,7 +14,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.argument_kinds import find_argument_kinds
 from services.rollout.dialects.call_proof import CallProof

@@ -19,11 +19,11 @@ from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
-from services.common.network_interfaces import choose_interface
+from services.common.process.tied_children import end_with_parent
 from services.common.ray_cluster.cluster_settings import HUB_TOKEN
 from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
 from services.common.ray_cluster.node_folder import NodeFolder
-from services.common.tied_children import end_with_parent
+from services.common.weights.network_interfaces import choose_interface
 from services.rollout.adapters.engine_cluster import (
     REPLICA_VARIABLE,
     EngineCluster,

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
-from services.common.errors import ConfigError
-from services.common.expert_models import count_experts
-from services.common.redaction import is_secret_name, secret_values
-from services.common.spec import PolicyConfig
-from services.common.text_only import add_to_python_path, find_stand_ins
+from services.common.models.expert_models import count_experts
+from services.common.models.text_only import add_to_python_path, find_stand_ins
+from services.common.process.child_environment import child_environment
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
+from services.common.text.redaction import is_secret_name, secret_values
 from services.rollout.adapters.adapter_targets import list_adapter_targets
 from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.config.rollout import EngineConfig

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.rollout.ports import TransportFailed, WeightsTorn
 from services.rollout.types import Publication
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.concurrency import cancel_tasks
+from services.common.aio.concurrency import cancel_tasks
 from services.rollout.ports import EngineDead, EngineError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.trajectory import expert_dtype
 
 # Key of a request's `extra_args` that requests its experts, from that token on.

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm import VllmEngine

@@ -16,13 +16,13 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import TensorEntry
 from services.common.tensors.sender_connection import (
     SenderConnection,
     TransferDamagedError,
     TransferRefusedError,
 )
-from services.common.weight_transfer import OpenGroup
+from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.weight_transfer import OpenGroup
 from services.rollout.adapters.vllm_reload import WeightReload
 
 BACKEND = "flotilla"

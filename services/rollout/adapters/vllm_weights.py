@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
+from services.common.process.tied_children import end_with_parent
 from services.common.tensors.shared_buffers import identify_device
 from services.common.tensors.tensor_views import view_tensor
-from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_adapter import replace_adapter
 from services.rollout.adapters.vllm_copies import CheckRow, FileCopies
 from services.rollout.adapters.vllm_logprobs import correct_sampler

@@ -11,7 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.rpc import to_seconds
+from services.common.rpc.rpc import to_seconds
 from services.rollout.types import (
     Completion,
     EpisodeInfo,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from services.common import metrics
+from services.common.telemetry import metrics
 
 if TYPE_CHECKING:
     from services.rollout.work.worker import Worker

@@ -12,8 +12,8 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.policy import PolicyId
-from services.common.errors import ServiceError
-from services.common.parsing import ParseError, TextLimits, parse_json
+from services.common.rpc.errors import ServiceError
+from services.common.text.parsing import ParseError, TextLimits, parse_json
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import Sampling

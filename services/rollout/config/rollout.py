@@ -4,10 +4,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import ConfigModel
-from services.common.errors import ConfigError
-from services.common.number_ranges import Count, Seconds, Tokens
-from services.common.spec import ServiceConfig, SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import ConfigModel
+from services.common.spec.number_ranges import Count, Seconds, Tokens
+from services.common.spec.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
 from services.rollout.dialects.turns import Finish, Retention
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side

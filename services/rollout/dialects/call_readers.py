@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.dialects import written_calls
 from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_values import error_reason, make_call, required_arguments

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from services.common.concurrency import raise_failure, running_tasks
+from services.common.aio.concurrency import raise_failure, running_tasks
 from services.common.domain.attempts import NoGradeReason, StopReason, ToolOutcome
-from services.common.printable_text import one_line
+from services.common.text.printable_text import one_line
 from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.attempt_record import AttemptState

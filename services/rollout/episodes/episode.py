@@ -13,9 +13,9 @@ from services.common.domain.attempts import (
     StopReason,
 )
 from services.common.domain.trajectory import Trajectory, TurnTiming
-from services.common.parsing import run_aside
-from services.common.transcripts import encode_transcript
-from services.common.watchdog import Watchdog
+from services.common.domain.transcripts import encode_transcript
+from services.common.telemetry.watchdog import Watchdog
+from services.common.text.parsing import run_aside
 from services.rollout.dialects.turns import NO_CALL, Reply, Turn
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import (

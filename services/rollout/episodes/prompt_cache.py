@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 from services.rollout.ports import Dialect
 from services.rollout.types import EpisodeInfo, PromptFacts, Tool
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.ports import Dialect
 from services.rollout.types import Completion, PolicySpan
 

@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 from types import TracebackType
 
-from services.common import trace
-from services.common.watchdog import Watchdog
+from services.common.telemetry import trace
+from services.common.telemetry.watchdog import Watchdog
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import AttemptState
 from services.rollout.episodes.thinking_budget import ThinkingBudget

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.service_main import Runtime, run_service_process
 from services.rollout.config.rollout import RolloutConfig
 
 
@@ -15,8 +15,8 @@ async def _run_machine(runtime: Runtime[RolloutConfig]) -> None:
     import asyncio
 
     from services.common.adapters.model_hub import stage_model
-    from services.common.network_addresses import split_host_port
     from services.common.ray_cluster import node_worker
+    from services.common.rpc.network_addresses import split_host_port
     from services.rollout.adapters.engine_machines import machine_environment
 
     engine, policy, number = runtime.config.engine, runtime.shared.policy, runtime.replica

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.rollout.ports import Engine, EngineDead, EngineError
 from services.rollout.types import Completion, MemoryPeak
 from services.rollout.work.options import BurnInHints, BurnInLengths

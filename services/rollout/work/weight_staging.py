@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common import metrics
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import ITEM_BYTES, checksum64, compute_fingerprint
-from services.common.log import get_logger
-from services.common.weight_delta import BLOCK_BYTES, DamagedDeltaError, apply_change
+from services.common.telemetry import metrics
+from services.common.telemetry.log import get_logger
+from services.common.weights.fingerprint import ITEM_BYTES, checksum64, compute_fingerprint
+from services.common.weights.weight_delta import BLOCK_BYTES, DamagedDeltaError, apply_change
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import FetchedPart, Publication
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common import metrics
-from services.common.concurrency import run_until_first
-from services.common.log import bind_process, get_logger
-from services.common.watchdog import Watchdog
-from services.common.weight_transfer import BACKENDS
+from services.common.aio.concurrency import run_until_first
+from services.common.telemetry import metrics
+from services.common.telemetry.log import bind_process, get_logger
+from services.common.telemetry.watchdog import Watchdog
+from services.common.weights.weight_transfer import BACKENDS
 from services.rollout.ports import (
     Engine,
     EngineDead,

@@ -5,13 +5,13 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from services.common import trace
-from services.common.concurrency import cancel_tasks, run_until_first
+from services.common.aio.concurrency import cancel_tasks, run_until_first
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
-from services.common.log import bind, get_logger
-from services.common.watchdog import Watchdog
+from services.common.telemetry import trace
+from services.common.telemetry.log import bind, get_logger
+from services.common.telemetry.watchdog import Watchdog
 from services.rollout.episodes.attempt_record import AttemptState, make_failed_trajectory
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineDead, Learner, LearnerRefused, LeaseLost

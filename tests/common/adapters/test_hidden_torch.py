@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from tests.support.repository import ROOT
 
 _PROGRAM = """
 import sys
-from services.common.spec import PolicyConfig, SharedConfig
+from services.common.spec.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_here
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
 

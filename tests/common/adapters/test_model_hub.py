@@ -28,7 +28,10 @@ def hub() -> Generator[ModelHub]:
 def run(hub: ModelHub, folder: Path, code: str, **environ: str) -> list[str]:
     """Lines that some code prints in a process of its own: the hub's client reads where its hub is
     once."""
-    top = "from services.common.adapters.model_hub import *\nfrom services.common.errors import *\n"
+    top = (
+        "from services.common.adapters.model_hub import *\n"
+        "from services.common.rpc.errors import *\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{top}{code}"],
         env={"PATH": "", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), **environ},

@@ -1,6 +1,6 @@
 """A fake learner that knows the tasks selected for it, as the real one does."""
 
-from services.common.service_main import run_service_process
+from services.common.process.service_main import run_service_process
 from services.learner.config.sampling import SelectConfig
 from services.wire.registry import load_registry
 from tests.support.fake_service import FakeConfig, serve

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.common.config import load_spec
+from services.common.spec.config import load_spec
 from services.launcher import run_plan
 from services.launcher.security import launcher_address
 from services.launcher.state import RunState

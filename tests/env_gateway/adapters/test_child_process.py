@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.env_gateway.adapters import child_process
 from services.env_gateway.adapters.child_process import ChildProcess
 from tests.env_gateway.adapters.process_modes import MODES, use_mode

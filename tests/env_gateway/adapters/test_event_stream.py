@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.parsing import TooLargeError
+from services.common.text.parsing import TooLargeError
 from services.env_gateway.adapters.event_stream import Event, read_events
 
 STREAM = (

@@ -5,8 +5,8 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from services.common import redaction
-from services.common.redaction import add_secret
+from services.common.text import redaction
+from services.common.text.redaction import add_secret
 from services.env_gateway.adapters import stderr_tail
 from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.stderr_tail import PASSED_BYTES, OutputAllowance

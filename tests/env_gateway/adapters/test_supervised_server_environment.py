@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common import redaction
-from services.common.errors import ConfigError
-from services.common.redaction import add_secret
+from services.common.rpc.errors import ConfigError
+from services.common.text import redaction
+from services.common.text.redaction import add_secret
 from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.embedded.pool import WorkerPool
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
-from services.common.errors import ServiceError
+from services.common.rpc import rpc
+from services.common.rpc.errors import ServiceError
 from tests.support.fake_gateway import task_json
 from tests.support.threaded_gateway import TOKEN, ServedGateway, served
 from tests.support.waiting import wait_until

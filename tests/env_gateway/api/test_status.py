@@ -19,7 +19,7 @@ from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
+from services.common.rpc import rpc
 from tests.contract.test_episode_service import EpisodeClient
 from tests.support.free_ports import free_address
 from tests.support.repository import ROOT

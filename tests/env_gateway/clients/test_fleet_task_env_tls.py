@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.tls import TLS_VARIABLE
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import TLS_VARIABLE
 from services.env_gateway.clients.fleet_task_env import make_fleet_task_env
 from services.launcher.security import certificates
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
 
 

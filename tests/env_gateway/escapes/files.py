@@ -88,7 +88,7 @@ def repository(at):
 
 
 def repository_by_import(at):
-    from services.common import log
+    from services.common.telemetry import log
 
     return log is not None
 

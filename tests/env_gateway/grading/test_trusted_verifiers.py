@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.grading.trusted_verifiers import load_digests
 from tests.support.repository import ROOT

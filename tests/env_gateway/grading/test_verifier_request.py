@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.common.domain.attempts import Grade
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig

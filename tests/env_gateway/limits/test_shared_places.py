@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.fingerprint import TokenizerDigests
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.batcher import build_train_batch

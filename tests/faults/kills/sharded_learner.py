@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.fingerprint import TokenizerDigests
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies

@@ -16,7 +16,7 @@ import grpc.aio
 from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.cli.launcher_client import LAUNCHER_LOG
 from services.launcher.security import certificates, launcher_address
 from services.launcher.security.certificates import RunIdentity

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
 from services.launcher.control.budget import meter_cost
 from services.launcher.ports import LauncherHooks, PendingRun

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.sky.backend import SkyBackend

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from services.common.arguments import TOKEN_VARIABLE, read_token
+from services.common.process.arguments import TOKEN_VARIABLE, read_token
 
 MACHINES = "FLOTILLA_TEST_MACHINES"
 NOTICE, OUTPUT = "notice", "watcher.log"

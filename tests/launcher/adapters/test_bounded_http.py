@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.parsing import TextLimits
+from services.common.text.parsing import TextLimits
 from services.launcher.adapters.bounded_http import (
     AnswerError,
     ask,

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.common.errors import ServiceError
-from services.common.rpc import service_error, to_seconds
+from services.common.rpc.errors import ServiceError
+from services.common.rpc.rpc import service_error, to_seconds
 from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.launcher.state import Replica
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES

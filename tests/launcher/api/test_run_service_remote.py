@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.__main__ import add_registry
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.cli.interrupts import Interrupts

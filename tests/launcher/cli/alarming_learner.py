@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.fingerprint import TokenizerDigests
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.adapters.sinks import build_alarm_sinks
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig

@@ -8,9 +8,9 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.config import ConfigModel
-from services.common.run_membership import ReplicaStatus
-from services.common.service_main import Runtime, run_service_process
+from services.common.process.run_membership import ReplicaStatus
+from services.common.process.service_main import Runtime, run_service_process
+from services.common.spec.config import ConfigModel
 from services.wire.registry import load_registry
 from tests.support.learner import FakeWorker, failed
 

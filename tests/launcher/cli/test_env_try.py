@@ -17,7 +17,7 @@ import pytest
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.scratch_folders import scratch_folder
+from services.common.files.scratch_folders import scratch_folder
 from services.launcher.cli.env_try import _show_ready  # pyright: ignore[reportPrivateUsage]
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway

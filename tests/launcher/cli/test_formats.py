@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.own_version import own_version
+from services.common.process.own_version import own_version
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
 from services.launcher.store.schema import SCHEMA_VERSION

@@ -15,7 +15,7 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.cli import follow_run, launcher_client
 from services.launcher.cli.follow_run import (
     FollowedRun,

@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from services.common.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json, load_spec
 from services.launcher.cli import plan as command
 from services.launcher.cli.options import parse_gpus
 from services.launcher.doctor.findings import Finding

@@ -8,7 +8,7 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import service_error
+from services.common.rpc.rpc import service_error
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec, ResourceOffer
 from services.launcher.control import budget, cost_tracker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.redaction import add_secret
+from services.common.text.redaction import add_secret
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.control import prepare_commands
 from services.launcher.state import RunState

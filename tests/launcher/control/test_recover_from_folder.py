@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.row_codec import count_fates

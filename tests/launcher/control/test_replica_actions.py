@@ -10,7 +10,7 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.backends.ports import BackendUnreachable, LaunchSpec, ResourceOffer
 from services.launcher.state import Unit
 from tests.support.fake_backend import FakeBackend

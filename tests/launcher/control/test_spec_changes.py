@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
 from tests.launcher.control.test_recover_from_folder import refusal, run_cli, write_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json, load_spec
 from services.launcher.control.spec_check import check_spec
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import SERVICES
@@ -39,7 +39,7 @@ def test_a_service_checks_its_configuration_without_its_packages(service: str) -
 KILLED = """
 import asyncio
 from pathlib import Path
-from services.common.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json, load_spec
 from services.launcher import run_plan; from services.launcher.control import spec_check
 asyncio.run(spec_check.check_spec(run_plan.parse_spec(canonical_json(load_spec(
     Path({spec!r}), ["policy.model=on/the-hub"])))))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from environments.tasks import make_task
-from services.common.config import load_spec
-from services.common.extras import install_command
+from services.common.process.extras import install_command
+from services.common.spec.config import load_spec
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import canonical_json
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.run_context import RunContext

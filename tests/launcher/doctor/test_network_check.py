@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from environments.tasks import make_task
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.tls import TLS_VARIABLE
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc.tls import TLS_VARIABLE
 from services.launcher.doctor.adapters.clouds_probe import judge_clouds
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module

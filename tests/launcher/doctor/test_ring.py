@@ -14,9 +14,9 @@ import grpc
 import psutil
 import pytest
 
-from services.common import rpc
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.tls import TLS_VARIABLE
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.rpc import rpc
+from services.common.rpc.tls import TLS_VARIABLE
 from services.launcher.doctor import ring
 from services.launcher.doctor.echo_server import METHOD, RING, SERVICE
 from services.launcher.doctor.findings import Status

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.config import apply_override, canonical_json
+from services.common.spec.config import apply_override, canonical_json
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.probe_list import PROBES, Probe

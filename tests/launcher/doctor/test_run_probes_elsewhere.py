@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.doctor import run_probes, start_gate
 from services.launcher.doctor.findings import Finding, Status, combine_findings, fail, ok, warn
 from services.launcher.doctor.probe_list import Probe

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.auth import check_token
-from services.common.errors import ConfigError
-from services.common.tls import read_tls
+from services.common.rpc.auth import check_token
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.tls import read_tls
 from services.launcher.security import certificates
 from services.launcher.store.run_files import RUN_ID_PATTERN
 

@@ -18,8 +18,8 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
-from services.common.tls import TLS_VARIABLE
+from services.common.rpc import rpc
+from services.common.rpc.tls import TLS_VARIABLE
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import secret_names

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.security.sealed_secrets import load_or_make_key, seal_secrets, unseal_secrets
 from tests.support.watched_machine import machine
 

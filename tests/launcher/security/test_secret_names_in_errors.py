@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from tests.support.canary import HOOK, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double, spec
 from tests.support.repository import ROOT

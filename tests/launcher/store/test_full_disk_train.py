@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.store.ledger import Ledger
 from tests.support.launcher import left_running, spec, start_cli
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, run_end, transitions

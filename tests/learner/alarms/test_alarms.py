@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.watchdog import Standstill
+from services.common.telemetry.watchdog import Standstill
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.types import Severity, Streak
 from services.learner.journal.disk_incidents import Incident, Incidents

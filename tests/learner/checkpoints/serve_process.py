@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.vllm_options import ServedModel, engine_options, set_environment
 from services.rollout.config.rollout import EngineConfig
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common.durable_files import sha256_of
-from services.common.spec import PolicyConfig
+from services.common.files.durable_files import sha256_of
+from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints import export_command as command
 from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
 from services.learner.config.learner import OptimizerConfig

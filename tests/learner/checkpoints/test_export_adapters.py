@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints.export import ExportError, export_adapters, export_model
 from services.learner.checkpoints.number_formats import decode_numbers, encode_numbers
 from services.learner.config.lora import LoraConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.checkpoints import background_uploads
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.background_uploads import UploadError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints.export import ExportError, export_model
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model_loading import ModelError

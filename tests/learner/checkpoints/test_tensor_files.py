@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints.model_file_checks import check_model_files
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.connection import JournalError

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.learner.config.learner import LearnerConfig
 
 

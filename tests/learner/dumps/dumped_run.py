@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.learner.dumps import run_dumps as run_dumps_module
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import RunDumps

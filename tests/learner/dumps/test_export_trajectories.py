@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.learner.dumps import export_command
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.token_stats import read_token_stats, stats_path

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.common.json_lines import decode_line, encode_line
+from services.common.text.json_lines import decode_line, encode_line
 from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.jobs import DumpSetup

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.common.domain.trajectory import Trajectory
-from services.common.own_version import own_version
+from services.common.process.own_version import own_version
 from services.learner.dumps.token_stats import (
     TokenStatsError,
     encode_stats,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.deadlines import loop_time
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
+from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import Lease
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher

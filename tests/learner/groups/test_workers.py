@@ -10,9 +10,13 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_service_pb2 as policies_pb
-from services.common import rpc
-from services.common.errors import ServiceError
-from services.common.fingerprint import TokenizerDigests, tokenizer_digest, tokenizer_digests
+from services.common.rpc import rpc
+from services.common.rpc.errors import ServiceError
+from services.common.weights.fingerprint import (
+    TokenizerDigests,
+    tokenizer_digest,
+    tokenizer_digests,
+)
 from tests.support.learner import FakeWorker, learner, make_config
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.common import rpc
+from services.common.rpc import rpc
 from services.learner.guard.mismatch_report import REPORT_FILE, MismatchError
 from services.learner.journal import store
 from services.learner.types import Hypothesis

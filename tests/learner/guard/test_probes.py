@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import ProbeResult
 from services.learner.journal.store import open_journal

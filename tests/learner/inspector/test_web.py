@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.learner.inspector.__main__ import main
 from tests.learner.inspector.made_runs import RUN, MadeRun
 from tests.learner.inspector.served_pages import ServedPages, serving

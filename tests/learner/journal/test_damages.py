@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.event_rules import failure_verdict
 from services.learner.alarms.types import Alarm

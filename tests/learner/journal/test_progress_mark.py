@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.checkpoints.accept_loss_command import accept_loss
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.uploads import CheckpointUploads

@@ -7,7 +7,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from services.common.activation_memory import (
+from services.common.models.activation_memory import (
     Checkpointing,
     DecoderShape,
     layer_activation_bytes,

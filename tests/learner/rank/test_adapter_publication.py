@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.common.errors import ConfigError
-from services.common.fingerprint import compute_fingerprint
-from services.common.spec import SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import SharedConfig
+from services.common.weights.fingerprint import compute_fingerprint
 from services.learner.config.learner import WeightsConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.adapter_files import BASE_MARK

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.common.activation_memory import Checkpointing
+from services.common.models.activation_memory import Checkpointing
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig

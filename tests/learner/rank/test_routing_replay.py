@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.common.domain.trajectory import Experts
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.algo.packing import Segments
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig

@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from services.common.multimodal_models import TRAINED_TYPES, other_parts
+from services.common.models.multimodal_models import TRAINED_TYPES, other_parts
 from services.learner.checkpoints.export import export_adapters, export_model
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig

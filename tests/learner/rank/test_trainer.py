@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.activation_memory import Checkpointing
+from services.common.models.activation_memory import Checkpointing
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards
 from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common import fingerprint as reference
 from services.common.tensors.tensor_checksum import checksum64
+from services.common.weights import fingerprint as reference
 from services.learner.rank.model import Policy
 from services.learner.rank.weight_slots import SharedMemoryError, WeightSlots
 from services.learner.ranks.protocol import SLOT_COUNT

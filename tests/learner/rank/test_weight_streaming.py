@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.initial_weights import open_initial_weights

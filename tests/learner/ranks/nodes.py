@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ranks.cluster import ClusterSite, RayCluster
 from services.learner.ranks.local_ranks import LocalRanks

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.config.rank import BurnInConfig, RankConfig
 from services.learner.ports import RankError
 from services.learner.ranks.burn_in import (

@@ -13,7 +13,7 @@ import pytest_asyncio
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from services.common.fingerprint import checksum64, compute_fingerprint
+from services.common.weights.fingerprint import checksum64, compute_fingerprint
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.local_ranks import LocalRanks
@@ -200,7 +200,7 @@ import asyncio, sys
 from pathlib import Path
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config, several
-from services.common import log
+from services.common.telemetry import log
 from services.learner.ranks.local_ranks import LocalRanks
 
 log.setup("learner", "orphan")  # logs go to stderr, so that stdout has the pids alone

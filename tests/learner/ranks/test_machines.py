@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from services.common.network_interfaces import interface_towards
+from services.common.weights.network_interfaces import interface_towards
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
 from services.learner.ranks.local_ranks import LocalRanks

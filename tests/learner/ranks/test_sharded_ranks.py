@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
 from services.common.tensors.tensor_checksum import checksum64
 from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig

@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.common.domain.policy import PolicyId
-from services.common.errors import ConfigError
-from services.common.own_version import OwnVersion
-from services.common.spec import PolicyConfig
+from services.common.process.own_version import OwnVersion
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.groups.policy_history import PolicyLineage

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.errors import ConfigError
-from services.common.fingerprint import TokenizerDigests
+from services.common.rpc.errors import ConfigError
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.journal.connection import JournalError

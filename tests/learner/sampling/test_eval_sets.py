@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.config.learner import LearnerConfig
 from services.learner.run.task_files import load_task_files
 from services.learner.sampling.eval_sets import EvalSet

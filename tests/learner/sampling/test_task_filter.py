@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.common.config import apply_override, parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import apply_override, parse_config
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
 from services.learner.sampling.task_filter import TaskFilterError, apply_filters, filter_tasks

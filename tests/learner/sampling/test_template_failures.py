@@ -12,7 +12,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.alarms.event_rules import CALM_GROUPS, judge_spoiled
 from services.learner.group_types import GroupSpec
 from services.learner.groups.counters import Tally

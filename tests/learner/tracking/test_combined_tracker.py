@@ -13,10 +13,10 @@ import pytest
 from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
-from services.common.own_version import own_version
-from services.common.redaction import add_secret
+from services.common.process.own_version import own_version
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.text.redaction import add_secret
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters import build_trackers as build

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import parse_config
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.trajectory import Counts, Trajectory, TurnTiming
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.learner.config.learner import EvalSetConfig
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup

@@ -10,7 +10,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import FailureKind
-from services.common.run_membership import ReplicaStatus
+from services.common.process.run_membership import ReplicaStatus
 from services.env_gateway.api import alarms
 from services.env_gateway.tools import tool_drift
 from services.learner.alarms import event_rules, learning_rules, task_rules

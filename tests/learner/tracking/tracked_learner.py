@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.common.fingerprint import TokenizerDigests
-from services.common.run_membership import ReplicaIdentity, ReplicaStatus
-from services.common.service_lifecycle import Lifecycle
+from services.common.process.run_membership import ReplicaIdentity, ReplicaStatus
+from services.common.process.service_lifecycle import Lifecycle
+from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies

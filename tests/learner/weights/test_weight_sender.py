@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.weight_transfer import OpenGroup, decode_request, encode_request
+from services.common.weights.weight_transfer import OpenGroup, decode_request, encode_request
 from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.sender_config import WeightSenderConfig
 from tests.support.process_commands import command_of

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
-from services.common import rpc
 from services.common.domain.policy import PolicyId
-from services.common.line_channel import ChildLostError
+from services.common.process.line_channel import ChildLostError
+from services.common.rpc import rpc
 from services.learner.types import Publication
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_server import WeightServerConfig

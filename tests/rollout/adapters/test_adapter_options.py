@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.adapter_targets import list_adapter_targets
 from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.adapters.vllm_options import ServedModel, engine_options

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
 from services.rollout.adapters.dialect_search import Found, describe_settings, find_settings
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters import vllm_arguments
 from services.rollout.adapters.vllm_arguments import check_engine_options, parse_arguments
 from services.rollout.adapters.vllm_options import ServedModel, set_environment

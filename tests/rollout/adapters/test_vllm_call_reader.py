@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.rehearsal import rehearse_dialect

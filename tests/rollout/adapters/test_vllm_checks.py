@@ -9,8 +9,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.vllm_answers import check_completion
 from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_options import (

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters import vllm
 from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.adapters.vllm_options import ServedModel

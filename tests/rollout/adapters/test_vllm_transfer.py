@@ -19,9 +19,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from services.common.fingerprint import TensorEntry
-from services.common.python_command import python_command
-from services.common.weight_transfer import TransferSettings
+from services.common.process.python_command import python_command
+from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.weight_transfer import TransferSettings
 from services.learner.types import Publication as Written
 from services.learner.weights import publication_child
 from services.learner.weights.publication_child import PublicationChild

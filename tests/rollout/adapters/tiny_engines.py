@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.common.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig

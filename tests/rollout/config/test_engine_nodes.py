@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.rollout.config.rollout import EngineConfig, RolloutConfig
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
-from services.common.spec import SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
 from services.rollout.config.rollout import RolloutConfig
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig

@@ -6,7 +6,7 @@ import pytest
 from renderers.base import MODEL_RENDERER_MAP
 from structlog.testing import capture_logs
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer

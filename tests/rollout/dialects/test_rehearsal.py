@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect

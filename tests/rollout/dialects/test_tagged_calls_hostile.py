@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.common.parsing import ASIDE_BYTES
+from services.common.text.parsing import ASIDE_BYTES
 from services.rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from tests.support.examples import examples

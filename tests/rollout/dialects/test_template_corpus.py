@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.dialect_search import describe_settings
 from services.rollout.config.rollout import DialectConfig

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.common.config import parse_config
 from services.common.domain.attempts import StopReason, ToolOutcome
 from services.common.domain.trajectory import Author, Trajectory
-from services.common.errors import ConfigError
-from services.common.spec import SharedConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.types import ToolResult
 from tests.support.rollout import FakeEnvironment, attempt, runner, tokenizer

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.config import parse_config
 from services.common.domain.attempts import (
     FailureKind,
     Grade,
@@ -17,7 +16,8 @@ from services.common.domain.attempts import (
     ToolOutcome,
 )
 from services.common.domain.trajectory import Author, Trajectory
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import DialectConfig, RolloutConfig

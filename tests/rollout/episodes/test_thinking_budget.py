@@ -10,7 +10,7 @@ from transformers import AddedToken
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Author, Trajectory
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect

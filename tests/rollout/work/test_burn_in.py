@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from services.common.errors import ConfigError
-from services.common.process_memory import peak_memory_bytes
+from services.common.process.process_memory import peak_memory_bytes
+from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.ports import EngineDead, EngineError

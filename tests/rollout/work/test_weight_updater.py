@@ -18,9 +18,9 @@ from flotilla.learner.v1 import policy_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
-from services.common import rpc
 from services.common.domain.policy import PolicyId
-from services.common.fingerprint import (
+from services.common.rpc import rpc
+from services.common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,

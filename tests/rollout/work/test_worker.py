@@ -17,12 +17,12 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common import rpc
-from services.common.concurrency import run_unless, run_until_first
+from services.common.aio.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author
-from services.common.fingerprint import TokenizerDigests
+from services.common.rpc import rpc
+from services.common.weights.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient

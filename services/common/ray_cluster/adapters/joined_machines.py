@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import ray
 
-from services.common.log import get_logger
 from services.common.ray_cluster.machine_resources import (
     WORKER_RESOURCE,
     ExpectedMachines,
     machine_number,
 )
+from services.common.telemetry.log import get_logger
 
 _LOOK_S = 0.2
 _log = get_logger(__name__)

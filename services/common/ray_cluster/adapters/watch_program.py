@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from services.common.json_lines import encode_line
-from services.common.parent_channel import ParentChannel
+from services.common.process.parent_channel import ParentChannel
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_resource
+from services.common.text.json_lines import encode_line
 
 # Each machine offers 1 of its resource, and each actor takes this fraction.
 _SHARE = 0.001

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments import api
-from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
 from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.config.backends import EmbeddedConfig
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
     Backend,
     BackendError,

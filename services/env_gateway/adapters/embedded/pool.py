@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import services
-from services.common.concurrency import cancel_tasks
-from services.common.large_values import run_aside_for
-from services.common.line_channel import ChildLostError, LineChannel
-from services.common.log import get_logger
-from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
-from services.common.python_command import python_command
+from services.common.aio.concurrency import cancel_tasks
+from services.common.process.line_channel import ChildLostError, LineChannel
+from services.common.process.python_command import python_command
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from environments import api
-from services.common.parent_channel import ParentChannel
-from services.common.printable_text import print_visible
+from services.common.process.parent_channel import ParentChannel
+from services.common.text.printable_text import print_visible
 
 # With the line feed, this is the most that the gateway reads of one answer.
 MAX_ANSWER_BYTES = 64 * 2**20

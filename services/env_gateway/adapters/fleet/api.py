@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from services.common.deadlines import loop_time, seconds_left
-from services.common.parsing import as_object
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.text.parsing import as_object
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import FleetError, NotFoundError, classify_error
 from services.env_gateway.adapters.fleet.runner_token import RunnerToken

@@ -1,6 +1,6 @@
 """Fleet's instances as environments: created, kept alive, called, graded and deleted."""
 
-from services.common.deadlines import loop_time, seconds_left
+from services.common.rpc.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet.connection import FleetConnection
 from services.env_gateway.adapters.fleet.instance import FleetInstance
 from services.env_gateway.adapters.fleet.screen import image_type, page_url

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from services.common.parsing import as_object
+from services.common.text.parsing import as_object
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import NotFoundError
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig

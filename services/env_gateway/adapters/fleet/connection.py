@@ -5,7 +5,7 @@ from functools import partial
 
 import aiohttp
 
-from services.common.deadlines import loop_time, seconds_left
+from services.common.rpc.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.browser import BrowserClient, split_id

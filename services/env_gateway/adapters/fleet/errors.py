@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from services.common.parsing import ParseError, parse_json
+from services.common.text.parsing import ParseError, parse_json
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.ports import BackendError
 

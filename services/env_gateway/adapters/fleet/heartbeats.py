@@ -5,11 +5,11 @@ import math
 from contextlib import suppress
 from typing import Protocol
 
-from services.common import metrics
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.deadlines import loop_time
-from services.common.log import get_logger
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import cancel_tasks, raise_failure
+from services.common.rpc.deadlines import loop_time
+from services.common.telemetry import metrics
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.ports import BackendError
 

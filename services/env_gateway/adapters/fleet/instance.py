@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.deadlines import loop_time, seconds_left
+from services.common.rpc.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.browser import BrowserLease, join_id
 from services.env_gateway.adapters.fleet.connection import FleetConnection

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from services.common.deadlines import loop_time
-from services.common.parsing import as_object
+from services.common.rpc.deadlines import loop_time
+from services.common.text.parsing import as_object
 from services.env_gateway.adapters.fleet.errors import NotFoundError
 
 _TOKEN_AGE_S = 1.0

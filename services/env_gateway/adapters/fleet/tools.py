@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.adapters.fleet.screen import SCREEN_MODALITIES
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.session import McpSession

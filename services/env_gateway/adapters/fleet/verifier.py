@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from services.common.bounded_dict import BoundedDict
-from services.common.deadlines import loop_time, seconds_left
-from services.common.parsing import as_object
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.text.parsing import as_object
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import NotFoundError
 from services.env_gateway.ports import Execution, Submission

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
-from services.common.bounded_dict import BoundedDict
-from services.common.log import get_logger
-from services.common.parsing import parse_json
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
 from services.env_gateway.ports import BackendError, ProvisionRequest, QueryError, Rows, SqlValue

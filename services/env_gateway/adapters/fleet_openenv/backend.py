@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from services.common.deadlines import loop_time
-from services.common.errors import ConfigError
+from services.common.rpc.deadlines import loop_time
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import to_task_config
 from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance, check_answer

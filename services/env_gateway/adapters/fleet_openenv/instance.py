@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from services.common.large_values import run_aside_for
-from services.common.parsing import ParseError, TextLimits, parse_json_aside
+from services.common.text.parsing import ParseError, TextLimits, parse_json_aside
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import parse_parts, parse_tools
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.common.large_values import dump_line_aside
-from services.common.parsing import TextLimits, parse_json_aside
+from services.common.text.parsing import TextLimits, parse_json_aside
 from services.env_gateway.adapters.child_process import ChildProcess
+from services.env_gateway.large_values import dump_line_aside
 from services.env_gateway.ports import BackendError
 
 

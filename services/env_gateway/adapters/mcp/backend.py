@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.log import get_logger
-from services.common.run_child import run_child
-from services.common.scratch_folders import scratch_folder
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.run_child import run_child
+from services.common.telemetry.log import get_logger
 
 _LOG = get_logger(__name__)
 _PREFIX = "flotilla-episodes-"

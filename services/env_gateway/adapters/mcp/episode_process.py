@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.common.child_environment import child_environment
-from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.errors import ConfigError
+from services.common.aio.concurrency import cancel_tasks, raise_failure
+from services.common.process.child_environment import child_environment
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.adapters import process_namespace
 from services.env_gateway.adapters.child_process import ChildProcess
 from services.env_gateway.adapters.mcp.episode_folders import TMP, EpisodeFolder, EpisodeFolders

@@ -15,9 +15,9 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from services.common.deadlines import loop_time, seconds_left
-from services.common.log import get_logger
-from services.common.parsing import ParseError, TextLimits, parse_json, parse_json_aside
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
+from services.common.text.parsing import ParseError, TextLimits, parse_json, parse_json_aside
 from services.env_gateway.adapters.event_stream import Event, read_events
 from services.env_gateway.adapters.http_client import (
     DEFAULT_LIMITS,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from services.common.concurrency import raise_failure
+from services.common.aio.concurrency import raise_failure
 from services.env_gateway.adapters.mcp.backend import FleetWireInstance
 from services.env_gateway.ports import (
     BackendError,

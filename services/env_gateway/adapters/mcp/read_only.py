@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.common.parsing import run_aside
+from services.common.text.parsing import run_aside
 from services.env_gateway.config.backends import ToolServerConfig
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.tool_selection import COMPUTER

@@ -35,7 +35,7 @@ from mcp_types import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from services.common.deadlines import loop_time, seconds_left
+from services.common.rpc.deadlines import loop_time, seconds_left
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.transport import request_until
 from services.env_gateway.ports import BackendError

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.aio.concurrency import cancel_tasks, raise_failure
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.mcp.backend import McpBackend, build_mcp_backend
 from services.env_gateway.adapters.mcp.episode_process import read_settings
 from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server

@@ -27,10 +27,9 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from services.common.concurrency import cancel_tasks, running_tasks
-from services.common.deadlines import loop_time, seconds_left
-from services.common.large_values import run_aside_for
-from services.common.log import get_logger
+from services.common.aio.concurrency import cancel_tasks, running_tasks
+from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.revision import (
     CLIENT,
@@ -47,6 +46,7 @@ from services.env_gateway.adapters.mcp.wire import (
     parse_tools,
     too_large_result,
 )
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
 
 _LOG = get_logger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from services.common.deadlines import loop_time
-from services.common.log import get_logger
+from services.common.rpc.deadlines import loop_time
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server
 from services.env_gateway.adapters.mcp.read_only import mark_tools

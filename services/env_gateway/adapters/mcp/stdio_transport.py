@@ -14,11 +14,11 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from services.common.large_values import dump_line_aside
-from services.common.parsing import ParseError, TextLimits, TooLargeError, run_aside
+from services.common.text.parsing import ParseError, TextLimits, TooLargeError, run_aside
 from services.env_gateway.adapters.event_stream import LINES_AT_ONCE
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, too_large_error
 from services.env_gateway.adapters.mcp.transport import Transport
+from services.env_gateway.large_values import dump_line_aside
 from services.env_gateway.ports import BackendError
 
 _CHUNK_BYTES = 2**16

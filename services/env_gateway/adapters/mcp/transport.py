@@ -19,8 +19,8 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from services.common.deadlines import loop_time
-from services.common.parsing import TextLimits, as_object, parse_json_aside
+from services.common.rpc.deadlines import loop_time
+from services.common.text.parsing import TextLimits, as_object, parse_json_aside
 from services.env_gateway.ports import BackendError
 
 # Characters shown of a malformed message.

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import cancel_tasks
-from services.common.deadlines import loop_time
-from services.common.log import get_logger
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import cancel_tasks
+from services.common.rpc.deadlines import loop_time
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.process_usage import measure_usage
 from services.env_gateway.config.gateway import WarmStartsConfig
 from services.env_gateway.limits.backoff import Backoff

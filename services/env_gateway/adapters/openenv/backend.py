@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from services.common.bounded_dict import BoundedDict
-from services.common.deadlines import loop_time
+from services.common.aio.bounded_dict import BoundedDict
+from services.common.rpc.deadlines import loop_time
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel

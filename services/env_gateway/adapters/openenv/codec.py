@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from services.common.parsing import as_object
+from services.common.text.parsing import as_object
 from services.env_gateway.adapters.mcp.wire import parse_parts
 from services.env_gateway.ports import BackendError, CallResult, CheckReport, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from services.common.large_values import run_aside_for
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError
 from services.env_gateway.config.openenv import OpenEnvConfig
+from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import aiohttp
 
-from services.common.large_values import dump_json_aside
-from services.common.parsing import TextLimits, TooLargeError, as_object, parse_json_aside
+from services.common.text.parsing import TextLimits, TooLargeError, as_object, parse_json_aside
+from services.env_gateway.large_values import dump_json_aside
 from services.env_gateway.ports import BackendError
 
 _KEYS = "backends.openenv.max_answer_bytes and max_answer_values"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.common.redaction import redact, redact_bytes
+from services.common.text.redaction import redact, redact_bytes
 from services.env_gateway.ports import (
     CallAnswer,
     Media,

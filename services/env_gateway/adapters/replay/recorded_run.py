@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.replay import record_format as form
 from services.env_gateway.adapters.replay.record_format import Fields
 from services.env_gateway.ports import ProvisionRequest

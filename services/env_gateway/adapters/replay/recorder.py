@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.common.domain.attempts import Grade
-from services.common.durable_files import replace_file, sync_path
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.redaction import redact
+from services.common.files.durable_files import replace_file, sync_path
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
+from services.common.text.redaction import redact
 from services.env_gateway.adapters.replay import record_format as form
 from services.env_gateway.adapters.replay.record_format import Fields, PutPart
 from services.env_gateway.ports import (

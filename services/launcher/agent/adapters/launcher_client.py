@@ -9,7 +9,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common.rpc import service_error, to_seconds
+from services.common.rpc.rpc import service_error, to_seconds
 from services.launcher.agent.ports import LauncherAnswer, LauncherAwayError, ReplicaReplacedError
 from services.launcher.agent_protocol import ReplicaCommand, UnitReport
 from services.launcher.api.agent_codec import COMMANDS, PHASES

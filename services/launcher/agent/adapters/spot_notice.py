@@ -7,7 +7,7 @@ from datetime import datetime
 
 import httpx
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.adapters.bounded_http import ask, object_of
 
 # AWS states the time; GCP leaves 30 seconds, less the time of the poll.

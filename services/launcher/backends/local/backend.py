@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from services.common.child_environment import child_environment
-from services.common.errors import ConfigError
-from services.common.network_addresses import join_host_port
-from services.common.shared_memory import remove_folders, shared_name
+from services.common.process.child_environment import child_environment
+from services.common.rpc.errors import ConfigError
+from services.common.rpc.network_addresses import join_host_port
+from services.common.weights.shared_memory import remove_folders, shared_name
 from services.launcher.backends.local.gpu_reservations import GpuReservations, visible_gpus
 from services.launcher.backends.local.marked_processes import (
     MARK_VARIABLE,

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter
 
-from services.common.durable_files import replace_file
-from services.common.shared_memory import SHARED_MEMORY
+from services.common.files.durable_files import replace_file
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.backends.local.marked_processes import (
     find_members,
     is_alive,

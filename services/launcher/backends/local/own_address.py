@@ -6,8 +6,8 @@ import os
 import socket
 from collections.abc import Mapping
 
-from services.common.errors import ConfigError
-from services.common.network_interfaces import own_address
+from services.common.rpc.errors import ConfigError
+from services.common.weights.network_interfaces import own_address
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_plan import count_machines, machines_key

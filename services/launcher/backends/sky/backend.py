@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from services.common.durable_files import replace_file
+from services.common.files.durable_files import replace_file
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.backends.ports import (
     Backend,

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
+from services.common.process.child_environment import child_environment
 from services.launcher.backends.sky import input_files
 from services.launcher.backends.sky.machine_script import SPEC_FILE
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.common.redaction import redact
+from services.common.text.redaction import redact
 from services.launcher.backends.ports import (
     BackendError,
     BackendUnreachable,

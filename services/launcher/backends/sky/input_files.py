@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from services.common.spec_files import named_files
+from services.common.spec.spec_files import named_files
 
 
 def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:

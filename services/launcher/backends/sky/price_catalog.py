@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from services.common.parsing import as_object
+from services.common.text.parsing import as_object
 from services.launcher.backends.sky.machine_candidates import cloud_of, parse_accelerator, region_of
 from services.launcher.config.sky import Machine, Machines
 

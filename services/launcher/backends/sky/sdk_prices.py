@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from services.common import log
+from services.common.telemetry import log
 from services.launcher.backends.sky.blocking_calls import start_in_thread
 from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.backends.sky.price_catalog import PriceCatalog, open_catalog

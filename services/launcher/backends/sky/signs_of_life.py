@@ -2,8 +2,8 @@
 
 import time
 
-from services.common.change_signal import ChangeSignal
-from services.common.concurrency import wait_for_event
+from services.common.aio.change_signal import ChangeSignal
+from services.common.aio.concurrency import wait_for_event
 
 
 class SignsOfLife:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
 from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.machine_script import OWN_CODE
 from services.launcher.config.launcher import LauncherConfig

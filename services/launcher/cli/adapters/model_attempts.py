@@ -9,10 +9,10 @@ from typing import Any
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
-from services.common.concurrency import running_tasks
-from services.common.deadlines import loop_time
+from services.common.aio.concurrency import running_tasks
 from services.common.domain.task_text import write_task
+from services.common.rpc import rpc
+from services.common.rpc.deadlines import loop_time
 from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, EndpointError, WrittenCall
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,

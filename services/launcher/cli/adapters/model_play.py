@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.concurrency import raise_failure, running_tasks
-from services.common.even_spread import spread_evenly
-from services.common.printable_text import one_line
+from services.common.aio.concurrency import raise_failure, running_tasks
+from services.common.domain.even_spread import spread_evenly
+from services.common.text.printable_text import one_line
 from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, open_endpoint
 from services.launcher.cli.adapters.model_attempts import ModelAttempt, play_attempt
 from services.launcher.cli.adapters.vllm_server import serve_model

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 
-from services.common.child_environment import child_environment
-from services.common.concurrency import running_tasks
-from services.common.deadlines import loop_time
-from services.common.extras import install_command
-from services.common.python_command import python_command, tied_command
-from services.common.scratch_folders import scratch_folder
-from services.common.text_only import add_to_python_path, find_stand_ins
+from services.common.aio.concurrency import running_tasks
+from services.common.files.scratch_folders import scratch_folder
+from services.common.models.text_only import add_to_python_path, find_stand_ins
+from services.common.process.child_environment import child_environment
+from services.common.process.extras import install_command
+from services.common.process.python_command import python_command, tied_command
+from services.common.rpc.deadlines import loop_time
 from services.launcher.cli.terminal import CommandError
 
 # The program of `vllm serve`, which needs metadata that builds for CPUs lack.

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.extras import install_command
+from services.common.process.extras import install_command
 from services.launcher.doctor.findings import Finding, fail, first_line, ok, warn
 from services.launcher.doctor.probe_process import answer_question
 

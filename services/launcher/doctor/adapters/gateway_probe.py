@@ -9,11 +9,11 @@ from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common import rpc
-from services.common.deadlines import loop_time
-from services.common.extras import install_command
-from services.common.python_command import python_command
-from services.common.scratch_folders import scratch_folder
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.extras import install_command
+from services.common.process.python_command import python_command
+from services.common.rpc import rpc
+from services.common.rpc.deadlines import loop_time
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.idle_checks import examine_environment
 from services.launcher.doctor.adapters.idle_episode import SINGLE_TURN, short_reason

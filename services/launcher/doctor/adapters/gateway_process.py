@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.child_environment import child_environment
-from services.common.python_command import python_command, tied_command
-from services.common.scratch_folders import scratch_folder
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.arguments import TOKEN_VARIABLE
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command, tied_command
 
 _START_S = 60.0
 # Time to drain and to close open episodes.

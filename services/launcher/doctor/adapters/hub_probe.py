@@ -10,7 +10,7 @@ from services.common.adapters.model_hub import (
     fetch_files,
     look_up_model,
 )
-from services.common.printable_text import print_json, print_visible
+from services.common.text.printable_text import print_json, print_visible
 
 # Exit codes: the hub does not answer; it has no such model for this user.
 UNKNOWN, REFUSED = 1, 2

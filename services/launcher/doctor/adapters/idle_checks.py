@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.deadlines import loop_time
+from services.common.rpc.deadlines import loop_time
 from services.launcher.config.backend_tables import REPLAY
 from services.launcher.doctor.adapters.idle_episode import (
     IdleEpisode,

@@ -7,8 +7,8 @@ from typing import Any
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
 from services.common.domain.task_text import write_task
+from services.common.rpc import rpc
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     backend_key,

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from services.common.parsing import TextLimits
+from services.common.text.parsing import TextLimits
 from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.doctor.dataset import EnvVersion
 from services.launcher.doctor.findings import (

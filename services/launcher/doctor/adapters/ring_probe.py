@@ -11,13 +11,13 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from services.common.extras import install_command
-from services.common.network_interfaces import (
+from services.common.process.extras import install_command
+from services.common.text.printable_text import print_visible
+from services.common.weights.network_interfaces import (
     INTERFACE_VARIABLES,
     choose_interface,
     interface_names,
 )
-from services.common.printable_text import print_visible
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.network_check import (
     find_unreachable,

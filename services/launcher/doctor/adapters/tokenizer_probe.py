@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common.adapters.hidden_torch import hide_torch
-from services.common.extras import install_command
+from services.common.process.extras import install_command
 from services.launcher.doctor.findings import Finding, fail, first_line, ok
 from services.launcher.doctor.probe_process import answer_question
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common import rpc
 from services.common.domain.pass_rates import PASS_REWARD
-from services.common.parsing import as_object
-from services.common.transcripts import encode_transcript
+from services.common.domain.transcripts import encode_transcript
+from services.common.rpc import rpc
+from services.common.text.parsing import as_object
 from services.launcher.config.backend_tables import backend_tables
 from services.launcher.security.secret_names import FLEET_BACKENDS
 

@@ -2,7 +2,7 @@
 
 import os
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.notify.outbox import DeliveryTarget
 from services.launcher.notify.sinks import Sink
 

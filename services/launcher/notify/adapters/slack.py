@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from services.common.redaction import add_secret
+from services.common.text.redaction import add_secret
 from services.launcher.adapters.bounded_http import ask, object_of, retry_after
 from services.launcher.notify.messages import Message, MessageKind
 from services.launcher.notify.outbox import DeliveryTarget, Letter

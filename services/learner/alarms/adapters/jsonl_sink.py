@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.alarms.ports import AlarmSink
 from services.learner.alarms.types import Alarm
 from services.learner.run_files.metric_lines import encode_point

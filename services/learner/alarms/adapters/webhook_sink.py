@@ -7,9 +7,9 @@ import time
 
 import httpx
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.redaction import add_secret
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
+from services.common.text.redaction import add_secret
 from services.learner.alarms.types import Alarm
 
 _log = get_logger(__name__)

@@ -11,8 +11,8 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
-from services.common.errors import ConfigError
-from services.common.redaction import add_secret, redact
+from services.common.rpc.errors import ConfigError
+from services.common.text.redaction import add_secret, redact
 from services.learner.config.learner import REMOTE_OPTIONS_VARIABLE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from services.common.adapters.model_hub import fetch_files, stage_model
-from services.common.errors import ConfigError
-from services.common.fingerprint import TokenizerDigests, tokenizer_digests
-from services.common.spec import PolicyConfig
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.fingerprint import TokenizerDigests, tokenizer_digests
 from services.learner.checkpoints.export import ASSETS, has_adapters, holds_other_parts
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

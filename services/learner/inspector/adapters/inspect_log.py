@@ -12,7 +12,7 @@ from typing import Any
 from inspect_ai.log import EvalLog, write_eval_log
 from numpy.typing import NDArray
 
-from services.common.printable_text import make_visible
+from services.common.text.printable_text import make_visible
 from services.learner.dumps.episode_text import EpisodeMessage, EpisodeTurn
 from services.learner.inspector.pages.book import attempt_facts, image_type, turn_facts
 from services.learner.inspector.pages.visible_text import cut

@@ -29,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.domain.attempts import AttemptKey
-from services.common.printable_text import print_json
+from services.common.text.printable_text import print_json
 from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
 from services.learner.inspector.pages.book import (
     MOST_RUNS,

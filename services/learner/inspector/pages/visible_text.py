@@ -1,6 +1,6 @@
 """Hostile text, made visible: invisible control characters are shown as codes like `U+202E`."""
 
-from services.common.printable_text import make_visible
+from services.common.text.printable_text import make_visible
 
 # Most characters of a message that a page shows before it links to the rest.
 MOST_CHARACTERS = 20_000

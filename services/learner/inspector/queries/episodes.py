@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from services.common.bounded_dict import BoundedDict
+from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Media, Trajectory
 from services.learner.dumps.episode_text import Decode, SequenceText, read_episode

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from threading import Lock
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.journal.holds import MOST_GROUPS, Hold, release_hold, write_hold
 
 # An open page renews its hold three times within this time.

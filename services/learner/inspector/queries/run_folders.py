@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.parsing import as_object
+from services.common.text.parsing import as_object
 from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import JOURNAL_FILE
 from services.learner.journal.store import LOCK, open_read_only

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from services.common.background_tasks import BackgroundTasks
-from services.common.concurrency import wait_for_any
-from services.common.parent_channel import ParentChannel
-from services.common.printable_text import print_visible
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.aio.concurrency import wait_for_any
+from services.common.process.parent_channel import ParentChannel
 from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
+from services.common.text.printable_text import print_visible
 from services.learner.ranks import protocol
 from services.learner.ranks.cluster_plan import ActorPlan, ClusterPlan
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import ConfigError
-from services.common.extras import install_command
-from services.common.own_version import own_version
+from services.common.process.extras import install_command
+from services.common.process.own_version import own_version
+from services.common.rpc.errors import ConfigError
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.run_files.metric_lines import METRICS_FILE

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.common.log import get_logger
+from services.common.telemetry.log import get_logger
 from services.learner.ports import Tracker
 from services.learner.types import Histogram
 

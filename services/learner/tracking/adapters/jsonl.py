@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.run_files.metric_lines import encode_point, parse_points
 from services.learner.types import Histogram

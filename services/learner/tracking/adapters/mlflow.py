@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.common.errors import ConfigError
-from services.common.log import get_logger
-from services.common.redaction import add_secret
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
+from services.common.text.redaction import add_secret
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram

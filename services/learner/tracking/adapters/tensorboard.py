@@ -9,7 +9,7 @@ from tensorboard.compat.proto import event_pb2 as _event_pb2
 from tensorboard.compat.proto import summary_pb2 as _summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram
 

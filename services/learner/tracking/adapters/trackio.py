@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import seen_by_children
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.process.child_environment import seen_by_children
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.types import Histogram

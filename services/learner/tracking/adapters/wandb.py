@@ -14,9 +14,9 @@ import numpy as np
 import wandb
 import wandb.errors
 
-from services.common.child_environment import seen_by_children
-from services.common.errors import ConfigError
-from services.common.log import get_logger
+from services.common.process.child_environment import seen_by_children
+from services.common.rpc.errors import ConfigError
+from services.common.telemetry.log import get_logger
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.sampled_episodes import EpisodeSchedule, SampledEpisode

@@ -1,7 +1,7 @@
 """Sender of publications into live engines, a separate program.
 
 A child of the learner service, beside WeightService and with the same line protocol. Engines meet
-it at a store (`services/common/weight_transfer.py`), each in its own group: one that dies or stalls
+it at a store (`common/weights/weight_transfer.py`), each in its own group: one that dies or stalls
 costs the others nothing. It ends when its stdin does, so it never outlives its parent."""
 
 import json
@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.common import log
-from services.common.json_lines import decode_line
-from services.common.network_addresses import join_host_port
-from services.common.network_interfaces import choose_interface
-from services.common.printable_text import print_json
+from services.common.rpc.network_addresses import join_host_port
+from services.common.telemetry import log
 from services.common.tensors.buffer_group import BufferSender
 from services.common.tensors.shared_buffers import BufferPool, find_devices
 from services.common.tensors.tcp_store import PrefixStore, host_tcp_store
 from services.common.tensors.transfer_group import SENDER, CollectiveGroup, TransferGroup
-from services.common.weight_transfer import (
+from services.common.text.json_lines import decode_line
+from services.common.text.printable_text import print_json
+from services.common.weights.network_interfaces import choose_interface
+from services.common.weights.weight_transfer import (
     ACCEPTED,
     REQUESTS,
     SETTINGS,

@@ -12,7 +12,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.supervised_server import SupervisedServer

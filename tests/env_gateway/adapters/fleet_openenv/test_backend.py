@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.parsing import TextLimits
+from services.common.rpc.errors import ConfigError
+from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
     build_fleet_openenv_backend,

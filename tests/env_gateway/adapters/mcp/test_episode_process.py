@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.errors import ConfigError
-from services.common.python_command import python_command
+from services.common.process.python_command import python_command
+from services.common.rpc.errors import ConfigError
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.config.backends import McpServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode

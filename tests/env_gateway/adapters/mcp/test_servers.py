@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from environments.tasks import make_task
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.parsing import TextLimits
+from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.http_transport import HttpTransport
 from services.env_gateway.adapters.mcp.session import McpSession

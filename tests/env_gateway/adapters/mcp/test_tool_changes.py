@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.config import parse_config
 from services.common.domain.attempts import ToolOutcome
+from services.common.spec.config import parse_config
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig

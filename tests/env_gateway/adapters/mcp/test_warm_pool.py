@@ -11,8 +11,8 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.adapters.process_usage import measure_usage
 from services.env_gateway.config.gateway import EnvGatewayConfig

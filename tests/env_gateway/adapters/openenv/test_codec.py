@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.parsing import TextLimits
+from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.common.config import parse_config
+from services.common.spec.config import parse_config
 from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.adapters.replay.backend import ReplayBackend
 from services.env_gateway.adapters.replay.recorder import Recording

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common import redaction
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
+from services.common.text import redaction
 from services.env_gateway.adapters.replay.recorder import Recording
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Media, Text

@@ -15,9 +15,9 @@ import pytest
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common import rpc
 from services.common.domain.attempts import AttemptKey, FailureKind, NoGradeReason
 from services.common.domain.trajectory import Trajectory
+from services.common.rpc import rpc
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.episodes.episode import Attempt
 from services.rollout.types import Sampling

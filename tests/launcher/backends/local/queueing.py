@@ -16,7 +16,7 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common import rpc
+from services.common.rpc import rpc
 from services.launcher.security.launcher_address import read_address
 from services.launcher.store.ledger import Ledger
 from tests.support.launcher import left_running, spec

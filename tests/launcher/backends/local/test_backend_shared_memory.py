@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.shared_memory import (
+from services.common.weights.shared_memory import (
     SHARED_MEMORY,
     private_folder,
     remove_folders,
@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path: Path
     name = shared_name("run", tmp_path)
     program = f"""
         import sys, time
-        from services.common.shared_memory import private_folder
+        from services.common.weights.shared_memory import private_folder
         with private_folder({name!r}) as folder:
             (folder / "weights").touch()
             print(folder, flush=True)
@@ -115,7 +115,7 @@ def test_names_of_a_stranger_stop_no_run_and_are_left_alone(tmp_path: Path) -> N
         output = as_user(
             f"""
             import asyncio, pathlib
-            from services.common.shared_memory import private_folder
+            from services.common.weights.shared_memory import private_folder
             from services.launcher.backends.local.backend import LocalBackend
             with private_folder({f"{name}-learner"!r}) as folder:
                 (folder / "weights").write_text("of the user")
@@ -166,9 +166,9 @@ def as_user(program: str) -> str:
     """The output of a program run by an unprivileged user. It imports first: the user need not be
     able to read the repository."""
     imports = (
-        "import services.launcher.backends.local.backend, services.common.shared_memory, asyncio\n"
+        "import services.launcher.backends.local.backend, services.common.weights.shared_memory\n"
     )
-    imports += "import concurrent.futures.thread\n"
+    imports += "import asyncio, concurrent.futures.thread\n"
     become = f"import os; os.setgroups([]); os.setgid({USER}); os.setuid({USER})\n"
     command = words(imports + become + textwrap.dedent(program))
     return subprocess.check_output(command, text=True, env=ENVIRON, timeout=60)

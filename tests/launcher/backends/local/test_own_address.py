@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.launcher.backends.local import own_address
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.local.own_address import find_own_host, route_address

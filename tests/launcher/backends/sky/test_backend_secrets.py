@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.common.child_environment import child_environment
+from services.common.process.child_environment import child_environment
 from services.launcher.backends.ports import BackendError
 from services.launcher.backends.sky import cost_estimate, task_documents
 from services.launcher.backends.sky.backend import SkyBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.common.config import canonical_json
+from services.common.spec.config import canonical_json
 from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend

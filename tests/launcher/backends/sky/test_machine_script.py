@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json, load_spec
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
 from services.launcher.backends.sky.single_machine import whole_run_task
 from services.launcher.run_plan import parse_spec

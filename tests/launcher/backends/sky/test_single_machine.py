@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services.common.config import canonical_json, load_spec, parse_config
+from services.common.spec.config import canonical_json, load_spec, parse_config
 from services.launcher.backends.sky import single_machine
 from services.launcher.cli import app, plan, train
 from services.launcher.doctor.findings import Finding

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.config import parse_config
-from services.common.errors import ConfigError
-from services.common.redaction import redact
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.text.redaction import redact
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
 from services.learner.alarms.types import Alarm, AlarmVerdict
 from services.learner.config.alarms import AlarmsConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from services.common.errors import ConfigError
+from services.common.rpc.errors import ConfigError
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.wandb import WandbTracker

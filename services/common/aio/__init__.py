@@ -1,0 +1,1 @@
+"""Tasks, signals and bounded collections for asyncio."""

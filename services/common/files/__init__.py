@@ -1,0 +1,1 @@
+"""Files that survive a crash, tables as text, and folders that are removed."""

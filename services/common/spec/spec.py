@@ -1,0 +1,105 @@
+"""The part of a run spec that every service reads, and the tables of each service."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.process.own_version import OwnVersion
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import ConfigModel, did_you_mean, parse_config
+from services.common.spec.number_ranges import MOST_TOKENS, Tokens
+
+SHARED = ("name", "seed", "policy", "written_by")
+SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
+SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
+
+
+class PolicyConfig(ConfigModel):
+    """The trained and served model."""
+
+    # A folder, or an id on the Hugging Face hub.
+    model: str = Field(min_length=1)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_model_len: Tokens
+    # As in a Hugging Face config: rope_type, factor, original_max_position_embeddings.
+    rope_scaling: dict[str, str | int | float] | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    # For a mixture of experts: with "replay" the trainer uses the experts that the engine chose for
+    # each token, weighted by its own router; "measure" only counts how often the two differ.
+    routing_replay: Literal["off", "measure", "replay"] = "off"
+    # Repeats learner.lora.rank, so that engines load the model once and receive only its adapters;
+    # if absent, they receive whole weights with adapters merged in. vLLM allows no higher rank.
+    adapter_rank: int | None = Field(default=None, ge=1, le=512)
+
+    @model_validator(mode="after")
+    def _rope_scaling_is_whole(self) -> Self:
+        scaling = self.rope_scaling or {}
+        for name, value in scaling.items():
+            if not isinstance(value, str) and not 0 < value <= MOST_TOKENS:
+                raise ValueError(f"rope_scaling.{name}: expected above 0; got {value}")
+        for name in ("factor", "original_max_position_embeddings"):
+            if scaling.get("rope_type") == "yarn" and isinstance(scaling.get(name, ""), str):
+                raise ValueError(f"rope_scaling.{name}: yarn needs {name}, a number")
+        return self
+
+    def scaled_positions(self, own: int) -> int:
+        """Return `max_position_embeddings` under the run's scaling, for a model with the value
+        `own`.
+
+        With YaRN, Transformers and vLLM expect the scaled length; vLLM refuses a longer one."""
+        scaling = self.rope_scaling or {}
+        if scaling.get("rope_type") != "yarn":
+            return own
+        original = float(scaling["original_max_position_embeddings"])
+        return max(own, int(float(scaling["factor"]) * original))
+
+
+class WriterConfig(ConfigModel):
+    """The Flotilla that wrote a run's own spec.json."""
+
+    version: str
+    commit: str
+
+
+class SharedConfig(ConfigModel):
+    """The keys of a run spec that belong to all services."""
+
+    # Part of paths and of shared-memory names.
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    policy: PolicyConfig
+    # Written by the launcher at each start of a run; nobody else sets it.
+    written_by: WriterConfig | None = None
+
+
+class ServiceConfig(ConfigModel):
+    """A service's own section, which must fit the shared keys."""
+
+    def check(self, shared: SharedConfig) -> None:
+        """Raise ConfigError if the section does not fit the shared keys.
+
+        `--check-config` calls this too, before anything is started."""
+
+
+def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
+    """Parse the shared keys of a whole spec; refuse unknown top-level keys."""
+    unknown = [
+        f"  {key}: unknown key{did_you_mean(key, SECTIONS)}" for key in spec if key not in SECTIONS
+    ]
+    given = {key: spec[key] for key in SHARED if key in spec}
+    if not unknown:
+        return parse_config(SharedConfig, given, where=where)
+    lines = [f"{where}: unknown top-level keys", *unknown]
+    try:
+        parse_config(SharedConfig, given, where=where)
+    except ConfigError as error:
+        lines.append(str(error))
+    raise ConfigError("\n".join(lines))
+
+
+def named_writer(spec: Mapping[str, Any]) -> OwnVersion | None:
+    """Return the Flotilla that a run's own spec names; None if it names none."""
+    named = parse_shared(spec, where="spec").written_by
+    return OwnVersion(named.version, named.commit) if named else None

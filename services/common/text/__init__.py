@@ -1,0 +1,2 @@
+"""Texts from outside: parsing within limits, printing without control characters, and
+secrets that are removed."""
