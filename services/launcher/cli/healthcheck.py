@@ -3,15 +3,15 @@
     python -m services.launcher.cli.healthcheck --runs runs
 
 Address and certificate come from its launcher.json: a launcher mints its own certificates and
-has no --tls-dir. The exit codes are those of services.common.rpc.healthcheck."""
+has no --tls-dir. The exit codes are those of services.common.healthcheck."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.common.healthcheck import NOT_SERVING, WRONG, report_health
 from services.common.rpc.errors import ConfigError
-from services.common.rpc.healthcheck import NOT_SERVING, WRONG, report_health
 from services.common.text.printable_text import print_visible
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER

@@ -266,15 +266,18 @@ class Supervisor:
         if last is not None and last.exit is not None and final and not how.unready:
             preempted = last.exit.code == EXIT_PREEMPTED
             how = ExitStatus(last.exit.code, last.exit.tail or how.tail, preempted)
-        self.roster.forget_member(key)
         self.units.forget_replica(key)
-        self._silent.discard(key)
-        self._alarms.drop_alarms(key)
-        self._note_progress(self.progress)
+        self._forget_process(key)
         run, notes = restarts.handle_exit(self.run, key, how, clock.now(), self.config)
         self.commit_run(
             run, notes, cause=how.tail if how.code is None else restarts.describe_exit(how)
         )
+
+    def _forget_process(self, key: ReplicaKey) -> None:
+        self.roster.forget_member(key)
+        self._silent.discard(key)
+        self._alarms.drop_alarms(key)
+        self._note_progress(self.progress)
 
     def register_replica(self, member: Member) -> None:
         """Add a replica to the roster. Raises ReplacedError."""
@@ -331,8 +334,7 @@ class Supervisor:
                 self.run, key, ended, report.exit, clock.now(), self.config
             )
             if run != self.run:
-                self.roster.forget_member(key)
-                self._alarms.drop_alarms(key)
+                self._forget_process(key)
                 self.commit_run(run, notes, cause=restarts.describe_exit(report.exit))
         self._wake.set()
         return command_for(self.run, key, clock.now(), ended)

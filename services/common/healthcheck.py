@@ -1,6 +1,6 @@
 """Health check of a service, for container engines:
 
-    python -m services.common.rpc.healthcheck --address 127.0.0.1:50051
+    python -m services.common.healthcheck --address 127.0.0.1:50051
 
 Exit codes: 0 it serves, 1 it does not, or not yet, 2 the arguments are wrong. Under TLS the command
 presents the service's own certificate, which only processes beside the service have."""
@@ -60,7 +60,7 @@ def report_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m services.common.rpc.healthcheck",
+        prog="python -m services.common.healthcheck",
         description="Check whether a service serves. Exit code: 0 yes, 1 no, 2 wrong arguments.",
     )
     add = parser.add_argument
