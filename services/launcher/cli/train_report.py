@@ -1,6 +1,7 @@
 """Report at the end of `flotilla train`: the before/after table, the curve, and the files."""
 
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 from rich.table import Table
 
 from services.common.files.durable_files import replace_file
+from services.common.process.child_environment import child_environment
+from services.common.process.python_command import python_command
+from services.launcher.cli import learning_curve
 from services.launcher.cli.command_hints import format_command
+from services.launcher.cli.learning_curve import CURVE_FILE, METRICS_FILE
 from services.launcher.cli.terminal import Terminal
 
-METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-CURVE_FILE = "curve.svg"
 # The learner's, once it is done.
 MODEL_FOLDER = "model"
 ALARMS_FILE = "alarms.jsonl"
@@ -70,55 +73,13 @@ def _format_with_interval(figures: dict[str, Any]) -> str:
     return f"{text} [{low:.1%}, {high:.1%}]"
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the learner's metrics, one record per step; a truncated line is left out."""
-    path = run_dir / METRICS_FILE
-    if not path.exists():
-        return []
-    records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+def draw_curve(run_dir: Path) -> None:
+    """Draw pass@1 over steps into the run's folder, if there is anything to draw.
 
-
-def metric_series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of one metric; the last value of a repeated step (after a resume)
-    counts."""
-    logged = [r for r in records if "step" in r and r.get(metric) is not None]
-    values = {int(r["step"]): float(r[metric]) for r in logged}
-    steps = sorted(values)
-    return steps, [values[step] for step in steps]
-
-
-def draw_curve(run_dir: Path) -> Path | None:
-    """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
-    lines = _read_pass_rates(run_dir)
-    if not any(steps for steps, _ in lines.values()):
-        return None
-    # Slow to import, and needed only at a run's end.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for (label, (steps, values)), style in zip(lines.items(), ("-", "o-"), strict=True):
-        axes.plot(steps, values, style, label=label)
-    axes.set(xlabel="optimizer step", ylabel="pass@1", ylim=(0, 1), title=run_dir.name)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    path = run_dir / CURVE_FILE
-    figure.savefig(path)
-    return path
-
-
-def _read_pass_rates(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
-    records = read_metrics(run_dir)
-    return {
-        "training tasks": metric_series(records, "reward/avg_pass_at_1"),
-        "held-out tasks": metric_series(records, "eval/all/pass_at_1"),
-    }
+    In a process of its own: matplotlib starts programs (fc-list), which inherit its environment,
+    and here that has every key that the user has exported."""
+    command = python_command("-m", learning_curve.__name__, str(run_dir))
+    subprocess.run(command, env=child_environment(ours=True), check=False)
 
 
 def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:

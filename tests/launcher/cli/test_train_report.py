@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from services.launcher.cli import train_report
 from services.launcher.cli.terminal import Terminal
@@ -35,3 +38,22 @@ def test_an_evaluation_alone_has_a_column_of_its_own(tmp_path: Path) -> None:
     text = console.export_text()
     assert "eval only" in text
     assert "50.0% [40.0%, 60.0%]" in text
+
+
+def test_what_draws_the_curve_starts_programs_without_the_users_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, tool = tmp_path / "seen", tmp_path / "bin" / "fc-list"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\nenv >> {seen}\n")
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    # Without a cache of fonts.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FLEET_API_KEY", "canary-key")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "reward/avg_pass_at_1": 0.5}\n')
+    train_report.draw_curve(run_dir)
+    assert "<svg" in (run_dir / "curve.svg").read_text()
+    assert "PATH=" in seen.read_text() and "canary-key" not in seen.read_text()

@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,9 @@ class Receivers:
 
     def kill_all(self) -> None:
         for child in psutil.Process(self._process.pid).children():
-            child.kill()
+            # Those of a test that fails may end on their own.
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         self._process.kill()
 
 
