@@ -132,7 +132,7 @@ def tables_command(modules: Mapping[str, str], where: str) -> tuple[str, ...] | 
     tables = [f"{name}={place}" for name, place in _TABLES.items() if name not in modules]
     if not tables:
         return None
-    return python_command("-m", "services.launcher.store.read_tables", where, *tables)
+    return python_command("-m", "services.launcher.control.read_tables", where, *tables)
 
 
 def replica_command(

@@ -11,11 +11,8 @@ CURVE_FILE = "curve.svg"
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Read the learner's metrics, one record per step; a truncated line is left out."""
-    path = run_dir / METRICS_FILE
-    if not path.exists():
-        return []
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines():
+    for line in (run_dir / METRICS_FILE).read_text().splitlines():
         try:
             records.append(json.loads(line))
         except ValueError:
@@ -32,11 +29,11 @@ def metric_series(records: list[dict[str, Any]], metric: str) -> tuple[list[int]
     return steps, [values[step] for step in steps]
 
 
-def draw_curve(run_dir: Path) -> Path | None:
-    """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
+def draw_curve(run_dir: Path) -> None:
+    """Draw pass@1 over steps into the run's folder, if there is anything to draw."""
     lines = _read_pass_rates(run_dir)
     if not any(steps for steps, _ in lines.values()):
-        return None
+        return
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -46,9 +43,7 @@ def draw_curve(run_dir: Path) -> Path | None:
     axes.set(xlabel="optimizer step", ylabel="pass@1", ylim=(0, 1), title=run_dir.name)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    path = run_dir / CURVE_FILE
-    figure.savefig(path)
-    return path
+    figure.savefig(run_dir / CURVE_FILE)
 
 
 def _read_pass_rates(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:

@@ -78,6 +78,8 @@ def draw_curve(run_dir: Path) -> None:
 
     In a process of its own: matplotlib starts programs (fc-list), which inherit its environment,
     and here that has every key that the user has exported."""
+    if not (run_dir / METRICS_FILE).exists():
+        return
     command = python_command("-m", learning_curve.__name__, str(run_dir))
     subprocess.run(command, env=child_environment(ours=True), check=False)
 

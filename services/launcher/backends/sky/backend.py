@@ -106,7 +106,7 @@ class SkyBackend(Backend):
         name = names.member_name(self._owner, launch.run_id, launch.key)
         while True:
             coming = await self._client.is_start_pending(name)
-            await self._clusters.undo_start(name)
+            await self._clusters.kill_replica(name)
             if not coming:
                 return
             await asyncio.sleep(self._poll_s)

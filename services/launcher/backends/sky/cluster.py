@@ -52,10 +52,6 @@ class ClusterManager:
             raise CapacityError(text) from None
         self._signs.expect_reports(start.name)
 
-    async def undo_start(self, name: str) -> None:
-        """End what a start has left, even a half-made machine that would block the next start."""
-        await self.kill_replica(name)
-
     async def attach_replica(self, name: str) -> bool:
         """Return whether the job of an earlier replica is still active.
 
@@ -128,6 +124,7 @@ class ClusterManager:
         await self._client.cancel_pending(lambda replica: replica == name)
 
     async def kill_replica(self, name: str) -> None:
+        """End the replica, or what its start has left: a half-made machine would block the next."""
         await self._client.cancel_pending(lambda replica: replica == name)
         await self._client.tear_down_cluster(name)
         self._killed.add(name)

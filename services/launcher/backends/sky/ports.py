@@ -18,8 +18,8 @@ class SkyPilotApi(Protocol):
         """List the table of clusters; `certain` ones are checked at their clouds first."""
         ...
 
-    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
-        """Start a cluster with a job on it; return the job's id once it is submitted there."""
+    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> None:
+        """Start a cluster with a job on it; return once the job is submitted there."""
         ...
 
     async def get_job_status(self, cluster: str) -> str | None:

@@ -54,17 +54,14 @@ class SkyClient:
 
         return await self._ask_within(self._slow_s if certain else self._quick_s, fetch_clusters)
 
-    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
-        def submit_cluster() -> int:
+    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> None:
+        def submit_cluster() -> None:
             task = self._sky.Task.from_yaml_config(fill_secrets(document, secrets))
             name = str(document["name"])
             launch = self._sky.launch
-            job_id, _ = self._requests.follow_submission(
-                name, lambda: launch(task, cluster_name=name)
-            )
-            return int(job_id)
+            self._requests.follow_submission(name, lambda: launch(task, cluster_name=name))
 
-        return await self._attempt_submission(submit_cluster)
+        await self._attempt_submission(submit_cluster)
 
     async def get_job_status(self, cluster: str) -> str | None:
         def fetch_status() -> str | None:

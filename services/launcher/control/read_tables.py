@@ -1,6 +1,6 @@
 """A program that reads the tables of several services in a spec, and imports only their classes:
 
-    python -m services.launcher.store.read_tables spec.toml NAME=MODULE:CLASS ... < spec.json
+    python -m services.launcher.control.read_tables spec.toml NAME=MODULE:CLASS ... < spec.json
 
 Its exit code is 2 if one is wrong, with every problem of all tables on standard output."""
 
