@@ -189,24 +189,6 @@ RUN_SERVICE = {
             **_of_run(run_pb.TailLogsRequest),
         },
     ),
-    "ReadRunFiles": Case(
-        lambda world: run_pb.ReadRunFilesRequest(run_id=world.run_id),
-        lambda _, replies: (
-            {file.path for file in replies[0].files.files} == {"journal.sqlite", "spec.json"}
-            and _is_spec(b"".join(p.block.data for p in replies if p.block.path == "spec.json"))
-            and {part.complete for part in replies} == {"", "journal.sqlite", "spec.json"}
-        ),
-        {
-            "bad input": (
-                lambda world: run_pb.ReadRunFilesRequest(
-                    run_id=world.run_id,
-                    known=[run_pb.KnownFile(path="metrics.jsonl", block_digests=b"short")],
-                ),
-                (REFUSED, "BAD_DIGESTS"),
-            ),
-            **_of_run(run_pb.ReadRunFilesRequest),
-        },
-    ),
     "StopRun": Case(
         lambda world: run_pb.StopRunRequest(run_id=world.run_id),
         lambda world, replies: (

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
+from services.launcher.learner_programs import NOTHING_STORED, RESTORE, STORE_AWAY, learner_command
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing
-
-# Exit codes of `services.learner.checkpoints.restore_command`.
-_RETRYABLE, _NOTHING = 3, 4
 
 
 class NotResumableError(Exception):
@@ -48,9 +45,9 @@ class RunFolder:
         code = await self._run_restore()
         if code == 0:
             return True
-        if code == _NOTHING and not begun:
+        if code == NOTHING_STORED and not begun:
             return False
-        if code == _RETRYABLE:
+        if code == STORE_AWAY:
             raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
         raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
 
@@ -78,7 +75,7 @@ class RunFolder:
         exit code."""
         runs, url = str(self.run_dir.parent), str(self.url)
         arguments = (url, "--config", str(self.spec), "--runs", runs)
-        command = python_command("-m", "services.learner.checkpoints.restore_command", *arguments)
+        command = learner_command(RESTORE, *arguments)
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -12,10 +12,11 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from services.common.text.printable_text import one_line
 from services.launcher.backends.ports import LaunchSpec, ResourceOffer
+from services.launcher.backends.sky import names
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body
 from services.launcher.run_progress import Alarm, Progress
-from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
+from services.launcher.state import Cleanup, Cost, Outcome, ReplicaKey, RunMode, RunState
 from services.launcher.store.ledger import RunEvent, StoredRun
 from services.launcher.store.roster import Member
 from services.wire.enums import EnumCodec
@@ -47,14 +48,17 @@ def timestamp_to_pb(seconds: float | None) -> Timestamp | None:
 def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
     """Convert the current state of a run; `brief` omits its spec and most metrics."""
     found = stored.run
-    bodies = [replica_body(found.replicas[key]) for key in sorted(found.replicas)]
+    replicas = [
+        run_pb.ServiceReplica(**replica_body(replica), machine=_machine_of(stored, key, folder))
+        for key, replica in sorted(found.replicas.items())
+    ]
     return run_pb.Run(
         run_id=found.run_id,
         name=found.name,
         state=STATES.encode(found.state),
         mode=MODES.encode(found.mode),
         spec_json="" if brief else stored.spec_json,
-        replicas=[run_pb.ServiceReplica(**body) for body in bodies],
+        replicas=replicas,
         create_time=timestamp_to_pb(stored.created),
         end_time=timestamp_to_pb(stored.ended),
         error=found.error,
@@ -73,6 +77,12 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
         step=stored.step,
         total_steps=stored.total_steps,
     )
+
+
+def _machine_of(stored: StoredRun, key: ReplicaKey, folder: Path) -> str:
+    if stored.run.backend != "sky":
+        return ""
+    return names.member_name(names.owner_of(folder), stored.run.run_id, key)
 
 
 def _cost_to_pb(

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ from flotilla.launcher.v1 import (
 )
 from services.common.rpc.rpc import to_seconds
 from services.launcher.api import codec
-from services.launcher.api.run_files_stream import RunFilesStream
 from services.launcher.api.run_pages import list_page
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait_to_poll
 from services.launcher.control.launcher import Launcher, StartOrder, refusal_error
@@ -34,7 +32,6 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     def __init__(self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S) -> None:
         self._launcher = launcher
         self._stream_age_s = stream_age_s
-        self._files = RunFilesStream(launcher.folder)
 
     async def PlanRun(
         self, request: run_service_pb2.PlanRunRequest, context: Context
@@ -128,14 +125,6 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
                 return
             if not lines:
                 await wait_to_poll(deadline)
-
-    async def ReadRunFiles(
-        self, request: run_service_pb2.ReadRunFilesRequest, context: Context
-    ) -> AsyncIterator[run_service_pb2.ReadRunFilesResponse]:
-        stored = self._launcher.get_run(request.run_id)
-        async with aclosing(self._files.send(stored, request, self._stream_age_s)) as parts:
-            async for part in parts:
-                yield part
 
     async def StopRun(
         self, request: run_service_pb2.StopRunRequest, context: Context

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
+from services.launcher import learner_programs
 from services.launcher.cli.command_runner import reports_errors
 from services.launcher.cli.run_source import find_run_dir
 
@@ -15,10 +15,7 @@ def export_model(run_id: str, step: int | None, out: Path, runs: Path, *, adapte
     run_dir = find_run_dir(run_id, runs)
     # Checkpoints belong to the learner, so its own program reads them.
     command = [
-        *python_command("-m", "services.learner.checkpoints.export_command"),
-        str(run_dir),
-        "--out",
-        str(out),
+        *learner_programs.learner_command(learner_programs.EXPORT, str(run_dir), "--out", str(out))
     ]
     command += [] if step is None else ["--step", str(step)]
     command += ["--adapters"] if adapters else []

@@ -1,15 +1,18 @@
 """`flotilla inspect`: shows runs in a browser, down to the tokens of each episode."""
 
 import asyncio
+import socket
 import subprocess
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from services.common.aio.concurrency import running_tasks
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
+from services.common.process.run_child import run_child
 from services.launcher.cli.command_runner import (
     FAILED,
     OK,
@@ -20,12 +23,16 @@ from services.launcher.cli.command_runner import (
 from services.launcher.cli.inspector_process import (
     INSPECTOR,
     InspectorError,
+    ServedInspector,
     check_inspector_is_installed,
+    inspector_by,
     served_inspector,
+    serving_arguments,
 )
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.cli.run_mirror import RunMirror, mirrored_run
-from services.launcher.cli.run_source import NEWEST, RunSource, find_run, find_run_dir
+from services.launcher.cli.restore import fetch_for_reading
+from services.launcher.cli.run_place import SSH_VARIABLES, FarFiles, StoredFiles, find_files
+from services.launcher.cli.run_source import NEWEST, RunSource, find_local_run, find_run
 from services.launcher.cli.terminal import Terminal
 from services.launcher.security.launcher_address import address_from_environment
 from services.launcher.store.run_files import JOURNAL
@@ -46,13 +53,22 @@ class PageOptions:
 @reports_errors()
 def inspect_runs(run_id: str | None, runs: Path, options: PageOptions) -> int:
     """Serve the pages of a run, or of all runs, until Ctrl-C."""
-    check_inspector_is_installed()
-    if _is_elsewhere(run_id, runs):
-        return with_run_source(
-            runs, lambda known, interrupts: _serve_mirror(known, interrupts, run_id, options)
-        )
-    found = None if run_id is None else find_run_dir(run_id, runs).name
-    return run_interruptible(lambda interrupts: _serve_pages(found, runs, options, interrupts))
+    if run_id is None and address_from_environment() is None:
+        return _serve_here(runs, None, options)
+    here = _find_here(run_id or NEWEST, runs)
+    if here is not None:
+        return _serve_here(runs, here.name, options)
+
+    async def serve_elsewhere(known: RunSource, interrupts: Interrupts) -> int:
+        run = await interrupts.unless_interrupted(find_run(known, run_id or NEWEST))
+        place = find_files(run, address_from_environment())
+        if isinstance(place, FarFiles):
+            return await _serve(_inspector_there(place, options), options, interrupts)
+        check_inspector_is_installed()
+        async with _fetched(place, interrupts) as fetched:
+            return await _serve(_inspector_here(fetched, run.run_id, options), options, interrupts)
+
+    return with_run_source(runs, serve_elsewhere)
 
 
 @reports_errors()
@@ -60,74 +76,114 @@ def write_bundle(
     run_id: str, runs: Path, out: Path, steps: Sequence[int], policy: Path | None
 ) -> int:
     """Write the pages of a run's steps to a zip file that needs no server."""
-    arguments = ["--bundle", str(out.absolute()), *(f"--step={step}" for step in steps)]
-    arguments += PageOptions(policy=policy).to_arguments()
+    arguments = [*(f"--step={step}" for step in steps), *PageOptions(policy=policy).to_arguments()]
+    here = _find_here(run_id, runs)
+    if here is not None:
+        return _bundle_here(here, out, arguments)
 
-    async def bundle_mirror(known: RunSource, interrupts: Interrupts) -> int:
-        async with known.open_launcher() as connection:
-            run = await interrupts.unless_interrupted(find_run(known, run_id))
-            with mirrored_run(connection, run.run_id) as mirror:
-                await interrupts.unless_interrupted(mirror.refresh())
-                return await asyncio.to_thread(_bundle, mirror.folder, out, arguments)
+    async def bundle_elsewhere(known: RunSource, interrupts: Interrupts) -> int:
+        run = await interrupts.unless_interrupted(find_run(known, run_id))
+        place = find_files(run, address_from_environment())
+        if isinstance(place, FarFiles):
+            return await interrupts.unless_interrupted(_bundle_there(place, out, arguments))
+        async with _fetched(place, interrupts) as fetched:
+            return await asyncio.to_thread(_bundle_here, fetched / run.run_id, out, arguments)
 
+    return with_run_source(runs, bundle_elsewhere)
+
+
+def _find_here(run_id: str, runs: Path) -> Path | None:
+    """Return the folder of a run whose files are on this machine. Raises NoRunError."""
+    if run_id != NEWEST and (runs / run_id / JOURNAL).exists():
+        return runs / run_id
+    if address_from_environment() is not None:
+        return None
+    found = find_local_run(run_id, runs).run
+    return runs / found.run_id if found.backend == "local" else None
+
+
+def _serve_here(runs: Path, run_id: str | None, options: PageOptions) -> int:
     check_inspector_is_installed()
-    if _is_elsewhere(run_id, runs):
-        return with_run_source(runs, bundle_mirror)
-    return _bundle(find_run_dir(run_id, runs), out, arguments)
-
-
-def _is_elsewhere(run_id: str | None, runs: Path) -> bool:
-    """Return whether FLOTILLA_LAUNCHER names a launcher and the run is not in this folder."""
-    here = run_id not in (None, NEWEST) and (runs / str(run_id) / JOURNAL).exists()
-    return not here and address_from_environment() is not None
-
-
-def _bundle(run_dir: Path, out: Path, arguments: Sequence[str]) -> int:
-    done = subprocess.run(
-        python_command(
-            *("-m", INSPECTOR, "--runs", str(run_dir.parent), "--run", run_dir.name, *arguments)
-        ),
-        stdout=subprocess.DEVNULL,
-        env=child_environment(ours=True),
+    return run_interruptible(
+        lambda interrupts: _serve(_inspector_here(runs, run_id, options), options, interrupts)
     )
-    if done.returncode == 0:
-        Terminal().print(f"{out}: unpack it, and open index.html", soft_wrap=True)
-    return OK if done.returncode == 0 else FAILED
 
 
-async def _serve_mirror(
-    known: RunSource, interrupts: Interrupts, run_id: str | None, options: PageOptions
+def _inspector_here(
+    runs: Path, run_id: str | None, options: PageOptions
+) -> AbstractAsyncContextManager[ServedInspector]:
+    return served_inspector(runs, run_id, port=options.port, arguments=options.to_arguments())
+
+
+def _bundle_here(run_dir: Path, out: Path, arguments: Sequence[str]) -> int:
+    check_inspector_is_installed()
+    where = ("--runs", str(run_dir.parent), "--run", run_dir.name, "--bundle", str(out.absolute()))
+    command = python_command("-m", INSPECTOR, *where, *arguments)
+    environ = child_environment(ours=True)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, env=environ, check=False)
+    return _report_bundle(out) if done.returncode == 0 else FAILED
+
+
+def _report_bundle(out: Path) -> int:
+    Terminal().print(f"{out}: unpack it, and open index.html", soft_wrap=True)
+    return OK
+
+
+@asynccontextmanager
+async def _fetched(place: StoredFiles, interrupts: Interrupts) -> AsyncGenerator[Path]:
+    """Yield a folder of runs with the files that readers need, fetched from the store."""
+    with TemporaryDirectory(prefix="flotilla-") as folder:
+        fetching = fetch_for_reading(place.url, place.spec, Path(folder), Terminal())
+        await interrupts.unless_interrupted(fetching)
+        yield Path(folder)
+
+
+@asynccontextmanager
+async def _inspector_there(
+    place: FarFiles, options: PageOptions
+) -> AsyncGenerator[ServedInspector]:
+    """Serve the pages on the machine that has the files, at the same port of this one."""
+    port = options.port or _find_free_port()
+    shell = place.program(INSPECTOR, *serving_arguments(port), *options.to_arguments())
+    try:
+        async with inspector_by(place.command(shell, port)) as served:
+            yield served
+    except InspectorError as error:
+        raise InspectorError(f"{error}; or {place.advice}") from error
+
+
+async def _bundle_there(place: FarFiles, out: Path, arguments: Sequence[str]) -> int:
+    program = place.program(INSPECTOR, *arguments)
+    shell = (
+        f'd=$(mktemp -d) && {program} --bundle "$d/run.zip" > /dev/null && cat "$d/run.zip";'
+        ' code=$?; rm -r "$d"; exit $code'
+    )
+    done = await run_child(place.command(shell), env=child_environment(*SSH_VARIABLES, ours=True))
+    if done.code != 0:
+        said = done.errors.decode(errors="replace").strip()
+        raise InspectorError(f"{said}; or {place.advice}")
+    await asyncio.to_thread(out.write_bytes, done.output)
+    return _report_bundle(out)
+
+
+async def _serve(
+    serving: AbstractAsyncContextManager[ServedInspector],
+    options: PageOptions,
+    interrupts: Interrupts,
 ) -> int:
-    """Serve the pages of a remote launcher's run; without `run_id`, of the newest."""
-    async with known.open_launcher() as connection:
-        run = await interrupts.unless_interrupted(find_run(known, run_id or NEWEST))
-        with mirrored_run(connection, run.run_id) as mirror:
-            where = connection.address.address
-            text = f"Fetching run {run.run_id} from the launcher at {where}"
-            Terminal().print(text, style="dim", soft_wrap=True)
-            running = await interrupts.unless_interrupted(mirror.refresh())
-            async with running_tasks(*([_follow(mirror)] if running else ())):
-                return await _serve_pages(mirror.folder.name, mirror.runs, options, interrupts)
-
-
-async def _follow(mirror: RunMirror) -> None:
-    def report(trouble: str) -> None:
-        text = f"Cannot refresh the pages for now: {trouble}"
-        Terminal().print(text, style="dim", soft_wrap=True)
-
-    await mirror.follow(report)
-
-
-async def _serve_pages(
-    run_id: str | None, runs: Path, options: PageOptions, interrupts: Interrupts
-) -> int:
-    arguments = options.to_arguments()
-    async with served_inspector(runs, run_id, port=options.port, arguments=arguments) as served:
-        Terminal().print(f"Open {served.url}\nCtrl-C stops the server.", soft_wrap=True)
-        if options.browse:
-            await asyncio.to_thread(webbrowser.open, served.url)
+    async with AsyncExitStack() as stack:
         try:
+            served = await interrupts.unless_interrupted(stack.enter_async_context(serving))
+            Terminal().print(f"Open {served.url}\nCtrl-C stops the server.", soft_wrap=True)
+            if options.browse:
+                await asyncio.to_thread(webbrowser.open, served.url)
             why = await interrupts.unless_interrupted(served.wait_until_ended())
         except InterruptedByUserError:
             return OK
-    raise InspectorError(why)
+        raise InspectorError(why)
+
+
+def _find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

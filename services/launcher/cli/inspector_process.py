@@ -1,4 +1,4 @@
-"""The run inspector, a program of the learner, as a child of a command."""
+"""The run inspector as a child of a command, here or where `ssh` reaches the run's files."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from services.common.process.extras import install_command
 from services.common.process.line_channel import ChildLostError, LineChannel
 from services.common.process.python_command import python_command
 from services.common.rpc.errors import ConfigError
+from services.launcher.cli.run_place import SSH_VARIABLES
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
 
@@ -40,15 +41,30 @@ def is_inspector_installed() -> bool:
     return all(find_spec(name) is not None for name in _PACKAGES)
 
 
+def serving_arguments(port: int) -> tuple[str, ...]:
+    """Return the arguments of an inspector that serves until its stdin ends; 0 is any port."""
+    return ("--listen", f"127.0.0.1:{port}", "--end-with-stdin")
+
+
 @asynccontextmanager
 async def served_inspector(
     runs: Path, run_id: str | None, *, port: int = 0, arguments: Sequence[str] = ()
 ) -> "AsyncGenerator[ServedInspector]":
     """Serve the pages of `runs` until the block ends. Raises InspectorError."""
-    where = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
     shown = () if run_id is None else ("--run", run_id)
-    command = python_command("-m", INSPECTOR, *where, *shown, *arguments)
-    child = await LineChannel.start_child("the inspector", command, runs / _LOG)
+    where = ("--runs", str(runs), *shown, *serving_arguments(port))
+    command = python_command("-m", INSPECTOR, *where, *arguments)
+    async with inspector_by(command, runs / _LOG) as served:
+        yield served
+
+
+@asynccontextmanager
+async def inspector_by(
+    command: Sequence[str], log: Path | None = None
+) -> "AsyncGenerator[ServedInspector]":
+    """Run a command that serves the inspector's pages until the block ends. Without a `log` it
+    writes to the user's terminal. Raises InspectorError."""
+    child = await LineChannel.start_child("the inspector", command, log, *SSH_VARIABLES)
     try:
         line = await child.read_line()
         yield ServedInspector(child, json.loads(line)["url"])

@@ -168,8 +168,9 @@ def inspect(
     for running and finished runs, and an open page does not slow the learner. `--bundle` writes a
     file for a colleague, who needs neither Flotilla nor the run.
 
-    With FLOTILLA_LAUNCHER set, it fetches the needed files from that launcher (of the newest run if
-    RUN is not given) and updates them while the run is active. A run under `--runs` is read there.
+    With FLOTILLA_LAUNCHER set, it shows a run of that launcher (the newest if RUN is not given), and
+    serves the pages by `ssh` where the run's files are: on the launcher's machine, or a rented one.
+    If that is gone, they come from the run's store. A run under `--runs` is read there.
     """
     from services.launcher.cli import inspect as command
 

@@ -1,13 +1,14 @@
 """Recovery of a run that has lost data: from its upload, or from its intact local files."""
 
+import asyncio
 import json
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
+from services.common.process.run_child import run_child
+from services.launcher import learner_programs
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.security.env_filter import STORE_VARIABLES
 
@@ -21,41 +22,52 @@ def restore_run(
 ) -> str:
     """Restore the run uploaded to a URL into the runs folder and return its id. Raises
     RestoreFailedError."""
-    arguments = [url, "--config", str(spec), "--runs", str(runs), *overrides]
+    arguments = (url, "--config", str(spec), "--runs", str(runs), *overrides)
     console.print(f"Restoring {url}", soft_wrap=True)
-    found = _run_learner_program("services.learner.checkpoints.restore_command", arguments, console)
+    found = asyncio.run(_run_learner_program(learner_programs.RESTORE, arguments, console))
     text = f"Restored run {found['run_id']} at step {found['step']}"
     console.print(text + _format_losses(found), soft_wrap=True)
     return str(found["run_id"])
 
 
+async def fetch_for_reading(
+    url: str, spec: Mapping[str, Any], runs: Path, console: Terminal
+) -> None:
+    """Fetch what readers need of the run uploaded to a URL into an empty runs folder. Raises
+    RestoreFailedError."""
+    path = runs / "spec.json"
+    path.write_text(json.dumps(spec))
+    arguments = (url, "--config", str(path), "--runs", str(runs), "--for-reading")
+    console.print(f"Fetching {url}", style="dim", soft_wrap=True)
+    found = await _run_learner_program(learner_programs.RESTORE, arguments, console)
+    text = f"Run {found['run_id']} as of its upload at step {found['step']}"
+    console.print(text + _format_losses(found), soft_wrap=True)
+
+
 def accept_loss(run_dir: Path, console: Terminal) -> None:
     """Accept the data loss in a stopped run's journal. Raises RestoreFailedError."""
-    found = _run_learner_program(
-        "services.learner.checkpoints.accept_loss_command", [str(run_dir)], console
-    )
+    arguments = (str(run_dir),)
+    found = asyncio.run(_run_learner_program(learner_programs.ACCEPT_LOSS, arguments, console))
     text = "The journal has no known data loss: --accept-loss changes nothing"
     if found:
         text = f"Run {found['run_id']} resumes from step {found['step']}"
     console.print(text + _format_losses(found), soft_wrap=True)
 
 
-def _run_learner_program(
-    module: str, arguments: Sequence[str], console: Terminal
+async def _run_learner_program(
+    program: str, arguments: Sequence[str], console: Terminal
 ) -> dict[str, Any]:
     """Run a program of the learner and return the object that it prints. Store and journal belong
     to the learner, so its own programs read them."""
-    command = [*python_command("-m", module), *arguments]
-    environ = child_environment(*STORE_VARIABLES, ours=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    notes, _, error = (
-        done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
-    )
+    command = learner_programs.learner_command(program, *arguments)
+    done = await run_child(command, env=child_environment(*STORE_VARIABLES, ours=True))
+    errors = done.errors.decode(errors="replace")
+    notes, _, error = errors.rpartition("error: ") if done.code else (errors, "", "")
     if notes.strip():
         console.print(notes.strip(), soft_wrap=True)
-    if done.returncode:
-        raise RestoreFailedError(error.strip() or f"{module} ended with {done.returncode}")
-    return json.loads(done.stdout)
+    if done.code:
+        raise RestoreFailedError(error.strip() or f"{program} ended with {done.code}")
+    return json.loads(done.output)
 
 
 def _format_losses(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class LauncherAddress:
     tls: Tls | None = None
     elsewhere: bool = False
     listen: str = ""
+    # The launcher's working directory and interpreter, for commands that are run there.
+    folder: str = ""
+    python: str = ""
 
     @property
     def local_address(self) -> str:
@@ -51,6 +55,7 @@ def published_address(
     """Publish launcher.json, readable by its owner alone, while the launcher serves."""
     started = psutil.Process().create_time()
     content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
+    content |= {"folder": os.getcwd(), "python": sys.executable}
     if tls is not None:
         content["tls"] = tls.to_text()
     if listen:
@@ -101,6 +106,7 @@ def _parse_address(content: Any, *, where: str, elsewhere: bool = False) -> Laun
     """Parse the content of a launcher.json. Raises ConfigError for a bad certificate."""
     address, token, text = str(content["address"]), str(content["token"]), content.get("tls")
     tls = from_text(text, where=where) if text else None
-    if elsewhere:
-        return LauncherAddress(address, token, 0, tls, elsewhere=True)
-    return LauncherAddress(address, token, content["pid"], tls, listen=content.get("listen", ""))
+    pid, listen = (0, "") if elsewhere else (content["pid"], content.get("listen", ""))
+    # Launchers of earlier versions do not name their folder.
+    folder, python = str(content.get("folder", "")), str(content.get("python", ""))
+    return LauncherAddress(address, token, pid, tls, elsewhere, listen, folder, python)

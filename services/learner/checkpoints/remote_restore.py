@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,8 +73,9 @@ class _Found:
     step: int
 
 
-def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
-    """Restore the newest intact checkpoint of a run of spec `name` under `runs`.
+def restore(store: RemoteStore, runs: Path, *, name: str, for_reading: bool = False) -> Restored:
+    """Restore the newest intact checkpoint of a run of spec `name` under `runs`; `for_reading`,
+    without the ranks' files, so that it cannot be resumed.
 
     A damaged or missing one is logged, and the newest untried one is used. Raises
     RestoreError; RemoteStoreError if the store is unreachable."""
@@ -82,6 +83,8 @@ def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
     while left := [stamp for stamp in found.stamps if stamp not in problems]:
         try:
             manifest = _manifest(store, left[-1])
+            if for_reading:
+                manifest = _without_ranks(manifest)
             return _restore(store, manifest, found, runs, name)
         except _DamagedError as error:
             problems[left[-1]] = str(error)
@@ -138,6 +141,12 @@ def _manifest(store: RemoteStore, stamp: Stamp) -> RemoteManifest:
         raise _DamagedError(f"its manifest cannot be read: {error}") from error
 
 
+def _without_ranks(manifest: RemoteManifest) -> RemoteManifest:
+    ranks = f"{RANK_FOLDER}/"
+    kept = {name: file for name, file in manifest.files.items() if not name.startswith(ranks)}
+    return replace(manifest, files=kept)
+
+
 def _restore(
     store: RemoteStore, manifest: RemoteManifest, found: _Found, runs: Path, name: str
 ) -> Restored:
@@ -145,6 +154,7 @@ def _restore(
     run_dir = runs / manifest.run_id
     _refuse_existing(run_dir)
     with _own_folder(runs / f".{manifest.run_id}.restoring") as folder:
+        (folder / RANK_FOLDER).mkdir()
         for file_name, file in manifest.files.items():
             source = f"{manifest.stamp.folder}/{file_name}"
             _download(store, source, folder / file_name, file)

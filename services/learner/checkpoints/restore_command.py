@@ -34,10 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("url", help="URL of the run, as in s3://bucket/prefix/RUN_ID")
     parser.add_argument("--config", type=Path, required=True, metavar="SPEC", help="run spec")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    parser.add_argument(
+        "--for-reading",
+        action="store_true",
+        help="leave out the model and the optimizer: the run can be shown, but not resumed",
+    )
     given, overrides = parser.parse_known_args(argv)
     log.setup("restore", "")
     try:
-        restored = _restore_run(given.url, given.config, given.runs, overrides)
+        restored = _restore_run(given, overrides)
     except NothingThereError as error:
         print_visible(f"error: {error}", file=sys.stderr)
         return NOTHING
@@ -51,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _restore_run(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
-    spec = load_spec(path, overrides)
-    name = parse_shared(spec, where=str(path)).name
+def _restore_run(given: argparse.Namespace, overrides: Sequence[str]) -> Restored:
+    spec, where = load_spec(given.config, overrides), str(given.config)
+    name = parse_shared(spec, where=where).name
     # The other keys are for a learner that resumes, which reads the run's own spec.
     table = dict(spec.get("learner", {})).get("checkpoint", {})
-    config = parse_config(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
-    store = open_store(url, config.remote_options)
-    return restore(store, runs, name=name)
+    config = parse_config(CheckpointConfig, table, where=where, section="learner.checkpoint")
+    store = open_store(given.url, config.remote_options)
+    return restore(store, given.runs, name=name, for_reading=given.for_reading)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,50 @@
-"""`flotilla inspect` on a machine that has only FLOTILLA_LAUNCHER, and no files of the runs."""
+"""`flotilla inspect` of a run whose files are not on this machine."""
 
 import asyncio
 import json
+import os
+import shutil
 import signal
-import sqlite3
+import sys
 import time
 import zipfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
+import psutil
 import pytest
 
-from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import connect_to_launcher
-from services.launcher.cli.run_mirror import FileCopy, mirrored_run
-from services.launcher.state import Outcome, Run, RunState
-from services.launcher.store import relayed_files
+from services.launcher.backends.sky import names
+from services.launcher.state import LEARNER, Outcome, Replica, ReplicaState, Run, RunState
 from services.launcher.store.ledger import Ledger
-from services.learner.dumps.token_stats import stats_path
-from services.learner.journal.store import open_journal
+from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.launcher.api.test_run_service_remote import address_of, launcher
 from tests.launcher.cli.test_launcher_client import cli
 from tests.learner.inspector.conftest import write_run
-from tests.learner.inspector.made_runs import (
-    RUN,
-    MadeAttempt,
-    MadeRun,
-    conversation,
-    open_run,
-)
+from tests.learner.inspector.made_runs import RUN, MadeRun, open_run
+from tests.support.remote_checkpoints import RUN_ID, UploadingMachine
+from tests.support.waiting import until
+
+# In place of ssh: what is to run elsewhere runs here, where the port is the same one. It notes the
+# machine, and has no home but the one of the machine.
+_SSH = """#!/bin/sh
+echo "$@" >> {log}
+while [ "${{1#-}}" != "$1" ]; do
+  case "$1" in -o|-L) shift ;; esac
+  shift
+done
+export HOME={machine}
+exec sh -c "$2"
+"""
+_SKY = """#!/bin/sh
+echo "sky $@" >> {log}
+"""
+_MACHINE_PYTHON = """#!/bin/sh
+exec {python} "$@"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +55,42 @@ class RunThere:
     home: Path
     run: MadeRun
     secret: str
+    ssh_log: Path
 
     @property
-    def copy(self) -> Path:
-        """The folder of the run in the cache of `home`."""
-        [found] = self.home.glob(f"cache/flotilla/inspected/*/{RUN}")
-        return found
+    def calls(self) -> list[str]:
+        """What `ssh` and `sky` were called with."""
+        return self.ssh_log.read_text().splitlines()
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/cache"))
-    return tmp_path / "home"
+def ssh_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put programs in place of `ssh` and `sky`; return the file that has their arguments."""
+    log, machine = tmp_path / "ssh.log", tmp_path / "machine"
+    write_program(tmp_path / "bin/ssh", _SSH.format(log=log, machine=machine))
+    write_program(tmp_path / "bin/sky", _SKY.format(log=log))
+    write_program(tmp_path / "bin/python", _MACHINE_PYTHON.format(python=sys.executable))
+    log.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return log
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o700)
 
 
 def know_run(there: Path, run: Run, spec: str) -> None:
     """Write a run into the ledger, as a launcher that has ended leaves it."""
     ledger = Ledger(there / "launcher.sqlite")
     ledger.begin_run(run, spec, time.time(), {})
-    ledger.save_run(run, (), time.time())
+    ledger.save_run(run, run.replicas.values(), time.time())
     ledger.close()
 
 
 @asynccontextmanager
-async def elsewhere(
-    tmp_path: Path,
-) -> AsyncGenerator[RunThere]:
+async def elsewhere(tmp_path: Path) -> AsyncGenerator[RunThere]:
     """A run that the journal's own writer has made, and a launcher that knows it."""
     there = tmp_path / "there"
     run = open_run(there)
@@ -78,7 +101,7 @@ async def elsewhere(
     async with launcher(there) as served:
         await address_of(there, served)
         secret = (there / "launcher.json").read_text()
-        yield RunThere(there, tmp_path / "home", run, secret)
+        yield RunThere(there, tmp_path / "home", run, secret, tmp_path / "ssh.log")
 
 
 @asynccontextmanager
@@ -89,14 +112,18 @@ async def inspecting(
     command = ("inspect", *arguments, "--runs", str(found.home / "runs"))
     async with cli(found.secret, *command) as process:
         assert process.stdout is not None
+        lines: list[str] = []
         while not (line := (await process.stdout.readline()).decode()).startswith("Open "):
-            assert line, "it has ended"
+            assert line, lines
+            lines.append(line)
         url = line.split()[1]
         opener = build_opener(HTTPCookieProcessor())
         await asyncio.to_thread(opener.open, url)
+        children = psutil.Process(process.pid).children(recursive=True)
         yield opener, url.partition("?")[0]
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 30) == 0
+        await until(lambda: not any(child.is_running() for child in children))
 
 
 async def read(opener: OpenerDirector, url: str) -> str:
@@ -107,7 +134,15 @@ async def read(opener: OpenerDirector, url: str) -> str:
     return await asyncio.to_thread(fetch)
 
 
-async def test_a_finished_run_of_a_launcher_elsewhere_is_shown_down_to_its_tokens(
+async def run_to_error(secret: str, *arguments: str) -> str:
+    """Run `flotilla inspect`, which fails; return what it prints, in one line."""
+    async with cli(secret, "inspect", *arguments) as process:
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1, output.decode()
+    return " ".join(output.decode().split())
+
+
+async def test_a_run_of_a_launcher_elsewhere_is_shown_down_to_its_tokens_and_leaves_nothing_here(
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path) as found:
@@ -115,111 +150,11 @@ async def test_a_finished_run_of_a_launcher_elsewhere_is_shown_down_to_its_token
             assert "finished" in await read(opener, page)
             assert "g000011r0" in await read(opener, f"{page}/steps/3")
             text = await read(opener, f"{page}/attempts/g000011r0/1/0")
-        stats = stats_path(found.copy, 3).read_bytes()
-        assert stats == stats_path(found.run.folder, 3).read_bytes()
-        there, here = (
-            (folder / "metrics.jsonl").read_text() for folder in (found.run.folder, found.copy)
-        )
-        assert there == here
-        # Its policy is in a folder of this machine: there are texts.
         assert "I look for hotels." in text and "no hotel is booked" in text
-        with closing(sqlite3.connect(found.copy / "journal.sqlite")) as db:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert not (tmp_path / "home/runs").exists()
-
-
-async def test_nothing_but_the_files_of_pages_comes_and_no_link_is_followed(
-    tmp_path: Path,
-) -> None:
-    async with elsewhere(tmp_path) as found:
-        secret = tmp_path / "secret.jsonl"
-        secret.write_text("FLEET_API_KEY=1")
-        (found.run.folder / "alarms.jsonl").symlink_to(secret)
-        (found.run.folder / ".env").write_text("FLEET_API_KEY=2")
-        (found.run.folder / "logs").mkdir()
-        (found.run.folder / "logs/learner-0.log").write_text("FLEET_API_KEY=3")
-        stats = found.run.folder / "token_stats"
-        (stats / "step_000009.npz").symlink_to(secret)
-        (stats / "other.npz").write_text("FLEET_API_KEY=4")
-        async with inspecting(found, RUN):
-            pass
-        names = {str(p.relative_to(found.copy)) for p in found.copy.rglob("*") if p.is_file()}
-        assert names == {
-            *("journal.sqlite", "metrics.jsonl", "spec.json", "summary.json"),
-            *(f"token_stats/step_00000{step}.npz" for step in (1, 2, 3)),
-            *("mirror.json", "mirror.lock", "versions.json"),
-        }
-        for path in found.home.rglob("*"):
-            if path.is_file():
-                assert b"FLEET_API_KEY" not in path.read_bytes(), path
-                assert found.secret[-20:].encode() not in path.read_bytes(), path
-        left = [path.name for path in found.run.folder.glob(".relayed-*")]
-        assert left == []
-
-
-async def test_a_bundle_is_made_of_a_run_elsewhere_with_a_tokenizer_from_here(
-    tmp_path: Path,
-) -> None:
-    async with elsewhere(tmp_path) as found:
-        (tmp_path / "model").rename(tmp_path / "kept")
-        (tmp_path / "there" / "model").mkdir()
-        out = tmp_path / "pages.zip"
-        arguments = ("inspect", RUN, "--bundle", str(out), "--policy", str(tmp_path / "kept"))
-        async with cli(found.secret, *arguments) as process:
-            output, _ = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 0, output.decode()
-        with zipfile.ZipFile(out) as file:
-            pages = "".join(file.read(n).decode() for n in file.namelist() if n.endswith(".html"))
-        assert "I look for hotels." in pages
-
-
-async def test_a_refresh_brings_what_is_new_and_only_the_blocks_that_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with elsewhere(tmp_path) as found:
-        run = open_again(found.run)
-        big = "find hotels in Rome " * 40_000
-        await run.add_group([MadeAttempt(conversation(2, answer=big), 1.0)] * 6, version=2)
-        async with connect_to_launcher(found.there, Interrupts(), start=False) as connection:
-            with mirrored_run(connection, RUN) as mirror:
-                assert await mirror.refresh() is False
-                sent = count_blocks(monkeypatch)
-                run.log(4, reward__avg_raw_reward=0.9)
-                (run.folder / "token_stats/step_000001.npz").unlink()
-                await run.add_group([MadeAttempt(conversation(2), 0.0)], version=2)
-                await mirror.refresh()
-                whole = blocks_of(mirror.folder / "journal.sqlite")
-                assert 0 < len(sent) < whole // 2, whole
-                here = (mirror.folder / "metrics.jsonl").read_text()
-                assert here == (run.folder / "metrics.jsonl").read_text()
-                assert not (mirror.folder / "token_stats/step_000001.npz").exists()
-                assert count_tries(mirror.folder) == count_tries(run.folder)
-                sent.clear()
-                await mirror.refresh()
-                assert sent == []
-        await run.journal.close()
-
-
-async def test_a_fetch_that_was_cut_resumes_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with elsewhere(tmp_path) as found:
-        run = open_again(found.run)
-        answers = ["find hotels in Rome " * 40_000, "search flights to Rome " * 40_000]
-        for answer in answers:
-            await run.add_group([MadeAttempt(conversation(2, answer=answer), 1.0)], version=2)
-        async with connect_to_launcher(found.there, Interrupts(), start=False) as connection:
-            with mirrored_run(connection, RUN) as mirror:
-                with monkeypatch.context() as cutting, pytest.raises(ConnectionError):
-                    count_blocks(cutting, cut_at=8)
-                    await mirror.refresh()
-                assert not (mirror.folder / "journal.sqlite").exists()
-            with mirrored_run(connection, RUN) as mirror:
-                sent = count_blocks(monkeypatch)
-                await mirror.refresh()
-                assert min(sent) == 8 * relayed_files.BLOCK_BYTES
-                assert count_tries(mirror.folder) == count_tries(run.folder)
-        await run.journal.close()
+        [call] = found.calls
+        port = page.partition("/runs/")[0].rpartition(":")[2]
+        assert f"-L 127.0.0.1:{port}:127.0.0.1:{port} 127.0.0.1 cd " in call
+        assert not (tmp_path / "home").exists()
 
 
 async def test_two_commands_show_the_same_run(tmp_path: Path) -> None:
@@ -229,56 +164,87 @@ async def test_two_commands_show_the_same_run(tmp_path: Path) -> None:
         assert "finished" in await read(first, page)
 
 
-async def test_a_run_on_rented_machines_is_found_by_its_store(tmp_path: Path) -> None:
-    there, home = tmp_path / "there", tmp_path / "home"
-    spec = {"learner": {"checkpoint": {"remote": "s3://bucket/kept"}}}
-    for name, text in (("far-1", json.dumps(spec)), ("far-2", "{}")):
-        (there / name).mkdir(parents=True)
-        run = Run(name, "far", {"learner": 1}, backend="sky")
-        know_run(there, replace(run, state=RunState.COMPLETED, outcome=Outcome.COMPLETED), text)
-    async with launcher(there) as served:
-        await address_of(there, served)
-        secret = (there / "launcher.json").read_text()
-        printed: list[str] = []
-        for name in ("far-1", "far-2", "missing"):
-            async with cli(secret, "inspect", name, "--runs", str(home)) as process:
-                output, _ = await asyncio.wait_for(process.communicate(), 60)
-            assert process.returncode == 1
-            printed.append(" ".join(output.decode().split()))
-    assert "restore_command s3://bucket/kept/far-1 --config SPEC --runs kept" in printed[0]
-    assert "dumps are in s3://bucket/kept/far-1/dumps" in printed[0]
-    assert "flotilla export-trajectories far-1" in printed[0]
-    assert "learner.checkpoint.remote is not set" in printed[1]
-    assert "flotilla inspect far-2 --bundle OUT.zip" in printed[1]
-    assert "there is no run 'missing'" in printed[2]
+async def test_a_bundle_is_made_of_a_run_elsewhere(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as found:
+        out = tmp_path / "pages.zip"
+        async with cli(found.secret, "inspect", RUN, "--bundle", str(out)) as process:
+            output, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, output.decode()
+        with zipfile.ZipFile(out) as file:
+            pages = "".join(file.read(n).decode() for n in file.namelist() if n.endswith(".html"))
+        assert "I look for hotels." in pages
 
 
-def open_again(run: MadeRun) -> MadeRun:
-    """Open the journal of a made run as a resuming learner does."""
-    return replace(run, journal=open_journal(run.folder))
+async def test_a_run_on_rented_machines_is_shown_from_its_learners_machine(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as found:
+        machine = tmp_path / "machine/sky_workdir"
+        write_program(machine / ".venv/bin/python", _MACHINE_PYTHON.format(python=sys.executable))
+        shutil.copytree(found.run.folder, machine / "runs" / "far-1")
+        learner = Replica(LEARNER, 0, ReplicaState.RUNNING)
+        far = Run("far-1", "far", {"learner": 1}, backend="sky", state=RunState.COMPLETED)
+        know_run(found.there, replace(far, replicas={(LEARNER, 0): learner}), "{}")
+        # A launcher's `sky` is next to its Python.
+        secret = {**json.loads(found.secret), "python": str(tmp_path / "bin/python")}
+        there = replace(found, secret=json.dumps(secret))
+        async with inspecting(there, "far-1") as (opener, page):
+            assert "I look for hotels." in await read(opener, f"{page}/attempts/g000011r0/1/0")
+        cluster = names.member_name(names.owner_of(found.there), "far-1", (LEARNER, 0))
+        through, status, at = found.calls
+        assert " 127.0.0.1 cd " in through
+        assert status == f"sky status {cluster}"
+        assert f" {cluster} cd ~/sky_workdir " in at
 
 
-def count_blocks(monkeypatch: pytest.MonkeyPatch, cut_at: int = 1 << 30) -> list[int]:
-    """Return the offsets of the journal's blocks that come from now on; the connection is lost
-    after some."""
-    sent: list[int] = []
-    write = FileCopy.write
+async def test_a_run_whose_machines_are_gone_is_shown_from_its_store(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    machine = UploadingMachine(tmp_path / "old", open_store(f"file://{kept}/{RUN_ID}", {}))
+    row = await machine.make(20)
+    (machine.run_dir / "metrics.jsonl").write_text('{"step": 20, "reward/avg_raw_reward": 0.625}\n')
+    machine.uploader.upload(machine.stage(row))
+    shutil.rmtree(machine.run_dir)
+    policy = {"model": "made/up", "max_model_len": 64}
+    spec = {
+        "name": "test",
+        "policy": policy,
+        "learner": {"checkpoint": {"remote": f"file://{kept}"}},
+    }
+    ended = Run(RUN_ID, "test", {"learner": 1}, backend="sky", state=RunState.COMPLETED)
+    async with elsewhere(tmp_path) as found:
+        know_run(found.there, replace(ended, outcome=Outcome.COMPLETED), json.dumps(spec))
+        async with inspecting(found, RUN_ID) as (opener, page):
+            assert "0.625" in await read(opener, page)
+        assert found.calls == []
 
-    def count(copy: FileCopy, offset: int, data: bytes) -> None:
-        if copy.path.name == "journal.sqlite":
-            sent.append(offset)
-        if len(sent) > cut_at:
-            raise ConnectionError("cut")
-        write(copy, offset, data)
 
-    monkeypatch.setattr(FileCopy, "write", count)
-    return sent
+async def test_files_out_of_reach_are_named_with_what_can_be_done(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as found:
+        for name, spec in (
+            ("far-1", {"learner": {"checkpoint": {"remote": "file:///nothing/there"}}}),
+            ("far-2", {}),
+        ):
+            run = Run(name, "far", {"learner": 1}, backend="sky", state=RunState.COMPLETED)
+            text = json.dumps(
+                {"name": "far", "policy": {"model": "made/up", "max_model_len": 64}, **spec}
+            )
+            know_run(found.there, replace(run, outcome=Outcome.COMPLETED), text)
+        stored, nowhere, missing = [
+            await run_to_error(found.secret, name) for name in ("far-1", "far-2", "missing")
+        ]
+        assert "file:///nothing/there/far-1: no run has a checkpoint there" in stored
+        assert "learner.checkpoint.remote names no store" in nowhere
+        assert "`flotilla logs far-2`" in nowhere
+        assert "there is no run 'missing'" in missing
 
 
-def blocks_of(path: Path) -> int:
-    return -(-path.stat().st_size // relayed_files.BLOCK_BYTES)
-
-
-def count_tries(folder: Path) -> int:
-    with closing(sqlite3.connect(folder / "journal.sqlite")) as db:
-        return int(db.execute("SELECT count(*) FROM trajectories").fetchone()[0])
+async def test_a_machine_that_ssh_does_not_reach_is_named_with_the_command_to_run_there(
+    tmp_path: Path,
+) -> None:
+    async with elsewhere(tmp_path) as found:
+        write_program(tmp_path / "bin/ssh", "#!/bin/sh\necho no route to host >&2\nexit 255\n")
+        for arguments in ((RUN,), (RUN, "--bundle", str(tmp_path / "pages.zip"))):
+            said = await run_to_error(found.secret, *arguments)
+            assert "no route to host" in said
+            assert f"run `flotilla inspect {RUN}` on 127.0.0.1 in {Path.cwd()}" in said
+        address = json.loads(found.secret)
+        earlier = json.dumps({key: address[key] for key in ("address", "token")})
+        assert f"run `flotilla inspect {RUN}` on 127.0.0.1" in await run_to_error(earlier, RUN)

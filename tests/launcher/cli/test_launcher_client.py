@@ -71,10 +71,6 @@ class Hanging(run_service_pb2_grpc.RunServiceServicer):
         await asyncio.sleep(600)
         yield
 
-    async def ReadRunFiles(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await asyncio.sleep(600)
-        yield
-
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests["WatchRun"] = request
         await asyncio.sleep(600)

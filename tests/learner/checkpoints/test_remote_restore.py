@@ -56,6 +56,16 @@ async def test_the_newest_checkpoint_is_restored_with_journal_spec_and_metrics(
     assert os.listdir(tmp_path / "new") == [RUN_ID]
 
 
+async def test_a_restore_for_reading_leaves_out_the_model(
+    store: FsspecStore, tmp_path: Path
+) -> None:
+    await UploadingMachine(tmp_path / "old", store).upload(20)
+    restored = restore(store, tmp_path / "new", name="test", for_reading=True)
+    assert (restored.run_id, restored.step) == (RUN_ID, 20)
+    found = files(tmp_path / "new" / RUN_ID)
+    assert found == ["journal.mark", "journal.sqlite", "spec.json"]
+
+
 async def test_steps_that_were_planned_while_it_was_written_are_not_lost(
     store: FsspecStore, tmp_path: Path
 ) -> None:

@@ -512,6 +512,7 @@ class ServiceReplica(google.protobuf.message.Message):
     RESTARTS_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
+    MACHINE_FIELD_NUMBER: builtins.int
     service: builtins.str
     replica: builtins.int
     state: builtins.str
@@ -523,6 +524,10 @@ class ServiceReplica(google.protobuf.message.Message):
     """Operating system process, on the local backend."""
     metrics_address: builtins.str
     """host:port of its Prometheus metrics on its machine; empty if it serves none."""
+    machine: builtins.str
+    """Name of its machine for `ssh`, as SkyPilot knows it; empty on the local
+    backend.
+    """
     def __init__(
         self,
         *,
@@ -534,8 +539,9 @@ class ServiceReplica(google.protobuf.message.Message):
         restarts: builtins.int = ...,
         pid: builtins.int = ...,
         metrics_address: builtins.str = ...,
+        machine: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "metrics_address", b"metrics_address", "phase", b"phase", "pid", b"pid", "replica", b"replica", "restarts", b"restarts", "service", b"service", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "machine", b"machine", "metrics_address", b"metrics_address", "phase", b"phase", "pid", b"pid", "replica", b"replica", "restarts", b"restarts", "service", b"service", "state", b"state"]) -> None: ...
 
 global___ServiceReplica = ServiceReplica
 
@@ -816,154 +822,6 @@ class TailLogsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["after_bytes", b"after_bytes", "line", b"line", "source", b"source"]) -> None: ...
 
 global___TailLogsResponse = TailLogsResponse
-
-@typing.final
-class ReadRunFilesRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    KNOWN_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    @property
-    def known(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KnownFile]:
-        """Files that the caller already holds."""
-
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        known: collections.abc.Iterable[global___KnownFile] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["known", b"known", "run_id", b"run_id"]) -> None: ...
-
-global___ReadRunFilesRequest = ReadRunFilesRequest
-
-@typing.final
-class KnownFile(google.protobuf.message.Message):
-    """A caller's copy of a file of a run."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    BLOCK_DIGESTS_FIELD_NUMBER: builtins.int
-    path: builtins.str
-    version: builtins.str
-    """Version in RunFile; empty for an incomplete copy."""
-    block_digests: builtins.bytes
-    """BLAKE2b digests of 16 bytes, one for each block of 128 KiB of the copy; the
-    last block may be shorter. Unchanged blocks are not sent.
-    """
-    def __init__(
-        self,
-        *,
-        path: builtins.str = ...,
-        version: builtins.str = ...,
-        block_digests: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_digests", b"block_digests", "path", b"path", "version", b"version"]) -> None: ...
-
-global___KnownFile = KnownFile
-
-@typing.final
-class ReadRunFilesResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    FILES_FIELD_NUMBER: builtins.int
-    BLOCK_FIELD_NUMBER: builtins.int
-    COMPLETE_FIELD_NUMBER: builtins.int
-    complete: builtins.str
-    """Path of a file whose blocks have all been sent."""
-    @property
-    def files(self) -> global___RunFileList:
-        """The first message."""
-
-    @property
-    def block(self) -> global___FileBlock:
-        """Blocks of changed files, one file after another."""
-
-    def __init__(
-        self,
-        *,
-        files: global___RunFileList | None = ...,
-        block: global___FileBlock | None = ...,
-        complete: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["block", b"block", "complete", b"complete", "files", b"files", "part", b"part"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "complete", b"complete", "files", b"files", "part", b"part"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["files", "block", "complete"] | None: ...
-
-global___ReadRunFilesResponse = ReadRunFilesResponse
-
-@typing.final
-class RunFileList(google.protobuf.message.Message):
-    """All files of the run; other files that a caller holds no longer exist."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    FILES_FIELD_NUMBER: builtins.int
-    @property
-    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunFile]: ...
-    def __init__(
-        self,
-        *,
-        files: collections.abc.Iterable[global___RunFile] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
-
-global___RunFileList = RunFileList
-
-@typing.final
-class RunFile(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    SIZE_FIELD_NUMBER: builtins.int
-    MODIFY_TIME_FIELD_NUMBER: builtins.int
-    path: builtins.str
-    """Relative to the run's folder, with slashes."""
-    version: builtins.str
-    """Differs after each change."""
-    size: builtins.int
-    """Bytes; not set for a file that the caller knows in this version."""
-    @property
-    def modify_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
-    def __init__(
-        self,
-        *,
-        path: builtins.str = ...,
-        version: builtins.str = ...,
-        size: builtins.int = ...,
-        modify_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["modify_time", b"modify_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["modify_time", b"modify_time", "path", b"path", "size", b"size", "version", b"version"]) -> None: ...
-
-global___RunFile = RunFile
-
-@typing.final
-class FileBlock(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
-    DATA_FIELD_NUMBER: builtins.int
-    path: builtins.str
-    offset: builtins.int
-    """A multiple of 128 KiB."""
-    data: builtins.bytes
-    """128 KiB; less in the last block of a file."""
-    def __init__(
-        self,
-        *,
-        path: builtins.str = ...,
-        offset: builtins.int = ...,
-        data: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "path", b"path"]) -> None: ...
-
-global___FileBlock = FileBlock
 
 @typing.final
 class StopRunRequest(google.protobuf.message.Message):

@@ -102,11 +102,6 @@ class RunServiceStub(object):
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.SerializeToString,
                 response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.FromString,
                 _registered_method=True)
-        self.ReadRunFiles = channel.unary_stream(
-                '/flotilla.launcher.v1.RunService/ReadRunFiles',
-                request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.SerializeToString,
-                response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.FromString,
-                _registered_method=True)
         self.StopRun = channel.unary_unary(
                 '/flotilla.launcher.v1.RunService/StopRun',
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.SerializeToString,
@@ -207,17 +202,6 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadRunFiles(self, request, context):
-        """Sends the files of a run that show its agents' behaviour, except those in
-        `known`: the journal as one consistent copy, metrics, alarms, the summary,
-        token statistics and the tokenizer of a complete run. It sends no other file
-        of the folder, and none outside. Repeat an interrupted stream with the
-        received files in `known`.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def StopRun(self, request, context):
         """Drains the services, checkpoints and stops them. Repeatable.
         """
@@ -270,11 +254,6 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.TailLogs,
                     request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.FromString,
                     response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.SerializeToString,
-            ),
-            'ReadRunFiles': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadRunFiles,
-                    request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.FromString,
-                    response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.SerializeToString,
             ),
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
@@ -509,33 +488,6 @@ class RunService(object):
             '/flotilla.launcher.v1.RunService/TailLogs',
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsRequest.SerializeToString,
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.TailLogsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadRunFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/flotilla.launcher.v1.RunService/ReadRunFiles',
-            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesRequest.SerializeToString,
-            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReadRunFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

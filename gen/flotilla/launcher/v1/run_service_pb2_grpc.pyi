@@ -101,17 +101,6 @@ class RunServiceStub:
     ]
     """Streams a service's log lines. With `follow`, continues until the run ends."""
 
-    ReadRunFiles: grpc.UnaryStreamMultiCallable[
-        flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
-        flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
-    ]
-    """Sends the files of a run that show its agents' behaviour, except those in
-    `known`: the journal as one consistent copy, metrics, alarms, the summary,
-    token statistics and the tokenizer of a complete run. It sends no other file
-    of the folder, and none outside. Repeat an interrupted stream with the
-    received files in `known`.
-    """
-
     StopRun: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StopRunRequest,
         flotilla.launcher.v1.run_service_pb2.StopRunResponse,
@@ -208,17 +197,6 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.TailLogsResponse,
     ]
     """Streams a service's log lines. With `follow`, continues until the run ends."""
-
-    ReadRunFiles: grpc.aio.UnaryStreamMultiCallable[
-        flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
-        flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse,
-    ]
-    """Sends the files of a run that show its agents' behaviour, except those in
-    `known`: the journal as one consistent copy, metrics, alarms, the summary,
-    token statistics and the tokenizer of a complete run. It sends no other file
-    of the folder, and none outside. Repeat an interrupted stream with the
-    received files in `known`.
-    """
 
     StopRun: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.StopRunRequest,
@@ -330,19 +308,6 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.TailLogsResponse]]:
         """Streams a service's log lines. With `follow`, continues until the run ends."""
-
-    @abc.abstractmethod
-    def ReadRunFiles(
-        self,
-        request: flotilla.launcher.v1.run_service_pb2.ReadRunFilesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.run_service_pb2.ReadRunFilesResponse]]:
-        """Sends the files of a run that show its agents' behaviour, except those in
-        `known`: the journal as one consistent copy, metrics, alarms, the summary,
-        token statistics and the tokenizer of a complete run. It sends no other file
-        of the folder, and none outside. Repeat an interrupted stream with the
-        received files in `known`.
-        """
 
     @abc.abstractmethod
     def StopRun(

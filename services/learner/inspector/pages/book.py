@@ -20,7 +20,6 @@ from services.learner.inspector.queries.run_folders import (
     NotFoundError,
     describe_run,
     read_journal,
-    read_mirror,
 )
 from services.learner.inspector.queries.run_library import RunLibrary
 from services.learner.inspector.queries.step_pages import (
@@ -119,7 +118,6 @@ class PageBook:
             "metrics": self._step_metrics(run_id, [each.step for each in steps]),
             "evals": evals,
             "board": read_live_board(run.folder),
-            "mirror": read_mirror(run.folder),
             "newest": run.metrics.newest(),
             "crumbs": (),
         }
@@ -128,8 +126,7 @@ class PageBook:
     def live(self, run_id: str) -> Page:
         """Show the groups in flight, as a part of the run's page."""
         run = self._library.open(run_id)
-        board, mirror = read_live_board(run.folder), read_mirror(run.folder)
-        return Page("live.html", run_id, {"run": run_id, "board": board, "mirror": mirror})
+        return Page("live.html", run_id, {"run": run_id, "board": read_live_board(run.folder)})
 
     def steps(self, run_id: str, before: int | None) -> Page:
         """List a page of steps."""

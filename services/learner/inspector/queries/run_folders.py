@@ -18,8 +18,6 @@ from services.learner.run_files.metric_lines import METRICS_FILE
 
 # The launcher's names of runs; this keeps paths inside the folder of runs.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# Written by the command that fetches a run from a launcher elsewhere.
-MIRROR_FILE = "mirror.json"
 _MOST_RUNS = 500
 _BRIEF_S = 120.0
 
@@ -42,15 +40,6 @@ class RunCard:
     before: float | None
     after: float | None
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Mirror:
-    """Source of a copied run, and the time of its last refresh, in unix seconds."""
-
-    launcher: str
-    running: bool
-    refreshed: float
 
 
 def find_run(runs: Path, run_id: str) -> Path:
@@ -93,15 +82,6 @@ def describe_run(folder: Path) -> RunCard:
     )
 
 
-def read_mirror(folder: Path) -> Mirror | None:
-    """Return the source of a copied run; None if the folder is the run's own."""
-    found = read_object(folder / MIRROR_FILE)
-    try:
-        return Mirror(str(found["launcher"]), bool(found["running"]), float(found["refreshed"]))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
@@ -113,8 +93,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:
     """Return the state of a run's learner: "running", "finished" or "stopped"."""
-    mirror = read_mirror(folder)
-    if mirror.running if mirror else _is_locked(folder / LOCK):
+    if _is_locked(folder / LOCK):
         return "running"
     done = isinstance(planned, int) and step is not None and step >= planned
     return "finished" if done else "stopped"
