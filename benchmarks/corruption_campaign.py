@@ -42,10 +42,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from services.common.run_folder.journal_file import JOURNAL_FILE as JOURNAL
+from services.common.run_folder.record_digests import CORRUPT
 from services.learner.journal.audit import audit_journal
-from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.row_codec import count_fates
-from services.learner.journal.schema import JOURNAL_FILE as JOURNAL
 from services.learner.journal.schema import LOST_WITH_DISK
 from tests.faults.kills.fork_server import ForkServer, fork_server, tail
 from tests.faults.kills.killed_run import Death, KilledRun

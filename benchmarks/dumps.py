@@ -33,13 +33,13 @@ from services.common.domain.attempts import AttemptKey, Purpose, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Span, Trajectory, content_digest
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.run_folder.dump_files import rollouts_path
+from services.common.run_folder.token_stats import stats_path
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.dumps.dump_files import rollouts_path
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import RunDumps
-from services.learner.dumps.token_stats import stats_path
 from services.learner.group_types import GroupSpec, Lease
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import open_journal

@@ -41,8 +41,8 @@ from benchmarks.timed_learner import TimedLearner
 from services.common.aio.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.telemetry import log
-from tests.learner.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
-from tests.learner.inspector.served_pages import ServedPages, browsing, serving, watched_page
+from tests.reading.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
+from tests.reading.inspector.served_pages import ServedPages, browsing, serving, watched_page
 
 ATTEMPTS, ATTEMPT_S = 256, 10.0
 # As live.js and attempt.js do.

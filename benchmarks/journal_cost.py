@@ -28,11 +28,11 @@ from services.common.domain.attempts import AttemptKey, Purpose, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.run_folder.journal_file import JOURNAL_FILE, connect_journal
 from services.learner.group_types import GroupSpec, Lease
-from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
-from services.learner.journal.schema import JOURNAL_FILE, Plan
+from services.learner.journal.schema import Plan
 from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import Journal, lock_journal, open_journal
 from services.learner.sampling.tasks import Task

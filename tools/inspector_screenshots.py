@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: chromium not found: apt-get install chromium", file=sys.stderr)
         return 1
     arguments = ("--end-with-stdin", "--runs", str(chosen.runs), "--run", chosen.run)
-    command = python_command("-m", "services.learner.inspector", *arguments)
+    command = python_command("-m", "services.reading.inspector", *arguments)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as inspector:
         assert inspector.stdin is not None and inspector.stdout is not None

@@ -11,6 +11,8 @@ from services.common.aio.concurrency import running_tasks, wait_beside
 from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.process.runtime import Runtime
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.journal_file import JournalError
+from services.common.run_folder.metric_lines import ALARMS_FILE, METRICS_FILE
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
 from services.learner.api.sequence_decode import TokenLimits
@@ -22,7 +24,6 @@ from services.learner.checkpoints.remote_upload import Identity
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
 from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
@@ -38,8 +39,6 @@ from services.learner.run.resume_checks import (
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
-from services.learner.run_files.metric_lines import METRICS_FILE
-from services.learner.run_files.run_identity import ALARMS_FILE
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 

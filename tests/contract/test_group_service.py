@@ -14,7 +14,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common.rpc import rpc
-from services.learner.journal.connection import JournalError
+from services.common.run_folder.journal_file import JournalError
 from services.learner.journal.store import open_journal
 from tests.support.learner import (
     FakeWorker,

@@ -22,10 +22,10 @@ from environments.api import ENV_KEYS
 from environments.task_generator import Split
 from environments.tasks import make_tasks
 from services.common.domain.trajectory import Author, Sequence, Trajectory
+from services.common.run_folder.journal_file import open_read_only
+from services.common.run_folder.trajectory_tables import keys_of, trajectory_of
 from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints.export import export_model
-from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectory_tables import keys_of, trajectory_of
 from tests.support.repository import ROOT
 
 EVAL_TASKS = 3

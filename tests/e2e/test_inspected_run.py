@@ -15,12 +15,12 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from services.common.domain.attempts import AttemptKey
-from services.learner.dumps.token_stats import read_token_stats, stats_path
-from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectory_tables import trajectory_of
+from services.common.run_folder.journal_file import open_read_only
+from services.common.run_folder.token_stats import read_token_stats, stats_path
+from services.common.run_folder.trajectory_tables import trajectory_of
 from tests.e2e.finished_run import FinishedRun, write_spec
-from tests.learner.inspector.served_pages import WatchedPage, browsing, watched_page
-from tests.learner.inspector.test_browser import numbers_shown
+from tests.reading.inspector.served_pages import WatchedPage, browsing, watched_page
+from tests.reading.inspector.test_browser import numbers_shown
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from services.common.adapters.token_text import load_decoder
 from services.common.domain.attempts import FailureKind
 from services.common.domain.trajectory import Author
+from services.common.episodes.episode_rows import key_of_row
+from services.common.run_folder.token_stats import read_token_stats, stats_path
 from services.common.weights.shared_memory import SHARED_MEMORY
-from services.learner.dumps.episode_rows import key_of_row
-from services.learner.dumps.token_stats import read_token_stats, stats_path
 from tests.e2e.finished_run import (
     EVAL_TASKS,
     GROUPS,

@@ -16,10 +16,10 @@ import psutil
 
 from environments.task_generator import APPS
 from environments.tasks import make_tasks
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.security import launcher_address
 from services.learner.journal.row_codec import count_fates
-from services.learner.journal.store import JOURNAL_FILE
 from tests.support.launcher import left_running, start_cli
 from tests.support.waiting import until
 

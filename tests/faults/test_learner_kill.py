@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import JOURNAL_FILE, open_journal
+from services.learner.journal.store import open_journal
 from tests.faults.learner_process import MOMENTS, STEPS, learner_words
 from tests.support.fake_ranks import FakeRanks
 from tests.support.free_ports import free_port

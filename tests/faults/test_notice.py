@@ -15,12 +15,12 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2, group_service_pb2_grpc
 from services.common.rpc import rpc
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.agent.agent import DEFAULT_LEFT_S
 from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import Stamp, stamps
-from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
 from tests.support.launcher import TOKEN, ServedLauncher, serving

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.journal.store import JOURNAL_FILE
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from tests.faults.learner_process import MOMENTS, learner_words
 from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common.rpc import rpc
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 from services.learner.checkpoints.remote_layout import stamps
-from services.learner.journal.store import JOURNAL_FILE
 from tests.faults import harness
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
 from tests.sky.box.namespaces import processes_in

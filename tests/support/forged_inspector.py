@@ -5,9 +5,9 @@ from importlib import import_module
 from tests.support.process_forge import fork_children
 
 _NAMES = (
-    "services.learner.inspector.__main__",
-    "services.learner.inspector.transcript_command",
-    "services.learner.inspector.adapters.inspect_log",
+    "services.reading.inspector.__main__",
+    "services.reading.inspector.transcript_command",
+    "services.reading.inspector.adapters.inspect_log",
 )
 
 fork_children()

@@ -1,55 +1,41 @@
 """`flotilla export-trajectories`: writes the episodes of a run for training elsewhere."""
 
-import json
-import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
-from services.launcher.cli.command_runner import OK, reports_errors
+from services.common.run_folder.journal_file import JournalError
+from services.common.text.printable_text import print_visible
+from services.launcher.cli.command_runner import BAD_SPEC, OK, reports_errors
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import Terminal
+from services.reading import trajectory_export
+from services.reading.attempt_filter import AttemptFilter
+from services.reading.trajectory_export import TrajectoryExportError
 
 
-@reports_errors()
-def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]) -> int:
-    """Write the episodes selected by `arguments` of the learner's program."""
-    run_dir = find_run_dir(run_id, runs)
-    # Journal and dumps belong to the learner, so its own program reads them.
-    command = [
-        *python_command("-m", "services.learner.dumps.export_command"),
-        str(run_dir),
-        f"--out={out}",
-        *arguments,
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=child_environment(ours=True)
-    ) as process:
-        result = _follow_progress(process)
-    if process.returncode != OK or result is None:
-        return process.returncode
-    text = f"Wrote {result['rows']} episodes of {run_dir.name} to {out}"
-    if result["pruned"]:
-        text += f"; {result['pruned']} more are omitted: their tokens were pruned"
-    Terminal().print(text, soft_wrap=True)
-    return OK
-
-
-def _follow_progress(process: "subprocess.Popen[str]") -> dict[str, Any] | None:
-    """Draw a progress bar on a terminal; return the last line of the program."""
+@reports_errors(bad_spec=BAD_SPEC)
+def export_trajectories(
+    run_id: str, out: Path, runs: Path, form: Literal["parquet", "datasets"], wanted: AttemptFilter
+) -> int:
+    """Write the matching episodes of a run, with a progress bar on a terminal."""
+    run_dir, console = find_run_dir(run_id, runs), Terminal()
     columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Terminal()
-    last = None
-    assert process.stdout is not None
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("exporting", total=None)
-        for line in process.stdout:
-            last = json.loads(line)
-            if "of" in last:
-                bar.update(task, completed=last["done"], total=last["of"])
-    return last
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        with bar:
+            task = bar.add_task("exporting", total=None)
+            found = trajectory_export.export_trajectories(
+                *(run_dir, out, form, wanted),
+                lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except (TrajectoryExportError, JournalError, OSError) as error:
+        print_visible(f"error: {error}", file=sys.stderr)
+        return BAD_SPEC
+    text = f"Wrote {found.rows} episodes of {run_dir.name} to {out}"
+    if found.pruned:
+        text += f"; {found.pruned} more are omitted: their tokens were pruned"
+    console.print(text, soft_wrap=True)
+    return OK

@@ -16,7 +16,7 @@ from services.launcher.cli.run_place import SSH_VARIABLES
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
 
-INSPECTOR = "services.learner.inspector"
+INSPECTOR = "services.reading.inspector"
 # Packages of the extra `inspect` that the server needs.
 _PACKAGES = ("starlette", "uvicorn", "jinja2")
 _LOG = "inspector.log"

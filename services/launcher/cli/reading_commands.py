@@ -128,11 +128,11 @@ def show(
     if tasks:
         refuse_without_effect(context, "--tasks", besides=("run", "tasks", "runs"))
     outcome = passed if passed or failed else None
-    chosen = command.AttemptFilter(step, env, group, outcome, count)
+    chosen = command.AttemptFilter(step, env, group, outcome)
     raise typer.Exit(
         command.show_tasks(run, runs)
         if tasks
-        else command.show_attempts(run, runs, chosen, policy, whole=whole)
+        else command.show_attempts(run, runs, chosen, count, policy, whole=whole)
     )
 
 
@@ -168,9 +168,9 @@ def inspect(
     for running and finished runs, and an open page does not slow the learner. `--bundle` writes a
     file for a colleague, who needs neither Flotilla nor the run.
 
-    With FLOTILLA_LAUNCHER set, it shows a run of that launcher (the newest if RUN is not given), and
-    serves the pages by `ssh` where the run's files are: on the launcher's machine, or a rented one.
-    If that is gone, they come from the run's store. A run under `--runs` is read there.
+    With FLOTILLA_LAUNCHER set, it shows a run of that launcher (the newest if RUN is not given), by
+    `ssh` where the run's files are: on the launcher's machine, or on a rented one. If that is gone,
+    they come from the run's store. A run under `--runs` is read there.
     """
     from services.launcher.cli import inspect as command
 
@@ -233,7 +233,5 @@ def export_trajectories(
     """
     from services.launcher.cli import export_trajectories as command
 
-    arguments = [f"--format={form}", *(["--passed"] if passed else [])]
-    arguments += [f"--env={env}"] if env is not None else []
-    arguments += [f"--step={step}"] if step is not None else []
-    raise typer.Exit(command.export_trajectories(run, out, runs, arguments))
+    wanted = command.AttemptFilter(step, env, passed=passed or None)
+    raise typer.Exit(command.export_trajectories(run, out, runs, form, wanted))

@@ -1,53 +1,40 @@
 """`flotilla show`: prints the agent's attempts, turn by turn."""
 
 import json
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.adapters.token_text import Decode, NoTokenizerError, load_decoder
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
 from services.launcher.cli.attempt_text import draw_attempt
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL, SPEC_FILE
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFilter:
-    """Filter of attempts; a None field matches all."""
-
-    step: int | None = None
-    env: str | None = None
-    group: str | None = None
-    passed: bool | None = None
-    count: int = 3
-
-    def to_arguments(self) -> list[str]:
-        """Return the filter as arguments of the learner's journal reader."""
-        arguments = ["-n", str(self.count)]
-        for name, value in (("--step", self.step), ("--env", self.env), ("--group", self.group)):
-            arguments += [] if value is None else [f"{name}={value}"]
-        if self.passed is not None:
-            arguments.append("--passed" if self.passed else "--failed")
-        return arguments
+from services.reading.attempt_filter import AttemptFilter
+from services.reading.attempts import NothingFoundError, query_attempts, query_inactive_tasks
 
 
 @reports_errors()
 def show_attempts(
-    run_id: str, runs: Path, chosen: AttemptFilter, policy: str | None, *, whole: bool = False
+    run_id: str,
+    runs: Path,
+    chosen: AttemptFilter,
+    count: int,
+    policy: str | None,
+    *,
+    whole: bool = False,
 ) -> int:
-    """Print decoded attempts of a run from the learner's journal.
+    """Print up to `count` decoded attempts of a run from the learner's journal.
 
     `policy` is the model folder or hub id with the tokenizer; None selects the run's own. `whole`
     prints in full the tool results that were truncated for the policy.
     """
     run_dir = find_run_dir(run_id, runs)
-    *attempts, last = _inspect_journal(run_dir / JOURNAL, *chosen.to_arguments())
+    try:
+        *attempts, last = query_attempts(run_dir / JOURNAL, chosen, count)
+    except NothingFoundError as error:
+        raise CommandError(str(error)) from error
     try:
         decode = _load_run_decoder(run_dir, policy)
     except NoTokenizerError as error:
@@ -60,7 +47,10 @@ def show_attempts(
 @reports_errors()
 def show_tasks(run_id: str, runs: Path) -> int:
     """Print the tasks that a run has parked or quarantined, and why."""
-    tasks = _inspect_journal(find_run_dir(run_id, runs) / JOURNAL, "--tasks")
+    try:
+        tasks = query_inactive_tasks(find_run_dir(run_id, runs) / JOURNAL)
+    except NothingFoundError as error:
+        raise CommandError(str(error)) from error
     console = Terminal()
     for task in tasks:
         head = f"{task['standing']:<12} {task['env_key']}  {task['task_key']}"
@@ -68,20 +58,6 @@ def show_tasks(run_id: str, runs: Path) -> int:
     text = f"{len(tasks)} tasks are parked or quarantined"
     console.print(text, style="dim")
     return OK
-
-
-def _inspect_journal(journal: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Return the output of the learner's journal reader. Raises CommandError."""
-    command = [
-        *python_command("-m", "services.learner.journal.inspect_command"),
-        str(journal),
-        *arguments,
-    ]
-    environ = child_environment(ours=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    if done.returncode != 0:
-        raise CommandError(done.stderr.strip())
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:

@@ -12,6 +12,7 @@ from flotilla.learner.v1 import group_service_pb2_grpc
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.run_folder.journal_file import JournalError
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
@@ -36,7 +37,6 @@ from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import UnknownPolicyError
 from services.learner.groups.trajectory_intake import Receipt
 from services.learner.journal.attempt_tables import ContentConflictError
-from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus
 from services.wire.policy import decode_policy, encode_policy
 

@@ -13,21 +13,21 @@ from pathlib import Path
 
 from services.common.files.durable_files import sha256_of, sync_path
 from services.common.process.private_process import keep_private
+from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.telemetry import log
 from services.common.text.printable_text import print_json, print_visible
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
-from services.learner.journal.connection import JournalError
 from services.learner.journal.lost_history import JournalBehindError, LostHistoryError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.run_progress import newest_epoch, replayed_version
-from services.learner.journal.schema import JOURNAL_FILE, LOST_WITH_DISK, CheckpointRow
+from services.learner.journal.schema import LOST_WITH_DISK, CheckpointRow
 from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
 from services.learner.run_files.checkpoint_manifest import MANIFEST
-from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.run_files.progress_evidence import (
     OrphanCheckpoint,
     newest_trace,

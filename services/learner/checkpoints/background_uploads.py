@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
+from services.common.run_folder.journal_file import connect_journal
 from services.common.telemetry.log import get_logger
 from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote_layout import Progress, Stamp
@@ -20,7 +21,6 @@ from services.learner.checkpoints.remote_upload import (
     Uploader,
 )
 from services.learner.checkpoints.uploads import CheckpointUploads
-from services.learner.journal.connection import connect_journal
 from services.learner.journal.run_progress import acknowledged_tries, planned_step
 from services.learner.journal.schema import CheckpointRow
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from services.common.process.private_process import refuse_core_dumps
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.common.spec.spec import parse_shared
 from services.common.text.printable_text import print_visible
 from services.learner.checkpoints.adapters.model_assets import assets_of, folder_under
 from services.learner.checkpoints.export import ExportError, export_adapters, export_model
-from services.learner.journal.connection import JournalError
-from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.run_files.checkpoint_manifest import (
     DamagedCheckpointError,
     ForeignCheckpointError,

@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.common.files.durable_files import write_durably
+from services.common.run_folder.journal_file import connect_journal
+from services.common.run_folder.metric_lines import parse_points
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
-from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.run_progress import lost_tries, planned_step
 from services.learner.journal.schema import LOST_WITH_DISK
 from services.learner.journal.store import write_and_reseal
 from services.learner.run_files.checkpoint_manifest import check_relative_name
-from services.learner.run_files.metric_lines import parse_points
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 from services.common.files.durable_files import sha256_of, sync_path
 from services.common.process.own_version import own_version
+from services.common.run_folder.journal_file import SCHEMA_VERSION
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
@@ -41,9 +43,7 @@ from services.learner.checkpoints.remote_repair import (
 )
 from services.learner.checkpoints.remote_upload import read_markers, retry_request, sleep
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype
-from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.ports import RemoteStore, RemoteStoreRefusedError
-from services.learner.run_files.metric_lines import METRICS_FILE
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.run_folder.journal_file import SCHEMA_VERSION, connect_journal
 from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
-from services.learner.journal.connection import connect_journal
 from services.learner.journal.run_progress import acknowledged_tries
-from services.learner.journal.schema import SCHEMA_VERSION, CheckpointRow
+from services.learner.journal.schema import CheckpointRow
 
 FOLDER = "uploads"
 

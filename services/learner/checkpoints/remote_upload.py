@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.files.durable_files import sha256_of
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.remote_layout import (
     CHECKPOINTS,
@@ -33,7 +34,6 @@ from services.learner.checkpoints.remote_layout import (
 from services.learner.checkpoints.remote_staging import Staged
 from services.learner.checkpoints.upload_report import UploadReport
 from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
-from services.learner.run_files.metric_lines import METRICS_FILE
 
 T = TypeVar("T")
 

@@ -7,27 +7,22 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from services.learner.dumps import dump_files
-from services.learner.dumps.episode_rows import StoredAttempt, attempt_row
-from services.learner.dumps.episode_text import Decode
-from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
-from services.learner.dumps.stored_attempts import (
-    NotInJournalError,
-    find_attempts,
-    planned_attempts,
-)
-from services.learner.dumps.token_stats import (
+from services.common.episodes.episode_rows import StoredAttempt, attempt_row
+from services.common.episodes.episode_text import Decode
+from services.common.episodes.stored_attempts import find_attempts
+from services.common.run_folder import dump_files
+from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
+from services.common.run_folder.token_stats import (
     SequenceKey,
     SequenceStats,
     StepStats,
     TokenStatsError,
     encode_stats,
-    join_stats,
     stats_path,
 )
-from services.learner.journal.connection import JournalError
-from services.learner.journal.schema import JOURNAL_FILE
-from services.learner.journal.store import open_read_only
+from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
+from services.learner.dumps.planned_attempts import NotInJournalError, planned_attempts
+from services.learner.dumps.step_stats import join_stats
 from services.learner.ranks.protocol import read_tokens
 
 Stats = Mapping[SequenceKey, SequenceStats]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.rpc.deadlines import loop_time
+from services.common.run_folder.record_digests import CORRUPT
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
@@ -15,7 +16,6 @@ from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
-from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.store import Journal
 
 # Reasons for dropping a group because of one of its attempts.

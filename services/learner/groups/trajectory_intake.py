@@ -11,13 +11,13 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.common.rpc.deadlines import loop_time
+from services.common.run_folder import trajectory_codec
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import Provenance
-from services.learner.journal import trajectory_codec
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.store import Journal
 

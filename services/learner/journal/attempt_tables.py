@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
-from services.learner.group_types import EndedGroup, GroupSpec, Lease
-from services.learner.journal import trajectory_codec
-from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
-from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
-from services.learner.journal.record_digests import DamagedRecordError
-from services.learner.journal.row_codec import put_group, record_digest
-from services.learner.journal.table_access import TableAccess
-from services.learner.journal.trajectory_tables import (
+from services.common.run_folder import trajectory_codec
+from services.common.run_folder.record_digests import DamagedRecordError
+from services.common.run_folder.trajectory_tables import (
     put_trajectory,
     trajectories_of,
     trajectory_row,
 )
+from services.learner.group_types import EndedGroup, GroupSpec, Lease
+from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
+from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
+from services.learner.journal.row_codec import put_group, record_digest
+from services.learner.journal.table_access import TableAccess
 
 
 class ContentConflictError(Exception):

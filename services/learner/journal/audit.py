@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.common.run_folder.journal_file import JournalError, open_read_only
+from services.common.run_folder.trajectory_tables import keys_of, trajectories_of
 from services.common.text.printable_text import print_json, print_visible
-from services.learner.journal.connection import JournalError
 from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.row_codec import count_fates
-from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 
 
 @dataclass(frozen=True, slots=True)

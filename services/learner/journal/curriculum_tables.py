@@ -4,7 +4,6 @@ import json
 import sqlite3
 import time
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from services.learner.group_types import GroupSpec
 from services.learner.journal.row_codec import put_group
@@ -62,27 +61,6 @@ def stored_curriculum(db: sqlite3.Connection) -> StoredCurriculum:
         for task, env, standing, *rest, member in rows
     )
     return StoredCurriculum(number, cursors, tasks)
-
-
-def inactive_tasks(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """List the parked and quarantined tasks with their reasons, as plain values."""
-    rows = db.execute(
-        "SELECT task, env, standing, groups, passes, attempts,"
-        " (SELECT reason FROM curriculum_events e WHERE e.task = t.task AND kind != 'probed'"
-        "  ORDER BY id DESC LIMIT 1)"
-        " FROM curriculum_tasks t WHERE standing != 'active' ORDER BY standing, env, task"
-    )
-    return [
-        {
-            "task_key": task,
-            "env_key": env,
-            "standing": standing,
-            "groups": groups,
-            "pass_rate": passes / attempts if attempts else None,
-            "reason": reason or "",
-        }
-        for task, env, standing, groups, passes, attempts, reason in rows
-    ]
 
 
 def drawn_tasks(db: sqlite3.Connection) -> set[str]:

@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Sequence
 
 from services.common.domain.attempts import AttemptKey
+from services.common.run_folder.record_digests import CORRUPT
 from services.learner.journal.plan_tables import remove_from_plans
-from services.learner.journal.record_digests import CORRUPT
 
 DAMAGED = "records of the journal are damaged: their groups are dropped"
 

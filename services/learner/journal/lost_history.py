@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from services.learner.journal.connection import JournalError
+from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position
-from services.learner.journal.schema import JOURNAL_FILE
 
 
 class LostHistoryError(JournalError):

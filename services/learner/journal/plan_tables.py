@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
-from services.learner.journal.connection import JournalError
-from services.learner.journal.record_digests import row_digest
+from services.common.run_folder.journal_file import JournalError
+from services.common.run_folder.record_digests import row_digest
 from services.learner.journal.schema import Plan
 from services.learner.types import StepSettings
 

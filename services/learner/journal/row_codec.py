@@ -7,10 +7,10 @@ from typing import Any
 
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
+from services.common.run_folder.trajectory_tables import keys_of, trajectories_of
 from services.learner.group_types import GroupSpec
 from services.learner.journal.run_progress import acknowledged_tries, lost_tries
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
-from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
 
 _SPEC = "group_id, sequence_number, purpose, eval_id, spec"

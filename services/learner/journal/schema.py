@@ -7,9 +7,6 @@ from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.types import StepSettings
 
-JOURNAL_FILE = "journal.sqlite"
-SCHEMA_VERSION = "5"
-
 # Key in `meta`: the run that the journal belongs to, as JSON.
 RUN_ID = "run_id"
 # Key in `meta`: number of acknowledged tries that were lost with the disks of earlier starts and

@@ -12,16 +12,20 @@ from itertools import islice
 from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
-from services.common.files.table_dump import dump_command
-from services.common.process.own_version import own_version
-from services.learner.journal.connection import JournalError, connect_journal
+from services.common.run_folder.journal_file import (
+    JOURNAL_FILE,
+    JournalError,
+    check_schema,
+    connect_journal,
+    schema_version,
+)
+from services.common.run_folder.record_digests import CORRUPT
+from services.common.run_folder.trajectory_tables import damaged_rows
 from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.lost_history import DamagedJournalError, JournalBehindError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
-from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.run_progress import owner_of
-from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION
 from services.learner.journal.table_checksums import (
     SEALED,
     BrokenSealError,
@@ -29,7 +33,6 @@ from services.learner.journal.table_checksums import (
     load_seal,
     sum_table,
 )
-from services.learner.journal.trajectory_tables import damaged_rows
 from services.learner.run_files import progress_evidence
 from services.learner.run_files.run_identity import check_owner, check_owners
 
@@ -100,25 +103,6 @@ def _owner_of_file(path: Path) -> str:
         return ""
     with closing(connect_journal(path, read_only=True)) as db:
         return owner_of(db)
-
-
-def check_schema(path: Path, found: str | None) -> None:
-    """Raise JournalError for a schema that this program does not use."""
-    if found not in (None, SCHEMA_VERSION):
-        raise JournalError(
-            f"{path} has format {found}, but {own_version()} reads and writes format"
-            f" {SCHEMA_VERSION}. Use the flotilla that wrote it, or start a new run."
-            f" {dump_command(path)} prints all that it holds"
-        )
-
-
-def schema_version(db: sqlite3.Connection) -> str | None:
-    """Return the schema's version; None if there is none, because the file is new or the process
-    that created it was killed."""
-    known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-    sql = "SELECT value FROM meta WHERE key = 'schema_version'"
-    found = db.execute(sql).fetchone() if known else None
-    return str(found[0]) if found else None
 
 
 def _expect_no_run(run_dir: Path, known: Position | None, problem: str) -> CheckedJournal:

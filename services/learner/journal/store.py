@@ -7,32 +7,32 @@ import asyncio
 import fcntl
 import json
 import sqlite3
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from services.common.run_folder.journal_file import (
+    JOURNAL_FILE,
+    LOCK,
+    SCHEMA_VERSION,
+    JournalError,
+    connect_journal,
+)
 from services.common.telemetry.log import get_logger
 from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
-from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.schema import JOURNAL_FILE, RUN_ID, SCHEMA_VERSION, TABLES
-from services.learner.journal.startup_check import (
-    CheckedJournal,
-    check_journal,
-    check_schema,
-    schema_version,
-)
+from services.learner.journal.schema import RUN_ID, TABLES
+from services.learner.journal.startup_check import CheckedJournal, check_journal
 from services.learner.journal.step_tables import StepTables
 from services.learner.journal.table_checksums import current_position, reseal_tables
 from services.learner.run_files.run_identity import check_kinds
 
 T = TypeVar("T")
 
-LOCK = "journal.lock"
 _log = get_logger(__name__)
 
 
@@ -135,19 +135,6 @@ def write_and_reseal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Con
         db.execute("COMMIT")
     mark.reset_to(now)
     return result
-
-
-@contextmanager
-def open_read_only(path: Path) -> Generator[sqlite3.Connection]:
-    """Open the journal of a running or finished run for reading only.
-
-    Raises JournalError if it is missing, not a journal, or one of another schema."""
-    try:
-        with closing(connect_journal(path, read_only=True)) as db:
-            check_schema(path, schema_version(db))
-            yield db
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be read as a journal: {error}") from error
 
 
 def _report_findings(journal: Journal, found: CheckedJournal) -> None:

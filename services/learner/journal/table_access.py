@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.learner.journal.connection import JournalError, connect_journal
+from services.common.run_folder.journal_file import JournalError, connect_journal
 from services.learner.journal.disk_incidents import Incidents
 from services.learner.journal.holds import JournalHolds
 from services.learner.journal.progress_mark import ProgressMark

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.learner.journal.connection import JournalError, StaleEpochError, connect_journal
+from services.common.run_folder.journal_file import JournalError, connect_journal
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.run_progress import newest_epoch
 from services.learner.journal.table_checksums import BrokenSealError, SealUpdater
@@ -31,6 +31,10 @@ _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
 
 # Most writes in one transaction, so that the first does not wait for all others.
 _MAX_BATCH = 256
+
+
+class StaleEpochError(JournalError):
+    """Another learner has begun a newer epoch of the run: this one must stop."""
 
 
 class JournalWriter:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.metric_lines import count_damaged_lines, find_lost_metrics
 from services.common.spec.spec import PolicyConfig
 from services.common.telemetry.log import get_logger
 from services.common.weights.fingerprint import TokenizerDigests
@@ -18,7 +19,6 @@ from services.learner.journal.checkpoint_tables import evaluated_versions
 from services.learner.journal.curriculum_tables import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
-from services.learner.run_files.metric_lines import count_damaged_lines, find_lost_metrics
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo

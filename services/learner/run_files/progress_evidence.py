@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.metric_lines import METRICS_FILE, parse_points, read_tail
 from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
     Manifest,
     verify_checkpoint,
 )
-from services.learner.run_files.metric_lines import METRICS_FILE, parse_points
 
 CHECKPOINTS = "checkpoints"
 _RECEIVED = "throughput/trajectories"
@@ -82,18 +82,6 @@ def _logged_traces(path: Path) -> Iterator[ProgressTrace]:
         if before <= step <= before + 1:
             yield ProgressTrace(step, path, _to_count(point.get(_RECEIVED)))
         before = step
-
-
-def read_tail(path: Path, most_bytes: int) -> list[bytes]:
-    """Return the whole lines in the end of a file; none if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            file.seek(max(0, size - most_bytes))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    return lines[1:-1] if size > most_bytes else lines[:-1]
 
 
 def _to_count(value: Any) -> int:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.metric_lines import ALARMS_FILE, METRICS_FILE, parse_points
 from services.learner.run_files.checkpoint_manifest import MANIFEST
-from services.learner.run_files.metric_lines import METRICS_FILE, parse_points
 
-ALARMS_FILE = "alarms.jsonl"
 SUMMARY_FILE = "summary.json"
 _FILES = (
     *("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "journal.mark", "journal.lock"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from services.learner.dumps.dump_files import rollouts_path
+from services.common.run_folder.dump_files import rollouts_path
 
 ROWS = 8
 # Most characters of each text; a longer one keeps its end, where an episode is decided.

@@ -7,14 +7,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from services.common.run_folder.trajectory_tables import trajectories_of
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.plan_tables import plans_after
-from services.learner.journal.store import JOURNAL_FILE, open_read_only
-from services.learner.journal.trajectory_tables import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
 from tests.faults.kills.ranks import SmallRanks

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.journal.audit import audit_journal
-from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LEARNER, RANK, FaultRun, spec, write_tasks
 from tests.faults.kills.killed_run import Verdict
 from tests.faults.replay import replayed

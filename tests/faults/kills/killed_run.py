@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
-from services.learner.journal.store import JOURNAL_FILE, open_journal
+from services.learner.journal.store import open_journal
 from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace

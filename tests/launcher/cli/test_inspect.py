@@ -16,8 +16,8 @@ import pytest
 
 from services.launcher.cli.inspector_process import linked_inspector
 from services.launcher.cli.terminal import Terminal
-from tests.learner.inspector.conftest import write_run
-from tests.learner.inspector.made_runs import RUN, open_run
+from tests.reading.inspector.conftest import write_run
+from tests.reading.inspector.made_runs import RUN, open_run
 from tests.support.launcher import run_cli_here
 from tests.support.waiting import until
 

@@ -23,8 +23,8 @@ from services.launcher.store.ledger import Ledger
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.launcher.api.test_run_service_remote import address_of, launcher
 from tests.launcher.cli.test_launcher_client import cli
-from tests.learner.inspector.conftest import write_run
-from tests.learner.inspector.made_runs import RUN, MadeRun, open_run
+from tests.reading.inspector.conftest import write_run
+from tests.reading.inspector.made_runs import RUN, MadeRun, open_run
 from tests.support.remote_checkpoints import RUN_ID, UploadingMachine
 from tests.support.waiting import until
 

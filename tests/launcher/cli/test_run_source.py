@@ -128,7 +128,7 @@ def test_commands_for_files_of_a_run_name_the_launchers_machine(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps({"address": "127.0.0.1:9", "token": TOKEN}))
     codes = (
-        show.show_attempts("newest", tmp_path, show.AttemptFilter(), None),
+        show.show_attempts("newest", tmp_path, show.AttemptFilter(), 3, None),
         show.show_tasks("far-1", tmp_path),
         export.export_model("far-1", None, tmp_path / "model", tmp_path, adapters=False),
         env_status.env_status("newest", tmp_path, None, as_json=False),

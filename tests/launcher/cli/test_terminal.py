@@ -242,13 +242,11 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_show_of_a_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The learner's program passes hostile text of a journal on, and it is shown as text."""
-    lines = "\n".join(map(json.dumps, (ATTEMPT, {"matched": 1})))
-    read = subprocess.CompletedProcess((), 0, lines, "")
-    monkeypatch.setattr(show.subprocess, "run", lambda *_, **__: read)
+    """The reader passes hostile text of a journal on, and it is shown as text."""
+    monkeypatch.setattr(show, "query_attempts", lambda *_: iter([ATTEMPT, {"matched": 1}]))
     monkeypatch.setattr(show, "_load_run_decoder", lambda *_: lambda _ids: SURROGATES)
     monkeypatch.setattr(show, "find_run_dir", lambda *_: tmp_path)
-    assert show.show_attempts("r", tmp_path, show.AttemptFilter(), None) == 0
+    assert show.show_attempts("r", tmp_path, show.AttemptFilter(), 3, None) == 0
     assert_harmless(capsys.readouterr().out)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
+from services.learner.journal.store import Journal, open_journal
 from services.learner.run.step_trainer import ReplayError
 from tests.learner.run.test_train_loop import query, run_to_the_end, start
 from tests.support.fake_ranks import FakeRanks

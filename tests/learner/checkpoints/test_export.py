@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.common.files.durable_files import sha256_of
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.common.spec.spec import PolicyConfig
 from services.learner.checkpoints import export_command as command
 from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.journal.store import JOURNAL_FILE
 from services.learner.rank.checkpoint import write_rank_files
 from services.learner.rank.model import canary_token_ids
 from services.learner.rank.optimizer import Optimizer

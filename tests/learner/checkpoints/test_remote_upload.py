@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
@@ -30,7 +31,6 @@ from services.learner.checkpoints.remote_upload import (
     Uploader,
     retry_request,
 )
-from services.learner.journal.store import JOURNAL_FILE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.remote_checkpoints import (
     RUN_ID,

@@ -14,14 +14,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from services.common.episodes.episode_rows import key_of_row
+from services.common.run_folder import dump_files
+from services.common.run_folder.journal_file import open_read_only
+from services.common.run_folder.token_stats import read_token_stats, stats_path
+from services.common.run_folder.trajectory_tables import trajectory_of
 from services.common.text.json_lines import decode_line, encode_line
-from services.learner.dumps import dump_files
-from services.learner.dumps.episode_rows import key_of_row
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import MOST_WAITING, Dumps, RunDumps, dump_setup_of
-from services.learner.dumps.token_stats import read_token_stats, stats_path
-from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectory_tables import trajectory_of
 from services.learner.types import StepResult
 from tests.learner.dumps.dumped_run import (
     STEPS,

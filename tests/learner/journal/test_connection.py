@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.journal.connection import JournalError, StaleEpochError
+from services.common.run_folder.journal_file import JournalError
 from services.learner.journal.store import Journal, open_journal
+from services.learner.journal.writer import StaleEpochError
 
 
 async def taken_over(run_dir: Path) -> tuple[Journal, Journal]:

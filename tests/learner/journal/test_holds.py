@@ -10,15 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.learner.journal.holds import (
-    FOLDER,
-    MOST_GROUPS,
-    MOST_HOLDS,
-    Hold,
-    JournalHolds,
-    release_hold,
-    write_hold,
-)
+from services.common.run_folder.holds import FOLDER, MOST_GROUPS, Hold, release_hold, write_hold
+from services.learner.journal.holds import MOST_HOLDS, JournalHolds
 from services.learner.journal.schema import TABLES
 
 REMOTE = {"steps": [1, 10**30], "groups": ["g"]}

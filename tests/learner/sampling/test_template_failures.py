@@ -13,11 +13,11 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from services.learner.alarms.event_rules import CALM_GROUPS, judge_spoiled
 from services.learner.group_types import GroupSpec
 from services.learner.groups.counters import Tally
 from services.learner.journal.audit import audit_journal
-from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.sampling.tasks import Task
 from services.learner.sampling.template_failures import TemplateFailures
 from services.wire.enums import FAILURE_KINDS

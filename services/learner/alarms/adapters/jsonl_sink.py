@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.common.run_folder.metric_lines import encode_point
 from services.common.telemetry.log import get_logger
 from services.learner.alarms.ports import AlarmSink
 from services.learner.alarms.types import Alarm
-from services.learner.run_files.metric_lines import encode_point
 
 _log = get_logger(__name__)
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from services.common.run_folder.metric_lines import ALARMS_FILE
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
 from services.learner.alarms.ports import AlarmSink
 from services.learner.config.alarms import AlarmsConfig
-from services.learner.run_files.run_identity import ALARMS_FILE
 
 
 def build_alarm_sinks(config: AlarmsConfig, run_id: str, run_dir: Path) -> list[AlarmSink]:

@@ -8,9 +8,9 @@ from typing import Any
 from services.common.process.extras import install_command
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
-from services.learner.run_files.metric_lines import METRICS_FILE
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker

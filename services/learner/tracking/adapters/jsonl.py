@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.metric_lines import encode_point, parse_points
 from services.learner.ports import TrackedRun, Tracker
-from services.learner.run_files.metric_lines import encode_point, parse_points
 from services.learner.types import Histogram
 
 # Points at the end of a file that a resumed run may log again.

@@ -1,0 +1,135 @@
+"""Rows of dumps: an attempt as one JSON object, in the reference's fields and ours."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
+from services.common.episodes.episode_text import Decode, EpisodeText, read_episode
+from services.common.process.own_version import own_version
+from services.common.run_folder.token_stats import SequenceKey, SequenceStats
+from services.common.run_folder.trajectory_codec import outcome_fields
+
+# The reference's only class of environments: episodes that the gateway plays.
+ENV_CLASS = "fleet_task"
+# Decimals in text; the journal and the token statistics keep full precision.
+_DECIMALS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttempt:
+    """An attempt from the journal, with the fate of its group.
+
+    `step` is the step that counted it, or the evaluated version. `why_not` is the reason why it was
+    not trained on, "" if it was, or was evaluated."""
+
+    trajectory: Trajectory
+    env_key: str
+    task_key: str
+    purpose: str
+    eval_id: str
+    step: int | None
+    why_not: str
+    received: float
+
+
+def attempt_row(
+    attempt: StoredAttempt, stats: Mapping[SequenceKey, SequenceStats], decode: Decode
+) -> dict[str, Any]:
+    """Return the row of an attempt; the trainer's values are null if `stats` lacks them."""
+    trajectory = attempt.trajectory
+    episode = read_episode(trajectory, decode)
+    return {
+        **_reference_fields(attempt, episode),
+        **_identity(attempt),
+        **outcome_fields(trajectory),
+        "dropped": attempt.why_not,
+        "facts": asdict(trajectory.facts),
+        "messages": [message.to_json() for message in episode.messages],
+        "sequences": [
+            _sequence_row(sequence, stats.get((trajectory.key, index)))
+            for index, sequence in enumerate(trajectory.sequences)
+        ],
+    }
+
+
+def key_of_row(row: Mapping[str, Any]) -> AttemptKey:
+    return AttemptKey(row["group_id"], row["attempt_index"], row["attempt_try"])
+
+
+def _reference_fields(attempt: StoredAttempt, episode: EpisodeText) -> dict[str, Any]:
+    trajectory = attempt.trajectory
+    return {
+        "input_prompt": episode.prompt,
+        "output_response": episode.response,
+        "score": _token_scores(trajectory),
+        "stop_reason": str(trajectory.end_reason),
+        "env_class": ENV_CLASS,
+        "env_extras": {**asdict(trajectory.facts), "task_key": attempt.task_key},
+        "data_source": attempt.env_key,
+        "num_screenshots": sum(
+            media.mime.startswith("image/")
+            for sequence in trajectory.sequences
+            for media in sequence.media
+        ),
+        "timestamp": attempt.received,
+    }
+
+
+def _identity(attempt: StoredAttempt) -> dict[str, Any]:
+    key = attempt.trajectory.key
+    return {
+        "step": attempt.step,
+        "purpose": attempt.purpose,
+        "eval_id": attempt.eval_id,
+        "env_key": attempt.env_key,
+        "task_key": attempt.task_key,
+        "group_id": key.group_id,
+        "attempt_index": key.attempt_index,
+        "attempt_try": key.attempt_try,
+        "written_by": str(own_version()),
+    }
+
+
+def _token_scores(trajectory: Trajectory) -> list[float] | None:
+    """Return 0 for each token of the response and the reward for its last one, as the reference
+    does; None without a grade."""
+    if trajectory.reward is None:
+        return None
+    count = sum(span.length for span in trajectory.spans if span.author is not Author.PROMPT)
+    return [0.0] * (count - 1) + [trajectory.reward] if count else []
+
+
+def _sequence_row(sequence: Sequence, stats: SequenceStats | None) -> dict[str, Any]:
+    return {
+        "token_ids": sequence.token_ids.tolist(),
+        "spans": [_span_row(span) for span in sequence.spans],
+        "logprobs": _numbers(sequence.logprobs),
+        "trainer_logprobs": _numbers(stats.logprobs) if stats else None,
+        "advantages": _numbers(stats.advantages) if stats else None,
+        "entropy": _numbers(stats.entropy) if stats else None,
+        "weights": _numbers(stats.weights) if stats else None,
+        "trained": stats.trained if stats else None,
+        "why_not": stats.why_not if stats else None,
+    }
+
+
+def _span_row(span: Span) -> list[Any]:
+    policy = f"{span.policy.run_epoch}:{span.policy.version}" if span.policy else None
+    return [span.author, span.length, policy, span.temperature]
+
+
+def _numbers(values: NDArray[Any]) -> list[float | None]:
+    """Return rounded numbers, None for non-finite ones, which JSON lacks."""
+    rounded = np.round(values.astype(np.float64), _DECIMALS)
+    numbers: list[float | None] = rounded.tolist()
+    if np.isfinite(rounded).all():
+        return numbers
+    return [
+        value if known else None
+        for value, known in zip(numbers, np.isfinite(rounded).tolist(), strict=True)
+    ]

@@ -1,0 +1,86 @@
+"""Locations of a run's dumps, and how they are written and pruned.
+
+    token_stats/step_000012.npz    token_stats/pruned.jsonl
+    rollouts/step_12.jsonl
+    evals/step_20/ENV.jsonl        evals/step_20/aggregated_results.jsonl
+
+A file exists completely or not at all."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from services.common.run_folder.token_stats import FOLDER as TOKEN_STATS
+
+ROLLOUTS, EVALS = "rollouts", "evals"
+PRUNED = "pruned.jsonl"
+AGGREGATED = "aggregated_results.jsonl"
+_STEP = re.compile(r"step_(\d+)\.(?:npz|jsonl)")
+
+
+def rollouts_path(run_dir: Path, step: int) -> Path:
+    """Return the file of the episodes that a step trained on or left out."""
+    return run_dir / ROLLOUTS / f"step_{step}.jsonl"
+
+
+def eval_folder(run_dir: Path, moment: str, version: int) -> Path:
+    """Return the folder of an evaluation; evaluations in mode `eval` have their own
+    folder."""
+    suffix = "_eval_only" if moment == "eval_only" else ""
+    return run_dir / EVALS / f"step_{version}{suffix}"
+
+
+def env_file(folder: Path, env_key: str) -> Path:
+    """Return the file of an environment in an evaluation's folder, `/` written as `_`."""
+    return folder / f"{quote(env_key.replace('/', '_'), safe='')}.jsonl"
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> int:
+    """Write a file under another name, then rename it; return its size in bytes. If it raises
+    OSError, nothing is left behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    count = 0
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                count += file.write(part)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def json_line(value: Any) -> bytes:
+    """Encode a line of UTF-8. Half a surrogate pair, which UTF-8 cannot hold, stays escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def kept_steps(run_dir: Path) -> list[int]:
+    """List the steps that have token statistics or episodes, oldest first."""
+    found = (_STEP.fullmatch(path.name) for path in _step_files(run_dir))
+    return sorted({int(each[1]) for each in found if each})
+
+
+def prune_steps(run_dir: Path, keep: int) -> Sequence[int]:
+    """Remove the files of all but the `keep` newest steps, and record why; return the steps."""
+    old = kept_steps(run_dir)[:-keep]
+    for step in old:
+        for path in _step_files(run_dir):
+            match = _STEP.fullmatch(path.name)
+            if match and int(match[1]) == step:
+                path.unlink(missing_ok=True)
+    if old:
+        why = f"older than the {keep} newest steps (learner.dumps.keep)"
+        with (run_dir / TOKEN_STATS / PRUNED).open("ab") as file:
+            file.writelines(json_line({"step": step, "reason": why}) for step in old)
+    return old
+
+
+def _step_files(run_dir: Path) -> list[Path]:
+    return [path for name in (TOKEN_STATS, ROLLOUTS) for path in (run_dir / name).glob("step_*")]

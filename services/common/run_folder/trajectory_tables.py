@@ -1,0 +1,96 @@
+"""Rows of `trajectories`, converted to and from the learner's own types and verified on every
+read."""
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory, digest_arrays
+from services.common.run_folder import trajectory_codec
+from services.common.run_folder.record_digests import DamagedRecordError, row_digest
+
+# In the order of their seal, with the arrays last except for the seals.
+_COLUMNS = (
+    "group_id, attempt_index, try, reward, failure, record_digest, content_digest, summary,"
+    " array_digest"
+)
+_SELECT = f"SELECT {_COLUMNS}, row_digest, payload FROM trajectories"
+_INSERT = (
+    f"INSERT INTO trajectories ({_COLUMNS}, row_digest, payload, received, dropped)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+Row = tuple[Any, ...]
+
+
+def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
+    """Return the row that stores a try, for `put_trajectory`."""
+    key = trajectory.key
+    payload = trajectory_codec.array_bytes(trajectory)
+    # Checked against these bytes on arrival; they are complete if no media are kept.
+    whole = not any(item.content for each in trajectory.sequences for item in each.media)
+    arrays = trajectory.content_digest if whole else digest_arrays([payload])
+    sealed = (
+        *(key.group_id, key.attempt_index, key.attempt_try),
+        *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
+        *(trajectory_codec.summary_json(trajectory), arrays),
+    )
+    return (*sealed, row_digest(sealed), payload)
+
+
+def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> None:
+    db.execute(_INSERT, (*row, time.time(), dropped))
+
+
+def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
+    """Load the trajectory under a key. Raises DamagedRecordError if it is damaged or missing."""
+    by_key = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
+    values = (key.group_id, key.attempt_index, key.attempt_try)
+    row = db.execute(f"{_SELECT} {by_key}", values).fetchone()
+    if row is None:
+        raise DamagedRecordError([key])
+    return _row_to_trajectory(row)
+
+
+def trajectories_of(
+    db: sqlite3.Connection, keys: Iterable[AttemptKey]
+) -> tuple[list[Trajectory], list[AttemptKey]]:
+    """Return the intact trajectories, in order, and the keys of the others."""
+    found: list[Trajectory] = []
+    damaged: list[AttemptKey] = []
+    for key in keys:
+        try:
+            found.append(trajectory_of(db, key))
+        except DamagedRecordError:
+            damaged.append(key)
+    return found, damaged
+
+
+def keys_of(db: sqlite3.Connection, group_id: str) -> list[AttemptKey]:
+    """List all tries of a group, in order of attempt and try."""
+    sql = (
+        "SELECT group_id, attempt_index, try FROM trajectories WHERE group_id = ?"
+        " ORDER BY attempt_index, try"
+    )
+    return [AttemptKey(*row) for row in db.execute(sql, (group_id,))]
+
+
+def damaged_rows(db: sqlite3.Connection) -> list[AttemptKey]:
+    """List the rows that differ from what was written, except in their arrays: those are compared
+    when they are read."""
+    rows = db.execute(f"SELECT {_COLUMNS}, row_digest FROM trajectories NOT INDEXED")
+    return [AttemptKey(*row[:3]) for row in rows if row_digest(row[:-1]) != row[-1]]
+
+
+def _row_to_trajectory(row: Row) -> Trajectory:
+    *sealed, seal, payload = row
+    group_id, index, attempt_try, reward, failure, _, content_digest, summary, arrays = sealed
+    key = AttemptKey(group_id, index, attempt_try)
+    whole = payload is None or digest_arrays([payload]) == arrays
+    if not whole or row_digest(sealed) != seal:
+        raise DamagedRecordError([key])
+    return trajectory_codec.restore_trajectory(
+        key, reward, failure, content_digest, summary, payload
+    )

@@ -1,0 +1,82 @@
+"""Episodes of a run for export: from its journal, or from dumps if the journal pruned them."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from services.common.domain.attempts import AttemptKey
+from services.common.episodes.episode_rows import StoredAttempt, attempt_row, key_of_row
+from services.common.episodes.episode_text import Decode
+from services.common.episodes.stored_attempts import count_attempts, find_attempts
+from services.common.run_folder import dump_files
+from services.common.run_folder.token_stats import (
+    SequenceKey,
+    SequenceStats,
+    TokenStatsError,
+    read_token_stats,
+    stats_path,
+)
+from services.reading.attempt_filter import AttemptFilter
+
+Row = dict[str, Any]
+
+
+class KeptEpisodes:
+    """Episodes of one run. `pruned` counts those whose tokens are no longer kept."""
+
+    def __init__(self, db: sqlite3.Connection, run_dir: Path, decode: Decode) -> None:
+        self._db = db
+        self._run_dir = run_dir
+        self._decode = decode
+        self.pruned = 0
+        # Attempts of one step or evaluation are adjacent.
+        self._stats_of = lru_cache(1)(self._read_stats)
+        self._rows_of = lru_cache(1)(_read_rows)
+
+    def count(self, wanted: AttemptFilter) -> int:
+        """Count the attempts, including those whose tokens were pruned."""
+        return count_attempts(self._db, *wanted.to_sql())
+
+    def find_rows(self, wanted: AttemptFilter) -> Iterator[Row | None]:
+        """Yield the row of each attempt (see `episode_rows`); None if its tokens are no longer
+        kept."""
+        for attempt in find_attempts(self._db, *wanted.to_sql()):
+            row = self._row_of(attempt)
+            self.pruned += row is None
+            yield row
+
+    def _row_of(self, attempt: StoredAttempt) -> Row | None:
+        if attempt.trajectory.sequences:
+            stats = {} if attempt.eval_id else self._stats_of(attempt.step)
+            return attempt_row(attempt, stats, self._decode)
+        path = self._dump_of(attempt)
+        return self._rows_of(path).get(attempt.trajectory.key) if path else None
+
+    def _dump_of(self, attempt: StoredAttempt) -> Path | None:
+        if attempt.step is None:
+            return None
+        if not attempt.eval_id:
+            return dump_files.rollouts_path(self._run_dir, attempt.step)
+        moment = attempt.eval_id.split("-")[0]
+        folder = dump_files.eval_folder(self._run_dir, moment, attempt.step)
+        return dump_files.env_file(folder, attempt.env_key)
+
+    def _read_stats(self, step: int | None) -> Mapping[SequenceKey, SequenceStats]:
+        if step is None:
+            return {}
+        try:
+            return read_token_stats(stats_path(self._run_dir, step)).sequences
+        except TokenStatsError:
+            # The trainer's values for this step are not kept.
+            return {}
+
+
+def _read_rows(path: Path) -> dict[AttemptKey, Row]:
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        rows: list[Row] = [json.loads(line) for line in file]
+    return {key_of_row(row): row for row in rows}

@@ -1,0 +1,76 @@
+"""A trajectory comes back from its row of the journal as it went in."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
+    Author,
+    Experts,
+    Media,
+    Sequence,
+    Span,
+    Trajectory,
+    content_digest,
+)
+from services.common.run_folder.trajectory_codec import (
+    array_bytes,
+    record_digest,
+    restore_trajectory,
+    summary_json,
+)
+
+
+def make_sequence(experts: Experts | None) -> Sequence:
+    text = b"what a tool answered"
+    media = Media(hashlib.sha256(text).hexdigest(), "text/plain", content=text)
+    spans = (Span(Author.PROMPT, 2), Span(Author.POLICY, 3, PolicyId(1, 4, b"f" * 32), 0.5))
+    return Sequence(
+        np.arange(5, dtype=np.int32), spans, -np.arange(3, dtype=np.float32), (media,), experts
+    )
+
+
+def make_trajectory(*experts: Experts | None) -> Trajectory:
+    sequences = tuple(make_sequence(each) for each in experts)
+    return Trajectory(
+        AttemptKey("g", 1, 0),
+        "lease",
+        sequences,
+        content_digest(sequences),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+
+
+def restored(made: Trajectory, text: str) -> Trajectory:
+    return restore_trajectory(
+        made.key, made.reward, None, made.content_digest, text, array_bytes(made)
+    )
+
+
+NARROW = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+WIDE = np.arange(500, 512, dtype=np.uint16).reshape(2, 3, 2)
+
+
+@pytest.mark.parametrize("experts", [(None, None), (NARROW, None, WIDE), (WIDE, NARROW)])
+def test_a_row_holds_all_arrays(experts: tuple[Experts | None, ...]) -> None:
+    made = make_trajectory(*experts)
+    found = restored(made, summary_json(made))
+    for got, put in zip(found.sequences, made.sequences, strict=True):
+        np.testing.assert_array_equal(got.token_ids, put.token_ids)
+        np.testing.assert_array_equal(got.logprobs, put.logprobs)
+        assert (got.spans, got.media) == (put.spans, put.media)
+        assert (got.experts is None) == (put.experts is None)
+        if got.experts is not None and put.experts is not None:
+            assert got.experts.dtype == put.experts.dtype
+            np.testing.assert_array_equal(got.experts, put.experts)
+    assert record_digest(found) == record_digest(made)
+
+
+def test_other_experts_are_another_content() -> None:
+    assert content_digest(make_trajectory(NARROW).sequences) != content_digest(
+        make_trajectory(NARROW[::-1]).sequences
+    )
