@@ -54,7 +54,8 @@ def test_strangers_who_hold_on_to_everything_cost_others_little() -> None:
     command = (sys.executable, "-m", "benchmarks.hostile_load", "--scale", "0.2", "--calls", "200")
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     figures = json.loads(done.stdout.splitlines()[-1])
-    for name, found in figures.items():
+    for name in ("learner", "env_gateway"):
+        found = figures[name]
         assert found["holding"]["connections"] == 500, name
         assert found["grown_mib"] < 150, name
         # Noise of a few milliseconds must not count as three times the quiet figure.

@@ -22,6 +22,7 @@ from tests.e2e.finished_run import FinishedRun, write_spec
 from tests.reading.inspector.served_pages import WatchedPage, browsing, watched_page
 from tests.reading.inspector.test_browser import numbers_shown
 from tests.support.repository import ROOT
+from tests.support.ssh_double import put_ssh_double
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -104,7 +105,9 @@ def test_a_run_elsewhere_is_found_down_to_its_tokens_while_it_runs_and_when_it_h
     there.mkdir()
     spec = write_spec(tmp_path, quick_policy, steps=STEPS)
     with launched(there) as secret:
-        environ = {**os.environ, "FLOTILLA_LAUNCHER": secret, "XDG_CACHE_HOME": str(here)}
+        put_ssh_double(tmp_path / "bin", tmp_path)
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        environ = {**os.environ, "FLOTILLA_LAUNCHER": secret, "PATH": path}
         submit = (*FLOTILLA, "submit", str(spec), "--request-id", "mine", "--detach")
         subprocess.run((*submit, "--runs", str(here)), cwd=ROOT, env=environ, check=True)
         run_dir = FinishedRun(there, 0, "").folder

@@ -80,8 +80,8 @@ def train(
     Ctrl-C stops every process gracefully and prints the command that resumes the run; a second
     Ctrl-C stops at once. Closing the terminal counts as Ctrl-C; with `--detach`, or under `nohup`,
     the run survives it, and `flotilla watch` follows it. If a run cannot be resumed, no new run
-    replaces it. Exit code: 0 completed, or started with `--detach`; 1 failed; 2 bad spec; 130
-    interrupted.
+    replaces it. With FLOTILLA_LAUNCHER set, it is `flotilla submit`: Ctrl-C only stops following.
+    Exit code: 0 completed, or started with `--detach`; 1 failed; 2 bad spec; 130 interrupted.
     """
     from services.launcher.cli import train as command
 
@@ -90,18 +90,10 @@ def train(
         extra, run_id = [run_id, *extra], None
     if not resume:
         _require_resume(run_id, update=update, accept_loss=accept_loss)
-    raise typer.Exit(
-        command.train_policy(
-            *(spec, runs, extra),
-            resume=resume,
-            run_id=run_id,
-            update=update,
-            accept_loss=accept_loss,
-            detach=detach,
-            wait=wait,
-            priority=priority,
-        )
+    options = command.TrainOptions(
+        resume, run_id or "", update, accept_loss, detach, wait, priority
     )
+    raise typer.Exit(command.train_policy(spec, runs, extra, options))
 
 
 def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> None:
@@ -194,6 +186,12 @@ def scale(
 @app.command()
 def stop(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    request: Annotated[
+        bool,
+        typer.Option(
+            "--request", help="RUN is a request id: stop its run, or prevent it from ever starting."
+        ),
+    ] = False,
     grace: Grace = GRACE_S,
     runs: Runs = RUNS,
 ) -> None:
@@ -203,7 +201,9 @@ def stop(
     """
     from services.launcher.cli import stop as command
 
-    raise typer.Exit(command.stop_run(run, grace, runs))
+    raise typer.Exit(
+        command.stop_request(run, grace, runs) if request else command.stop_run(run, grace, runs)
+    )
 
 
 @app.command(context_settings=OVERRIDES)

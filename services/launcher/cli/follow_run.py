@@ -37,6 +37,7 @@ from services.launcher.store.ledger import Ledger
 # Limit of one stream of events. If a launcher dies while a stream opens, gRPC waits that long; the
 # death of a local one is known sooner, and another takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
+_CALL_S = 30.0
 # Launcher deaths before one command gives up: something else must be wrong.
 _MAX_LAUNCHERS = 5
 T = TypeVar("T")
@@ -102,11 +103,32 @@ async def run_to_end(
     interrupts: Interrupts,
     *,
     detach: bool = False,
+    leaves: bool = False,
 ) -> FollowOutcome:
     """Start the requested run and watch it to its end, or with `detach` only start it; if its
-    launcher dies, continue under another one. Raises LauncherError, AioRpcError."""
+    launcher dies, continue under another one. A user who `leaves` on an interrupt does not stop it.
+    Raises LauncherError, AioRpcError."""
     began, followed = time.monotonic(), FollowedRun(int(time.time()))
-    request.request_id = uuid.uuid4().hex
+    request.request_id = request.request_id or uuid.uuid4().hex
+
+    async def start_and_leave(connection: LauncherConnection) -> pb.Run | None:
+        if not followed.run_id:
+            try:
+                starting = _start_or_resume(connection, request)
+                followed.run_id = await interrupts.unless_interrupted(starting)
+            except InterruptedByUserError:
+                cancel = connection.cancel_command(request.request_id)
+                console.print(
+                    f"interrupted, and the run may have begun: {cancel} makes sure it ends",
+                    soft_wrap=True,
+                )
+                return None
+            console.print(f"Run {followed.run_id}", soft_wrap=True)
+        if not detach:
+            with open_view(console) as view:
+                if await watch_until_left(connection, followed, view, interrupts):
+                    return await connection.get_run(followed.run_id, _CALL_S)
+        return pb.Run(run_id=followed.run_id, state=pb.RUN_STATE_RUNNING)
 
     async def start_and_follow(connection: LauncherConnection) -> pb.Run | None:
         if not followed.run_id:
@@ -129,7 +151,7 @@ async def run_to_end(
     try:
         run = await with_successors(
             lambda: connect_to_launcher(runs, interrupts, start=True),
-            start_and_follow,
+            start_and_leave if leaves else start_and_follow,
             console.print,
         )
     except InterruptedByUserError:

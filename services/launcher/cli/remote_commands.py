@@ -43,8 +43,8 @@ def submit(
     priority: Priority = 0,
     runs: Runs = RUNS,
 ) -> None:
-    """Start a run at a remote launcher, and follow it. If the GPUs there are taken, it waits in the
-    queue.
+    """Start a run at a remote launcher, and follow it, as `train` does with FLOTILLA_LAUNCHER set.
+    If the GPUs there are taken, it waits in the queue.
 
     FLOTILLA_LAUNCHER holds the content of that launcher's `runs/launcher.json`; if it is unset, the
     launcher of `--runs` is used. Options override keys of the spec, as for `train`. Ctrl-C, or
@@ -52,12 +52,18 @@ def submit(
     and `flotilla cancel` stops it. Exit code: 0 completed, or started with `--detach`; 1 failed or
     stopped; 2 bad spec; 130 interrupted.
     """
-    from services.launcher.cli import submit as command
+    from services.launcher.cli import train as command
 
-    submission = command.SubmitRequest(
-        spec, list(context.args), request_id, resume, summary, detach, priority
+    options = command.TrainOptions(
+        resume=bool(resume),
+        run_id=resume,
+        update=True,
+        detach=detach,
+        priority=priority,
+        request_id=request_id,
+        summary=summary,
     )
-    raise typer.Exit(command.submit_run(submission, runs))
+    raise typer.Exit(command.train_policy(spec, runs, list(context.args), options))
 
 
 def watch(
@@ -80,13 +86,14 @@ def cancel(
     grace: Grace = GRACE_S,
     runs: Runs = RUNS,
 ) -> None:
-    """Stop the run that a `flotilla submit` started, or prevent it from ever starting one.
+    """Stop the run that a `flotilla submit` started, or prevent it from ever starting one, as `stop
+    --request` does.
 
     Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else that of `--runs`.
     """
-    from services.launcher.cli import cancel as command
+    from services.launcher.cli import stop as command
 
-    raise typer.Exit(command.cancel_request(request_id, runs, grace))
+    raise typer.Exit(command.stop_request(request_id, grace, runs))
 
 
 def reap(

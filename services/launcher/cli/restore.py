@@ -1,6 +1,5 @@
 """Recovery of a run that has lost data: from its upload, or from its intact local files."""
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +16,14 @@ class RestoreFailedError(CommandError):
     """Raised when the run cannot be recovered; the message states the cause."""
 
 
-def restore_run(
+async def restore_run(
     url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Terminal
 ) -> str:
     """Restore the run uploaded to a URL into the runs folder and return its id. Raises
     RestoreFailedError."""
     arguments = (url, "--config", str(spec), "--runs", str(runs), *overrides)
     console.print(f"Restoring {url}", soft_wrap=True)
-    found = asyncio.run(_run_learner_program(learner_programs.RESTORE, arguments, console))
+    found = await _run_learner_program(learner_programs.RESTORE, arguments, console)
     text = f"Restored run {found['run_id']} at step {found['step']}"
     console.print(text + _format_losses(found), soft_wrap=True)
     return str(found["run_id"])
@@ -44,10 +43,10 @@ async def fetch_for_reading(
     console.print(text + _format_losses(found), soft_wrap=True)
 
 
-def accept_loss(run_dir: Path, console: Terminal) -> None:
+async def accept_loss(run_dir: Path, console: Terminal) -> None:
     """Accept the data loss in a stopped run's journal. Raises RestoreFailedError."""
     arguments = (str(run_dir),)
-    found = asyncio.run(_run_learner_program(learner_programs.ACCEPT_LOSS, arguments, console))
+    found = await _run_learner_program(learner_programs.ACCEPT_LOSS, arguments, console)
     text = "The journal has no known data loss: --accept-loss changes nothing"
     if found:
         text = f"Run {found['run_id']} resumes from step {found['step']}"

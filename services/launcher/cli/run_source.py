@@ -18,7 +18,7 @@ from services.launcher.cli.launcher_client import LauncherConnection, connect_to
 from services.launcher.cli.terminal import CommandError
 from services.launcher.security import launcher_address
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
-from services.launcher.store.ledger import Ledger, RunFilter, StoredRun
+from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 from services.launcher.store.run_files import JOURNAL
 
@@ -164,14 +164,6 @@ class RemoteRunSource:
 
     def display_path(self, path: str) -> str:
         return f"{path} on {split_host_port(self._connection.address.address, 'launcher')[0]}"
-
-
-def list_local_runs(runs: Path, name: str) -> list[StoredRun]:
-    """Return all runs of a spec in the local ledger, newest first; none if there is no ledger."""
-    if not (runs / _LEDGER).exists():
-        return []
-    with _open_ledger(runs) as store:
-        return store.list_newest(RunFilter(name=name))
 
 
 @contextmanager

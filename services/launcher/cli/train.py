@@ -1,4 +1,7 @@
-"""`flotilla train` and `flotilla eval`: from a spec to a run that has ended."""
+"""`flotilla train`, `submit` and `eval`: from a spec to a run that has ended.
+
+With a launcher elsewhere `train` is `submit`: Ctrl-C leaves the run running, and its result comes
+from the launcher, since the run's files are not here."""
 
 import json
 import tempfile
@@ -11,6 +14,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import canonical_json, load_spec
 from services.common.spec.spec import parse_shared
+from services.launcher.api import codec
 from services.launcher.cli import command_hints, prepare, train_report
 from services.launcher.cli import restore as restoring
 from services.launcher.cli.command_runner import (
@@ -18,6 +22,7 @@ from services.launcher.cli.command_runner import (
     FAILED,
     INTERRUPTED,
     OK,
+    print_text,
     reports_errors,
     run_interruptible,
 )
@@ -27,24 +32,43 @@ from services.launcher.cli.progress_view import RunConsole
 from services.launcher.cli.run_source import (
     NEWEST,
     NoRunError,
-    find_local_run,
-    list_local_runs,
+    RunSource,
+    find_run,
+    open_run_source,
 )
-from services.launcher.cli.run_view import ENDED
+from services.launcher.cli.run_view import ENDED, STATE_NAMES, format_cleanup, format_outcome
 from services.launcher.cli.spec_start import check_before_start
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
 from services.launcher.control.prepare_commands import PrepareError
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
-from services.launcher.state import RunMode, RunState
-from services.launcher.store.ledger import StoredRun
+from services.launcher.security.launcher_address import address_from_environment
 from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 
 @dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `train` and `submit`. The same `request_id` names the same run, however often it
+    is submitted; with it the command only follows the run. `summary` is a Markdown file to which
+    the result is appended."""
+
+    resume: bool = False
+    run_id: str = ""
+    update: bool = False
+    accept_loss: bool = False
+    detach: bool = False
+    wait: bool = False
+    priority: int = 0
+    request_id: str = ""
+    summary: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The user's request. `resume_command` continues its run, `new_command` begins another."""
+    """The user's request. `resume_command` continues its run, `new_command` begins another.
+
+    If the command `leaves`, Ctrl-C does not stop the run."""
 
     spec: dict[str, Any]
     # What names the spec in an error.
@@ -52,104 +76,149 @@ class TrainRequest:
     start: pb.StartRunRequest
     resume_command: str
     new_command: str
+    leaves: bool = False
+    detach: bool = False
+    summary: Path | None = None
 
 
 @reports_errors(bad_spec=BAD_SPEC)
-def train_policy(
-    path: Path,
-    runs: Path,
-    overrides: Sequence[str],
-    *,
-    resume: bool,
-    run_id: str | None,
-    update: bool = False,
-    accept_loss: bool = False,
-    detach: bool = False,
-    wait: bool = False,
-    priority: int = 0,
-) -> int:
+def train_policy(path: Path, runs: Path, overrides: Sequence[str], options: TrainOptions) -> int:
     """Train from a spec, or resume a run of it; `update` applies today's spec to that run. With
     `detach`, do not wait for its end."""
-    console, words = RunConsole(), ("train", str(path))
-    spec = load_spec(path, overrides)
-    resume_command = command_hints.format_command(*words, "--resume", *overrides, runs=runs)
-    new_command = command_hints.format_command(*words, *overrides, runs=runs)
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_TRAIN, wait=wait, priority=priority)
-    if resume:
-        if run_id and "://" in run_id:
-            run_id = restoring.restore_run(run_id, path, runs, overrides, console)
-        stored = _find_run_to_resume(runs, run_id, parse_shared(spec, where=str(path)).name)
-        if not update:
-            _check_same_spec(stored, spec, path, overrides, runs)
-        if accept_loss:
-            restoring.accept_loss(runs / stored.run.run_id, console)
-        start.resume_run_id = stored.run.run_id
-    if update or overrides or not resume:
-        start.spec_json = canonical_json(spec)
-    request = TrainRequest(spec, str(path), start, resume_command, new_command)
-    return run_interruptible(
-        lambda interrupts: _run_request(request, runs, console, interrupts, detach=detach)
-    )
+
+    async def train(interrupts: Interrupts) -> int:
+        console, words = RunConsole(), ("train", str(path))
+        spec = load_spec(path, overrides)
+        elsewhere = address_from_environment() is not None
+        leaves = elsewhere or bool(options.request_id)
+        start = pb.StartRunRequest(
+            request_id=options.request_id,
+            mode=pb.RUN_MODE_TRAIN,
+            wait=options.wait or leaves,
+            priority=options.priority,
+        )
+        if options.resume:
+            start.resume_run_id = await _choose_run_to_resume(
+                spec, path, runs, overrides, options, interrupts
+            )
+        if options.update or overrides or not options.resume:
+            start.spec_json = canonical_json(spec)
+        request = TrainRequest(
+            spec,
+            str(path),
+            start,
+            command_hints.format_command(*words, "--resume", *overrides, runs=runs),
+            command_hints.format_command(*words, *overrides, runs=runs),
+            leaves,
+            options.detach,
+            options.summary,
+        )
+        return await _run_request(request, runs, console, interrupts)
+
+    return run_interruptible(train)
 
 
 @reports_errors(bad_spec=BAD_SPEC)
 def evaluate_policy(
-    target: str,
-    runs: Path,
-    overrides: Sequence[str],
-    *,
-    wait: bool = False,
-    priority: int = 0,
+    target: str, runs: Path, overrides: Sequence[str], *, wait: bool = False, priority: int = 0
 ) -> int:
     """Evaluate a run, or the initial policy of a spec."""
-    console = RunConsole()
-    start = pb.StartRunRequest(mode=pb.RUN_MODE_EVAL_ONLY, wait=wait, priority=priority)
-    stored = _find_stored_run(runs, target)
-    spec: dict[str, Any] = {}
-    if stored is None and target == NEWEST:
-        raise ConfigError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
-    if stored is None:
-        spec = load_spec(Path(target), overrides)
-        stored = _find_newest_run(runs, parse_shared(spec, where=target).name)
-        if stored is None:
-            start.spec_json = canonical_json(spec)
-        else:
-            _print_spec_changes(stored, spec, overrides, console)
-    if stored is not None:
-        spec = json.loads(stored.spec_json)
-        start.resume_run_id = stored.run.run_id
-        if overrides:
-            spec = _apply_overrides(stored, overrides)
-            start.spec_json = canonical_json(spec)
-    again = command_hints.format_command("eval", target, *overrides, runs=runs)
-    request = TrainRequest(spec, target, start, again, again)
-    return run_interruptible(lambda interrupts: _run_request(request, runs, console, interrupts))
+
+    async def evaluate(interrupts: Interrupts) -> int:
+        console, leaves = RunConsole(), address_from_environment() is not None
+        start = pb.StartRunRequest(
+            mode=pb.RUN_MODE_EVAL_ONLY, wait=wait or leaves, priority=priority
+        )
+        spec: dict[str, Any] = {}
+        async with open_run_source(runs, interrupts) as known:
+            stored = await interrupts.unless_interrupted(_find_known(known, runs, target))
+            if stored is None and target == NEWEST:
+                raise ConfigError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
+            if stored is None:
+                spec = load_spec(Path(target), overrides)
+                name = parse_shared(spec, where=target).name
+                stored = await interrupts.unless_interrupted(_find_newest(known, name))
+                if stored is None:
+                    start.spec_json = canonical_json(spec)
+                else:
+                    _print_spec_changes(stored, spec, overrides, console)
+        if stored is not None:
+            spec = json.loads(stored.spec_json)
+            start.resume_run_id = stored.run_id
+            if overrides:
+                spec = _apply_overrides(stored, overrides)
+                start.spec_json = canonical_json(spec)
+        again = command_hints.format_command("eval", target, *overrides, runs=runs)
+        request = TrainRequest(spec, target, start, again, again, leaves)
+        return await _run_request(request, runs, console, interrupts)
+
+    return run_interruptible(evaluate)
 
 
-def _find_run_to_resume(runs: Path, run_id: str | None, name: str) -> StoredRun:
+async def _choose_run_to_resume(
+    spec: dict[str, Any],
+    path: Path,
+    runs: Path,
+    overrides: Sequence[str],
+    options: TrainOptions,
+    interrupts: Interrupts,
+) -> str:
+    """Return the id of the run to resume: restored from its upload if a URL names it. Raises
+    ConfigError."""
+    run_id, console = options.run_id, RunConsole()
+    if options.request_id and run_id != NEWEST:
+        # The launcher compares the specs, each time that the request is submitted.
+        return run_id
+    if address_from_environment() is not None and (options.accept_loss or "://" in run_id):
+        raise ConfigError(
+            "restoring a run, and accepting the loss of its data, change its files: use the machine"
+            " of the launcher that FLOTILLA_LAUNCHER names, in its folder"
+        )
+    if "://" in run_id:
+        restoration = restoring.restore_run(run_id, path, runs, overrides, console)
+        run_id = await interrupts.unless_interrupted(restoration)
+    name = parse_shared(spec, where=str(path)).name
+    async with open_run_source(runs, interrupts) as known:
+        finding = _find_run_to_resume(known, runs, run_id, name)
+        stored = await interrupts.unless_interrupted(finding)
+    if options.request_id:
+        raise ConfigError(
+            "--resume newest: a repeated request names the same run, and the newest may be another"
+            f" one by then; write --resume {stored.run_id}, which is the newest of spec {name!r}"
+            " now"
+        )
+    if not options.update:
+        _check_same_spec(stored, spec, path, overrides, runs)
+    if options.accept_loss:
+        acceptance = restoring.accept_loss(runs / stored.run_id, console)
+        await interrupts.unless_interrupted(acceptance)
+    return stored.run_id
+
+
+async def _find_run_to_resume(known: RunSource, runs: Path, run_id: str, name: str) -> pb.Run:
     """Return the run of this spec to resume: by its id, the `newest`, or the newest that is not
     complete. Raises ConfigError."""
     if run_id and run_id != NEWEST:
-        stored = _find_stored_run(runs, run_id)
+        stored = await _find_known(known, runs, run_id)
     else:
-        stored = _find_newest_run(runs, name, finished=run_id == NEWEST)
-        run_id = None
+        stored = await _find_newest(known, name, finished=run_id == NEWEST)
+        run_id = ""
     if stored is None:
         raise ConfigError(f"there is no run {run_id or f'of spec {name!r}'} in {runs}")
-    if stored.run.name != name:
-        raise ConfigError(f"run {run_id} is of spec {stored.run.name!r}, not of {name!r}")
+    if stored.name != name:
+        raise ConfigError(f"run {run_id} is of spec {stored.name!r}, not of {name!r}")
     return stored
 
 
 def _check_same_spec(
-    stored: StoredRun, spec: dict[str, Any], path: Path, overrides: Sequence[str], runs: Path
+    stored: pb.Run, spec: dict[str, Any], path: Path, overrides: Sequence[str], runs: Path
 ) -> None:
     """Check that the file and the run's own spec agree; neither is preferred silently. Raises
     ConfigError."""
     found = diff_specs(_apply_overrides(stored, overrides), spec)
     if not found:
         return
-    run_id = stored.run.run_id
+    run_id = stored.run_id
     own = str(runs / run_id / SPEC_FILE)
     update = command_hints.format_command(
         "train", str(path), "--resume", run_id, "--update", *overrides, runs=runs
@@ -166,43 +235,75 @@ def _check_same_spec(
 
 
 def _print_spec_changes(
-    stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Terminal
+    stored: pb.Run, spec: dict[str, Any], overrides: Sequence[str], console: Terminal
 ) -> None:
     found = diff_specs(_apply_overrides(stored, overrides), spec)
     if found:
         differences = "\n".join(f"  {change.format_change()}" for change in found)
-        text = f"Run {stored.run.run_id} is evaluated as it was trained; the file differs:"
+        text = f"Run {stored.run_id} is evaluated as it was trained; the file differs:"
         console.print(f"{text}\n{differences}", soft_wrap=True)
 
 
 async def _run_request(
-    request: TrainRequest,
-    runs: Path,
-    console: Terminal,
-    interrupts: Interrupts,
-    *,
-    detach: bool = False,
+    request: TrainRequest, runs: Path, console: Terminal, interrupts: Interrupts
 ) -> int:
     fresh = not request.start.resume_run_id
     await interrupts.unless_interrupted(check_before_start(request.spec, request.where, runs))
     try:
-        await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
-        outcome = await run_to_end(runs, request.start, console, interrupts, detach=detach)
+        if not request.leaves:
+            await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
+        outcome = await run_to_end(
+            runs,
+            request.start,
+            console,
+            interrupts,
+            detach=request.detach,
+            leaves=request.leaves,
+        )
     except PrepareError as error:
         raise CommandError(str(error)) from error
     except InterruptedByUserError:
         outcome = FollowOutcome(None, interrupted=True, seconds=0.0)
-    if outcome.run is None and not outcome.interrupted:
+    run = outcome.run
+    if run is None and not outcome.interrupted:
         console.print("The run was withdrawn from the queue; nothing of it is left.")
         return FAILED
-    if outcome.run is None:
-        console.print("Interrupted before the run began; the same command starts over.")
+    if run is None:
+        if not request.leaves:
+            console.print("Interrupted before the run began; the same command starts over.")
         return INTERRUPTED
-    if detach and outcome.run.state not in ENDED:
-        stop = command_hints.format_command("stop", outcome.run.run_id, runs=runs)
-        print_detach_hints(console, outcome.run.run_id, runs, stop)
-        return OK
-    return _print_conclusion(outcome.run, outcome, request, runs, console)
+    if (request.detach or request.leaves) and run.state not in ENDED:
+        words = ("cancel", request.start.request_id) if request.leaves else ("stop", run.run_id)
+        print_detach_hints(
+            console, run.run_id, runs, command_hints.format_command(*words, runs=runs)
+        )
+        return OK if request.detach else INTERRUPTED
+    if request.leaves:
+        return _print_summary(run, request.summary)
+    return _print_conclusion(run, outcome, request, runs, console)
+
+
+def _print_summary(run: pb.Run, summary: Path | None) -> int:
+    """Print the result of a run whose files may be elsewhere."""
+    rows = [
+        ("Run", run.run_id),
+        ("State", STATE_NAMES[run.state]),
+        ("Outcome", format_outcome(run)),
+        ("Machines", format_cleanup(run)),
+        ("Spent", f"${run.cost.accrued:,.2f}"),
+        ("Restarts", str(sum(replica.restarts for replica in run.replicas))),
+    ]
+    if "eval/all/pass_at_1" in run.metrics:
+        rows.append(("Held-out pass@1", f"{run.metrics['eval/all/pass_at_1']:.1%}"))
+    for label, value in rows:
+        print_text(f"{label}: {value}")
+    if summary is not None:
+        lines = ["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in rows)]
+        with summary.open("a", encoding="utf-8") as file:
+            file.write("\n".join([*lines, ""]) + "\n")
+    if run.error:
+        print_text(run.error)
+    return OK if run.state == pb.RUN_STATE_COMPLETED else FAILED
 
 
 def _print_conclusion(
@@ -245,23 +346,31 @@ def _format_next_steps(run: pb.Run, request: TrainRequest, runs: Path) -> str:
     )
 
 
-def _find_stored_run(runs: Path, run_id: str) -> StoredRun | None:
+async def _find_known(known: RunSource, runs: Path, run_id: str) -> pb.Run | None:
+    """Return a run by its id, or the `newest`; also one that has only its folder here."""
     try:
-        return find_local_run(run_id, runs)
+        return await find_run(known, run_id)
     except NoRunError:
-        return recover_stored_run(runs, run_id)
+        stored = None
+        if address_from_environment() is None:
+            stored = recover_stored_run(runs, run_id)
+        return codec.run_to_pb(stored, runs) if stored else None
 
 
-def _find_newest_run(runs: Path, name: str, *, finished: bool = False) -> StoredRun | None:
+async def _find_newest(known: RunSource, name: str, *, finished: bool = False) -> pb.Run | None:
     """Return the newest run of a spec that is not complete, or else the newest; with `finished`
     the newest in any case."""
-    found = list_local_runs(runs, name)
-    complete = (RunState.COMPLETED, RunMode.TRAIN)
-    unfinished = [s for s in found if finished or (s.run.state, s.run.mode) != complete]
-    return next(iter(unfinished or found), None)
+    try:
+        found = (await known.list_runs(pb.ListRunsRequest(name=name))).runs
+    except NoRunError:
+        return None
+    complete = (pb.RUN_STATE_COMPLETED, pb.RUN_MODE_TRAIN)
+    unfinished = [run for run in found if finished or (run.state, run.mode) != complete]
+    chosen = next(iter(unfinished or found), None)
+    return None if chosen is None else await known.get_run(chosen.run_id)
 
 
-def _apply_overrides(stored: StoredRun, overrides: Sequence[str]) -> dict[str, Any]:
+def _apply_overrides(stored: pb.Run, overrides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(stored.spec_json)

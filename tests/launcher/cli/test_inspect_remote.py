@@ -26,19 +26,9 @@ from tests.launcher.cli.test_launcher_client import cli
 from tests.reading.inspector.conftest import write_run
 from tests.reading.inspector.made_runs import RUN, MadeRun, open_run
 from tests.support.remote_checkpoints import RUN_ID, UploadingMachine
+from tests.support.ssh_double import put_ssh_double, write_program
 from tests.support.waiting import until
 
-# In place of ssh: what is to run elsewhere runs here, where the port is the same one. It notes the
-# machine, and has no home but the one of the machine.
-_SSH = """#!/bin/sh
-echo "$@" >> {log}
-while [ "${{1#-}}" != "$1" ]; do
-  case "$1" in -o|-L) shift ;; esac
-  shift
-done
-export HOME={machine}
-exec sh -c "$2"
-"""
 _SKY = """#!/bin/sh
 echo "sky $@" >> {log}
 """
@@ -66,19 +56,11 @@ class RunThere:
 @pytest.fixture(autouse=True)
 def ssh_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put programs in place of `ssh` and `sky`; return the file that has their arguments."""
-    log, machine = tmp_path / "ssh.log", tmp_path / "machine"
-    write_program(tmp_path / "bin/ssh", _SSH.format(log=log, machine=machine))
+    log = put_ssh_double(tmp_path / "bin", tmp_path / "machine")
     write_program(tmp_path / "bin/sky", _SKY.format(log=log))
     write_program(tmp_path / "bin/python", _MACHINE_PYTHON.format(python=sys.executable))
-    log.touch()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return log
-
-
-def write_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o700)
 
 
 def know_run(there: Path, run: Run, spec: str) -> None:
@@ -101,7 +83,7 @@ async def elsewhere(tmp_path: Path) -> AsyncGenerator[RunThere]:
     async with launcher(there) as served:
         await address_of(there, served)
         secret = (there / "launcher.json").read_text()
-        yield RunThere(there, tmp_path / "home", run, secret, tmp_path / "ssh.log")
+        yield RunThere(there, tmp_path / "home", run, secret, tmp_path / "bin/ssh.log")
 
 
 @asynccontextmanager

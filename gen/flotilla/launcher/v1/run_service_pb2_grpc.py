@@ -45,13 +45,9 @@ class RunServiceStub(object):
     INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
-    INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
     FAILED_PRECONDITION RUN_ENDED        the run has ended
-    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
-    FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
     RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
-    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -134,13 +130,9 @@ class RunServiceServicer(object):
     INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
-    INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
     FAILED_PRECONDITION RUN_ENDED        the run has ended
-    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
-    FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
     RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
-    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
@@ -293,13 +285,9 @@ class RunService(object):
     INVALID_ARGUMENT    BAD_SPEC         the message names the key and the reason
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_POSITION     not a position from TailLogs
-    INVALID_ARGUMENT    BAD_DIGESTS      not digests of whole blocks
     FAILED_PRECONDITION NOT_RESUMABLE    the run has committed nothing to resume from
     FAILED_PRECONDITION RUN_ENDED        the run has ended
-    FAILED_PRECONDITION NO_JOURNAL       the launcher holds no journal of the run: the message names its holder
-    FAILED_PRECONDITION TOO_LARGE        the journal exceeds the size limit
     RESOURCE_EXHAUSTED  NO_DEVICES       others hold the devices of this machine: the message names them
-    RESOURCE_EXHAUSTED  NO_ROOM          the launcher's disk has no room for a copy of the journal
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: call its successor
     UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from services.common.spec.config import canonical_json, load_spec, parse_config
 from services.launcher.backends.sky import single_machine
 from services.launcher.cli import app, plan, train
+from services.launcher.cli.train import TrainOptions
 from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_plan import RunPlan, parse_spec
@@ -77,18 +78,10 @@ def request(
     """The spec of the run, and the run to resume, as parsed by the command line."""
     found: list[tuple[dict[str, Any], str | None]] = []
 
-    def take(
-        path: Path,
-        runs: Path,
-        overrides: list[str],
-        *,
-        resume: bool,
-        run_id: str | None,
-        **others: bool,
-    ) -> int:
-        assert not any(others.values())
-        assert resume == (run_id is not None)
-        found.append((load_spec(ROOT / path, overrides), run_id))
+    def take(path: Path, runs: Path, overrides: list[str], options: TrainOptions) -> int:
+        resumed = options.run_id or None
+        assert options == TrainOptions(resume=resumed is not None, run_id=options.run_id)
+        found.append((load_spec(ROOT / path, overrides), resumed))
         return 0
 
     monkeypatch.chdir(ROOT)
