@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -93,6 +94,34 @@ async def test_status_logs_scale_and_stop_call_the_launcher_and_need_nothing_her
         assert (code, "no service 'nothing'" in output) == (1, True), output
     assert not laptop.here.exists()
     assert not left_running(laptop.here)
+
+
+async def test_train_with_a_launcher_elsewhere_is_submit_and_finds_its_runs_there(
+    tmp_path: Path,
+) -> None:
+    there = tmp_path / "there"
+    await asyncio.to_thread(there.mkdir)
+    path = write_spec(tmp_path, learner={"steps": 2})
+    async with launcher(there) as process:
+        await address_of(there, process)
+        laptop = Laptop(tmp_path / "here", (there / "launcher.json").read_text())
+        code, output = await laptop.run("train", str(path))
+        assert (code, "Outcome: completed" in output) == (0, True), output
+        run_id = output.split()[1]
+        longer = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
+        code, output = await laptop.run("train", str(longer), "--resume", run_id)
+        assert code == 2 and "learner.steps: the run has 2, the file 10000" in output, output
+        resume = ("train", str(longer), "--resume", "newest", "--update", "--detach")
+        code, output = await laptop.run(*resume)
+        assert (code, f"Run {run_id} continues." in output) == (0, True), output
+        [request] = re.findall(r"flotilla cancel (\w+)", output)
+        code, output = await laptop.run("stop", request, "--request")
+        assert code == 0 and f"run {run_id} stopped" in output, output
+        code, output = await laptop.run("train", str(longer), "--resume", "--accept-loss")
+        assert code == 2 and "FLOTILLA_LAUNCHER names, in its folder" in " ".join(output.split())
+        code, output = await laptop.run("eval", "newest")
+        assert (code, f"Run: {run_id}" in output) == (0, True), output
+    assert not laptop.here.exists()
 
 
 async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(

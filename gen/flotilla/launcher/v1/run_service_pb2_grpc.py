@@ -32,7 +32,8 @@ class RunServiceStub(object):
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
@@ -117,7 +118,8 @@ class RunServiceServicer(object):
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
@@ -272,7 +274,8 @@ class RunService(object):
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and

@@ -24,7 +24,8 @@ class RunServiceStub:
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
@@ -118,7 +119,8 @@ class RunServiceAsyncStub:
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
@@ -211,7 +213,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
     drive runs. A spec is canonical JSON and identified by its SHA-256.
 
     While it serves, `launcher.json` in its runs folder holds its address and
-    credentials: {"address": "host:port", "token", "pid", "started"}, and beyond
+    credentials: {"address": "host:port", "token", "pid", "started", and for ssh
+    its working directory "folder" and its interpreter "python"}, and beyond
     loopback "tls" with a client's certificate. The file contains secrets: only
     its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
