@@ -11,6 +11,7 @@ The tests of one run build upon each other, in the order of this file.
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc.tls import Tls, channel_credentials
+from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.security import certificates
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
@@ -115,6 +117,15 @@ def dial(address: str, service: str, shown: Tls) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, channel_credentials(shown), options=options)
 
 
+async def test_its_pages_are_read_by_ssh_on_its_learners_node(
+    whole: WholeRun, tmp_path: Path
+) -> None:
+    await whole.serving(LEARNER)
+    page = await whole.bundle_pages(tmp_path / "pages.zip")
+    assert "running" in page
+    assert not (whole.runs / whole.run_id / JOURNAL_FILE).exists()
+
+
 async def test_a_second_rollout_takes_part_and_leaves_again(whole: WholeRun) -> None:
     await whole.serving(ROLLOUT)
     await whole.scale(2)
@@ -203,7 +214,7 @@ async def check_gone(run: WholeRun, ended: pb.Run) -> None:
 
 @pytest.mark.parametrize("rollout", [VLLM, SMALL], ids=["vllm", "small"])
 async def test_a_run_that_has_all_its_steps_leaves_nothing(
-    site: Site, rollout: dict[str, Any]
+    site: Site, rollout: dict[str, Any], tmp_path: Path
 ) -> None:
     wish = spec(site)
     wish["learner"]["steps"] = 2
@@ -214,5 +225,7 @@ async def test_a_run_that_has_all_its_steps_leaves_nothing(
     ended = await run.ended()
     assert ended.outcome == pb.OUTCOME_COMPLETED
     await check_gone(run, ended)
+    page = await run.bundle_pages(tmp_path / "pages.zip")
+    assert "finished" in page, "from its store"
     assert run.log("learner-0").count('"event": "step"') == 2
     assert ("vLLM" in run.log("rollout-0")) == bool(rollout)

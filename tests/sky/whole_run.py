@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zipfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common.process.run_child import run_child
 from services.common.rpc import rpc
 from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.launcher.security import launcher_address
@@ -27,6 +29,7 @@ from tests.faults import harness
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
 from tests.sky.box.namespaces import processes_in
 from tests.sky.session import SkySession
+from tests.support.ssh_double import write_program
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
@@ -198,6 +201,23 @@ class WholeRun:
         wanted = (service, index)
         found = (each for each in run.replicas if (each.service, each.replica) == wanted)
         return next(found, pb.ServiceReplica())
+
+    async def bundle_pages(self, out: Path) -> str:
+        """Write pages of the run with `flotilla inspect --bundle`, as its user on the launcher's
+        machine does; return the run's page."""
+        ssh = self.runs / "bin/ssh"
+        # OpenSSH takes the home of the user's account, which is not that of these tests.
+        write_program(ssh, '#!/bin/sh\nexec /usr/bin/ssh -F "$HOME/.ssh/config" "$@"\n')
+        inspect = (sys.executable, "-m", "services.launcher.cli.app", "inspect", self.run_id)
+        done = await run_child(
+            (*inspect, "--runs", str(self.runs), "--bundle", str(out)),
+            env={**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"},
+            folder=ROOT,
+            seconds=UP_S,
+        )
+        assert done.code == 0, done.output + done.errors
+        with zipfile.ZipFile(out) as file:
+            return file.read("index.html").decode()
 
     async def ended(self) -> pb.Run:
         """Return the run once it has ended on its own."""
