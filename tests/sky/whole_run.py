@@ -207,7 +207,11 @@ class WholeRun:
         machine does; return the run's page."""
         ssh = self.runs / "bin/ssh"
         # OpenSSH takes the home of the user's account, which is not that of these tests.
-        write_program(ssh, '#!/bin/sh\nexec /usr/bin/ssh -F "$HOME/.ssh/config" "$@"\n')
+        write_program(
+            ssh,
+            '#!/bin/sh\ncat "$HOME"/.sky/generated/ssh/* | sed "s|~/|$HOME/|g" > "$0.config"\n'
+            'exec /usr/bin/ssh -F "$0.config" "$@"\n',
+        )
         inspect = (sys.executable, "-m", "services.launcher.cli.app", "inspect", self.run_id)
         done = await run_child(
             (*inspect, "--runs", str(self.runs), "--bundle", str(out)),
