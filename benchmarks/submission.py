@@ -46,7 +46,8 @@ def encode_trajectory(trajectory: Trajectory) -> list[bytes]:
 
 def decode_messages(messages: list[bytes]) -> Trajectory:
     """Return the trajectory of a submission, after all of the learner's checks."""
-    assembler = TrajectoryAssembler(LIMITS)
-    for message in messages:
-        assembler.add_part(pb.SubmitTrajectoryRequest.FromString(message))
+    first, *chunks = map(pb.SubmitTrajectoryRequest.FromString, messages)
+    assembler = TrajectoryAssembler(first, LIMITS)
+    for chunk in chunks:
+        assembler.add_chunk(chunk)
     return assembler.build_trajectory()

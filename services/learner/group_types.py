@@ -1,9 +1,10 @@
 """Groups and their leases, as shared by the journal, the API and the rooms of the learner."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.learner.sampling.tasks import Task
 
 
@@ -42,6 +43,23 @@ class Lease:
     min_policy: PolicyId
     worker_id: str
     deadline: float
+
+
+@dataclass(slots=True)
+class SubmittedTry:
+    """A try on its way in: what its header claims, then what each step of the intake adds."""
+
+    lease_id: str
+    worker_id: str
+    key: AttemptKey
+    # Added on admission. Without a lease, it is a repeat of a try that is already journaled.
+    leased: bool = False
+    group: GroupSpec = field(init=False)
+    # Added once it is read whole.
+    trajectory: Trajectory = field(init=False)
+    # Added by the judgement: how often its worker had been refused, and why it is not used, if so.
+    refusals: int = 0
+    dropped: str = ""
 
 
 @dataclass(frozen=True, slots=True)

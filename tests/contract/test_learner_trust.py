@@ -12,7 +12,7 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2
 from services.common.rpc import rpc
-from services.learner.groups.trajectory_intake import TrajectoryIntake
+from services.learner.groups.policy_provenance import Provenance
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import open_journal
 from tests.contract.test_policy_service import attach_request, report
@@ -127,7 +127,7 @@ async def test_a_trajectory_may_overtake_the_report_on_its_policy(tmp_path: Path
 async def test_what_a_policy_wrote_that_was_never_shown_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrajectoryIntake, "report_grace_s", 0.1)
+    monkeypatch.setattr(Provenance, "report_grace_s", 0.1)
     config = make_config(tmp_path, steps=2, groups_per_step=1)
     async with learner(tmp_path, config) as running:
         worker = FakeWorker(running.address)

@@ -188,9 +188,10 @@ def sent(trajectory: Trajectory) -> list[bytes]:
 
 
 def received(messages: list[bytes], limits: TokenLimits = LIMITS) -> Trajectory:
-    assembly = TrajectoryAssembler(limits)
-    for message in messages:
-        assembly.add_part(pb.SubmitTrajectoryRequest.FromString(message))
+    first, *chunks = map(pb.SubmitTrajectoryRequest.FromString, messages)
+    assembly = TrajectoryAssembler(first, limits)
+    for chunk in chunks:
+        assembly.add_chunk(chunk)
     return assembly.build_trajectory()
 
 

@@ -16,7 +16,8 @@ _COLUMNS = (
     "group_id, attempt_index, try, reward, failure, record_digest, content_digest, summary,"
     " array_digest"
 )
-_SELECT = f"SELECT {_COLUMNS}, row_digest, payload FROM trajectories"
+_BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
+_SELECT = f"SELECT {_COLUMNS}, row_digest, payload FROM trajectories {_BY_KEY}"
 _INSERT = (
     f"INSERT INTO trajectories ({_COLUMNS}, row_digest, payload, received, dropped)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -25,30 +26,48 @@ _INSERT = (
 Row = tuple[Any, ...]
 
 
-def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
+class ContentConflictError(Exception):
+    """Different content was journaled under the same key."""
+
+
+def trajectory_row(trajectory: Trajectory) -> Row:
     """Return the row that stores a try, for `put_trajectory`."""
-    key = trajectory.key
+    key, digest = trajectory.key, trajectory_codec.record_digest(trajectory)
+    summary = trajectory_codec.summary_json(trajectory)
     payload = trajectory_codec.array_bytes(trajectory)
     # Checked against these bytes on arrival; they are complete if no media are kept.
     whole = not any(item.content for each in trajectory.sequences for item in each.media)
     arrays = trajectory.content_digest if whole else digest_arrays([payload])
     sealed = (
         *(key.group_id, key.attempt_index, key.attempt_try),
-        *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
-        *(trajectory_codec.summary_json(trajectory), arrays),
+        *(trajectory.reward, trajectory.failure, digest, trajectory.content_digest),
+        *(summary, arrays),
     )
     return (*sealed, row_digest(sealed), payload)
 
 
-def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> None:
-    db.execute(_INSERT, (*row, time.time(), dropped))
+def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> bool:
+    """Add a row unless it is known; return True if it is new. Raises ContentConflictError."""
+    key, digest = AttemptKey(*row[:3]), row[5]
+    known = record_digest(db, key)
+    if known is None:
+        db.execute(_INSERT, (*row, time.time(), dropped))
+        return True
+    if known != digest:
+        raise ContentConflictError(f"other content is journaled under {key}")
+    return False
+
+
+def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:
+    """Return the digest of the record under a key, if there is one."""
+    sql = f"SELECT record_digest FROM trajectories {_BY_KEY}"
+    row = db.execute(sql, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
+    return row[0] if row else None
 
 
 def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
     """Load the trajectory under a key. Raises DamagedRecordError if it is damaged or missing."""
-    by_key = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
-    values = (key.group_id, key.attempt_index, key.attempt_try)
-    row = db.execute(f"{_SELECT} {by_key}", values).fetchone()
+    row = db.execute(_SELECT, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
     if row is None:
         raise DamagedRecordError([key])
     return _row_to_trajectory(row)

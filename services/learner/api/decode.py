@@ -6,7 +6,7 @@ from math import isfinite
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.learner.api.sequence_decode import (
     MalformedRequestError,
@@ -16,6 +16,7 @@ from services.learner.api.sequence_decode import (
     check_media,
     decode_sequence,
 )
+from services.learner.group_types import SubmittedTry
 from services.wire.trajectory import decode_key, decode_trajectory
 
 _MAX_SEQUENCES = 256
@@ -29,39 +30,59 @@ MAX_REWARD = 1e6
 
 
 class TrajectoryAssembler:
-    """Assembles the parts of one submission. Raises MalformedRequestError."""
+    """Assembles one submission, from its header on. Raises MalformedRequestError."""
 
-    def __init__(self, limits: TokenLimits) -> None:
+    def __init__(self, first: groups_pb.SubmitTrajectoryRequest, limits: TokenLimits) -> None:
+        """Take the first message of the stream."""
+        _check_kind(first, "header")
+        self._header = header = first.header
         self._limits = limits
-        self._header: trajectory_pb2.TrajectoryHeader | None = None
-        self._arrays: list[SequenceArrays] = []
+        sequences, turns = header.sequences, len(header.turns.prompt_tokens)
+        if len(sequences) > _MAX_SEQUENCES or turns > _MAX_TURNS:
+            raise MalformedRequestError(f"{len(sequences)} sequences, {turns} turns are too many")
+        spans = sum(len(sequence.spans.lengths) for sequence in sequences)
+        if spans > _MAX_SPANS:
+            raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
+        # Upper bound on the bytes that follow.
+        self.announced_bytes = sum(
+            self._announced_bytes(sequence, f"sequence {number}")
+            for number, sequence in enumerate(sequences)
+        )
+        self._arrays = [SequenceArrays() for _ in sequences]
         self._received = 0
-        self._expected = 0
 
-    def add_part(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
+    @property
+    def claim(self) -> SubmittedTry:
+        """What the header claims to submit."""
+        header = self._header
+        return SubmittedTry(header.lease_id, header.worker_id, decode_key(header.key))
+
+    def add_chunk(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
         """Take the next message of the stream."""
-        kind = part.WhichOneof("part")
-        if kind == "header" and self._header is None:
-            self._read_header(part.header)
-        elif kind == "chunk" and self._header is not None:
-            self._append_chunk(part.chunk)
-        else:
-            raise MalformedRequestError(f"expected a header, then chunks; got {kind} out of order")
-
-    @property
-    def claim(self) -> tuple[str, str, AttemptKey]:
-        """Lease, worker and attempt of the submission."""
-        header = self._known_header()
-        return header.lease_id, header.worker_id, decode_key(header.key)
-
-    @property
-    def announced_bytes(self) -> int:
-        """Upper bound on the bytes that follow."""
-        return self._expected
+        _check_kind(part, "chunk")
+        chunk = part.chunk
+        if chunk.sequence_index >= len(self._arrays):
+            raise MalformedRequestError(
+                f"chunk of sequence {chunk.sequence_index}, which has no header"
+            )
+        # Each access to a field copies it.
+        ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
+        size = len(ids) + len(scores) + len(media) + len(experts)
+        if not size:
+            # A stream of empty chunks would never end.
+            raise MalformedRequestError("a chunk is empty")
+        self._received += size
+        if self._received > self.announced_bytes:
+            raise MalformedRequestError("the chunks hold more than the header announced")
+        arrays = self._arrays[chunk.sequence_index]
+        arrays.ids = _extend(arrays.ids, ids)
+        arrays.scores = _extend(arrays.scores, scores)
+        arrays.media = _extend(arrays.media, media)
+        arrays.experts = _extend(arrays.experts, experts)
 
     def build_trajectory(self) -> Trajectory:
         """Build the whole trajectory once the stream has ended."""
-        header = self._known_header()
+        header = self._header
         digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
         if digest_arrays(chain.from_iterable(digested)) != header.content_digest:
             raise MalformedRequestError("content_digest does not match the chunks received")
@@ -75,25 +96,6 @@ class TrajectoryAssembler:
         _check_trajectory(trajectory)
         return trajectory
 
-    def _known_header(self) -> trajectory_pb2.TrajectoryHeader:
-        if self._header is None:
-            raise MalformedRequestError("the stream broke off before its header")
-        return self._header
-
-    def _read_header(self, header: trajectory_pb2.TrajectoryHeader) -> None:
-        sequences, turns = header.sequences, len(header.turns.prompt_tokens)
-        if len(sequences) > _MAX_SEQUENCES or turns > _MAX_TURNS:
-            raise MalformedRequestError(f"{len(sequences)} sequences, {turns} turns are too many")
-        spans = sum(len(sequence.spans.lengths) for sequence in sequences)
-        if spans > _MAX_SPANS:
-            raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
-        self._expected = sum(
-            self._announced_bytes(sequence, f"sequence {number}")
-            for number, sequence in enumerate(sequences)
-        )
-        self._header = header
-        self._arrays = [SequenceArrays() for _ in sequences]
-
     def _announced_bytes(self, sequence: trajectory_pb2.SequenceHeader, where: str) -> int:
         """Return how many bytes of a sequence's arrays follow."""
         tokens = sequence.token_count
@@ -105,25 +107,10 @@ class TrajectoryAssembler:
             8 * tokens + check_media(sequence, where) + check_experts(sequence, self._limits, where)
         )
 
-    def _append_chunk(self, chunk: trajectory_pb2.SequenceChunk) -> None:
-        if chunk.sequence_index >= len(self._arrays):
-            raise MalformedRequestError(
-                f"chunk of sequence {chunk.sequence_index}, which has no header"
-            )
-        # Each access to a field copies it.
-        ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
-        size = len(ids) + len(scores) + len(media) + len(experts)
-        if not size:
-            # A stream of empty chunks would never end.
-            raise MalformedRequestError("a chunk is empty")
-        self._received += size
-        if self._received > self._expected:
-            raise MalformedRequestError("the chunks hold more than the header announced")
-        arrays = self._arrays[chunk.sequence_index]
-        arrays.ids = _extend(arrays.ids, ids)
-        arrays.scores = _extend(arrays.scores, scores)
-        arrays.media = _extend(arrays.media, media)
-        arrays.experts = _extend(arrays.experts, experts)
+
+def _check_kind(part: groups_pb.SubmitTrajectoryRequest, expected: str) -> None:
+    if (kind := part.WhichOneof("part")) != expected:
+        raise MalformedRequestError(f"expected a header, then chunks; got {kind} out of order")
 
 
 def _extend(known: bytes | bytearray, piece: bytes) -> bytes | bytearray:

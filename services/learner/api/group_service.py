@@ -13,6 +13,7 @@ from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
 from services.common.run_folder.journal_file import JournalError
+from services.common.run_folder.trajectory_tables import ContentConflictError
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
@@ -28,7 +29,7 @@ from services.learner.api.request_checks import (
     digests_of,
     refuse,
 )
-from services.learner.api.sequence_decode import TokenLimits
+from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
@@ -36,7 +37,6 @@ from services.learner.groups.lease_requests import DrainingError, LeaseRequest
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import UnknownPolicyError
 from services.learner.groups.trajectory_intake import Receipt
-from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.run.status import LearnerStatus
 from services.wire.policy import decode_policy, encode_policy
 
@@ -115,11 +115,11 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     ) -> pb.SubmitTrajectoryResponse:
         check_epoch(context, self.dispatcher.run_epoch)
         # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
-        assembly = decode.TrajectoryAssembler(await asyncio.shield(self.limits))
+        limits = await asyncio.shield(self.limits)
         try:
             with _translate_refusals():
                 async with aclosing(read_paced(request_iterator, self.intake.stall_s)) as parts:
-                    receipt = await self._receive_trajectory(parts, assembly)
+                    receipt = await self._receive_trajectory(parts, limits)
         except ServiceError:
             await self._last_words.drain_stream(request_iterator)
             raise
@@ -128,23 +128,24 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         )
 
     async def _receive_trajectory(
-        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: decode.TrajectoryAssembler
+        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], limits: TokenLimits
     ) -> Receipt:
         """Receive a trajectory. Reads nothing without a lease, and not before there is room for
         all of it."""
-        header = 0
-        async for part in parts:
-            assembly.add_part(part)
-            header = _PARSED_SIZE_FACTOR * part.ByteSize()
-            break
-        lease_id, worker_id, key = assembly.claim
-        leased = await self.dispatcher.intake.admit_attempt(lease_id, worker_id, key)
-        async with self._room.reserve_bytes(worker_id, assembly.announced_bytes, header=header):
+        first = await anext(parts, None)
+        if first is None:
+            raise MalformedRequestError("the stream broke off before its header")
+        assembly = decode.TrajectoryAssembler(first, limits)
+        attempt, header = assembly.claim, _PARSED_SIZE_FACTOR * first.ByteSize()
+        await self.dispatcher.intake.admit_try(attempt)
+        room = self._room.reserve_bytes(attempt.worker_id, assembly.announced_bytes, header=header)
+        async with room:
             async for part in parts:
-                if leased and part.HasField("chunk"):
-                    self.dispatcher.intake.check_holder(lease_id, worker_id)
-                assembly.add_part(part)
-            return await self.dispatcher.submit_trajectory(assembly.build_trajectory())
+                if attempt.leased:
+                    self.dispatcher.book.check_holder(attempt)
+                assembly.add_chunk(part)
+            attempt.trajectory = assembly.build_trajectory()
+            return await self.dispatcher.intake.submit_try(attempt)
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context

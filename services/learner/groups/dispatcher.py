@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Trajectory
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
@@ -25,7 +24,7 @@ from services.learner.groups.leases import LeaseBook
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.policy_provenance import Provenance
 from services.learner.groups.task_groups import FreshGroups
-from services.learner.groups.trajectory_intake import Receipt, TrajectoryIntake
+from services.learner.groups.trajectory_intake import TrajectoryIntake
 from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup
@@ -70,8 +69,8 @@ class GroupDispatcher:
         self.endings = GroupEndings(
             book, batcher, journal, fresh, self._giving_up, self.tally, self.changed
         )
-        self._provenance = Provenance(lineage, book.workers, run_epoch)
-        self.intake = TrajectoryIntake(book, journal, self._provenance, self.endings, self.changed)
+        self._provenance = Provenance(lineage, book.workers, self.changed, run_epoch)
+        self.intake = TrajectoryIntake(book, journal, self._provenance, self.endings)
         self._journal = journal
         self._fresh = fresh
         self._seed = seed
@@ -112,14 +111,6 @@ class GroupDispatcher:
         self.book.workers.mark_not_serving(worker_id, refused)
         self.book.end_leases_of(worker_id)
         await self.notify_changed()
-
-    # --- trajectories
-
-    async def submit_trajectory(self, trajectory: Trajectory) -> Receipt:
-        """Take a finished try; when this returns it is durable.
-
-        Raises LeaseLostError, ContentConflictError, UnknownPolicyError or ValueError."""
-        return await self.intake.submit_trajectory(trajectory)
 
     # --- groups
 

@@ -15,7 +15,7 @@ from math import inf
 
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
-from services.learner.group_types import EndedGroup, GroupSpec, Lease
+from services.learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
 from services.learner.groups.group_queue import GroupQueue
 from services.learner.groups.open_groups import (
     AttemptProgress,
@@ -105,18 +105,31 @@ class LeaseBook:
         group = self._leased_group(lease_id)
         return group.lease if group else None
 
-    def check_attempt(self, lease_id: str, key: AttemptKey, now: float) -> GroupSpec:
-        """Check that `key` may be submitted; renew the lease. Raises LeaseLostError."""
-        group = self._leased_group(lease_id)
-        if group is None or group.spec.group_id != key.group_id or group.expires <= now:
-            raise LeaseLostError(f"lease {lease_id!r} does not cover group {key.group_id!r}")
+    def check_holder(self, attempt: SubmittedTry) -> OpenGroup:
+        """Return the group of a try's lease, if its worker holds it. Raises LeaseLostError."""
+        group = self._leased_group(attempt.lease_id)
+        if group and group.lease and group.lease.worker_id == attempt.worker_id:
+            return group
+        why = "it is another worker's" if group else "it has ended"
+        raise LeaseLostError(
+            f"worker {attempt.worker_id!r} has no lease {attempt.lease_id!r}: {why}"
+        )
+
+    def check_attempt(self, attempt: SubmittedTry, now: float) -> GroupSpec:
+        """Check that its worker may submit a try; renew the lease. Raises LeaseLostError, or
+        ValueError if its group takes no such try."""
+        group, key = self.check_holder(attempt), attempt.key
+        if group.spec.group_id != key.group_id or group.expires <= now:
+            raise LeaseLostError(
+                f"lease {attempt.lease_id!r} does not cover group {key.group_id!r}"
+            )
         if key.attempt_index >= group.spec.size or key.attempt_try >= self.rules.max_tries:
             raise ValueError(
                 f"attempt {key.attempt_index} try {key.attempt_try} is out of bounds: the group"
                 f" has {group.spec.size} attempts of at most {self.rules.max_tries} tries"
             )
-        attempt = group.attempts[key.attempt_index]
-        if attempt.ended and key.attempt_try >= attempt.next_try:
+        progress = group.attempts[key.attempt_index]
+        if progress.ended and key.attempt_try >= progress.next_try:
             raise ValueError(f"attempt {key.attempt_index} has ended: it accepts no other try")
         group.expires = now + self.rules.ttl_s
         return group.spec

@@ -1,11 +1,17 @@
-"""Origin of a trajectory: the policy that wrote it, and its use for its group."""
+"""Judgement of a try by its origin: the policies that wrote it, and its use for its group."""
 
+import asyncio
 from collections.abc import Sequence
 
+import numpy as np
+
 from services.common.domain.policy import PolicyId
-from services.learner.group_types import GroupSpec
+from services.learner.group_types import GroupSpec, SubmittedTry
 from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.groups.workers import WorkerRoster
+
+# Reason for not using a try whose worker has not proved that it serves the policy it claims.
+UNVERIFIED = "unverified_policy"
 
 
 class UnknownPolicyError(ValueError):
@@ -13,34 +19,53 @@ class UnknownPolicyError(ValueError):
 
 
 class Provenance:
-    """Checks policies against publications and each worker's proof that it serves them (I6)."""
+    """Checks policies against publications and each worker's proof that it serves them (I6).
 
-    def __init__(self, lineage: PolicyLineage, workers: WorkerRoster, run_epoch: int) -> None:
+    `changed` is notified when a worker reports a policy."""
+
+    # Time that a try waits for the report on a policy that wrote some of it.
+    report_grace_s = 5.0
+
+    def __init__(
+        self,
+        lineage: PolicyLineage,
+        workers: WorkerRoster,
+        changed: asyncio.Condition,
+        run_epoch: int,
+    ) -> None:
         self._lineage = lineage
         self._workers = workers
+        self._changed = changed
         self._run_epoch = run_epoch
 
-    def check_published(self, policies: Sequence[PolicyId]) -> None:
-        """Check that all of these policies were published. Raises UnknownPolicyError."""
+    async def judge_try(self, attempt: SubmittedTry) -> None:
+        """Find out why a leased try is not used, if so.
+
+        Raises UnknownPolicyError, or ValueError if a token was not sampled at the temperature of
+        its lease, which is used for scoring."""
+        leased = np.float32(attempt.group.temperature)
+        for span in attempt.trajectory.spans:
+            if span.temperature is not None and np.float32(span.temperature) != leased:
+                raise ValueError(
+                    f"sampled at temperature {span.temperature}, not the lease's {leased}"
+                )
+        policies = attempt.trajectory.policies
         for policy in policies:
             if self._lineage.standing_of(policy) is PolicyStanding.UNKNOWN:
                 raise UnknownPolicyError(f"{policy.run_epoch}:{policy.version} was never published")
+        attempt.refusals = self._refusal_count(attempt.worker_id)
+        shown = await self._wait_for_report(attempt.worker_id, policies)
+        if shown and self.is_trusted(attempt):
+            attempt.dropped = self.why_unusable(attempt.group, policies)
+        else:
+            attempt.dropped = UNVERIFIED
 
-    def has_shown(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
-        """Return True if a worker was accepted for these policies.
+    def is_trusted(self, attempt: SubmittedTry) -> bool:
+        """Return True if its worker was not refused since a try came.
 
-        Reports to an earlier epoch are no longer known; its policies are trusted."""
-        worker = self._workers.find_worker(worker_id)
-        mine = {policy for policy in policies if policy.run_epoch == self._run_epoch}
-        return not mine.difference(worker.served if worker else ())
-
-    def refusal_count(self, worker_id: str) -> int:
-        """Return how often a worker was refused.
-
-        If that grows, the worker's work in flight may come from other weights than it claims, even
-        if it serves the right policy again by the time of a check."""
-        worker = self._workers.find_worker(worker_id)
-        return worker.refusals if worker else 0
+        If it was, the worker's work in flight may come from other weights than it claims, even if
+        it serves the right policy again by the time of a check."""
+        return self._refusal_count(attempt.worker_id) == attempt.refusals
 
     def why_unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
         """Return the reason why a group cannot use a try by these policies; empty if it can."""
@@ -49,3 +74,25 @@ class Provenance:
         if spec.exact_policy and any(p != spec.exact_policy for p in policies):
             return "other_policy"
         return ""
+
+    async def _wait_for_report(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
+        """Wait briefly until a worker proves that it serves these policies; else return False.
+
+        An engine samples from new weights before its report arrives. Reports to an earlier epoch
+        are no longer known; its policies are trusted."""
+        mine = {policy for policy in policies if policy.run_epoch == self._run_epoch}
+
+        def has_shown() -> bool:
+            worker = self._workers.find_worker(worker_id)
+            return not mine.difference(worker.served if worker else ())
+
+        try:
+            async with asyncio.timeout(self.report_grace_s), self._changed:
+                await self._changed.wait_for(has_shown)
+        except TimeoutError:
+            return False
+        return True
+
+    def _refusal_count(self, worker_id: str) -> int:
+        worker = self._workers.find_worker(worker_id)
+        return worker.refusals if worker else 0

@@ -5,22 +5,18 @@ from collections.abc import Iterable, Sequence
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
-from services.common.run_folder import trajectory_codec
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.trajectory_tables import (
     put_trajectory,
+    record_digest,
     trajectories_of,
     trajectory_row,
 )
 from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
-from services.learner.journal.row_codec import put_group, record_digest
+from services.learner.journal.row_codec import put_group
 from services.learner.journal.table_access import TableAccess
-
-
-class ContentConflictError(Exception):
-    """Different content was journaled under the same key."""
 
 
 class AttemptTables(TableAccess):
@@ -53,20 +49,8 @@ class AttemptTables(TableAccess):
         """Add a trajectory; return True if it is new. Raises ContentConflictError.
 
         `dropped` is the reason why it will not be used, if already known."""
-        key = trajectory.key
-        digest = trajectory_codec.record_digest(trajectory)
-        row = trajectory_row(trajectory, digest)
-
-        def insert_trajectory(db: sqlite3.Connection) -> bool:
-            known = record_digest(db, key)
-            if known is None:
-                put_trajectory(db, row, dropped)
-                return True
-            if known != digest:
-                raise ContentConflictError(f"other content is journaled under {key}")
-            return False
-
-        return await self.run_transaction(insert_trajectory)
+        row = trajectory_row(trajectory)
+        return await self.run_transaction(lambda db: put_trajectory(db, row, dropped))
 
     async def drop_try(self, key: AttemptKey, reason: str) -> None:
         """Record why a journaled trajectory is not used after all."""
@@ -76,9 +60,9 @@ class AttemptTables(TableAccess):
             (reason, key.group_id, key.attempt_index, key.attempt_try),
         )
 
-    async def record_digest(self, key: AttemptKey) -> bytes | None:
-        """Return the digest of the record under a key, if there is one."""
-        return await self.run_read(lambda db: record_digest(db, key))
+    async def has_try(self, key: AttemptKey) -> bool:
+        """Return True if a trajectory is journaled under a key."""
+        return await self.run_read(lambda db: record_digest(db, key) is not None)
 
     async def end_groups(
         self,

@@ -5,7 +5,7 @@ import json
 import sqlite3
 from typing import Any
 
-from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.attempts import Purpose
 from services.common.domain.policy import PolicyId
 from services.common.run_folder.trajectory_tables import keys_of, trajectories_of
 from services.learner.group_types import GroupSpec
@@ -14,7 +14,6 @@ from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
 from services.learner.sampling.tasks import Task
 
 _SPEC = "group_id, sequence_number, purpose, eval_id, spec"
-_BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
 
 
 def put_group(db: sqlite3.Connection, spec: GroupSpec, *, leased: bool) -> None:
@@ -25,12 +24,6 @@ def put_group(db: sqlite3.Connection, spec: GroupSpec, *, leased: bool) -> None:
         " ON CONFLICT (group_id) DO UPDATE SET leased = max(leased, excluded.leased)",
         (*row, leased),
     )
-
-
-def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:
-    sql = f"SELECT record_digest FROM trajectories {_BY_KEY}"
-    row = db.execute(sql, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
-    return row[0] if row else None
 
 
 def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:

@@ -10,7 +10,7 @@ import pytest
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
-from services.learner.group_types import EndedGroup, GroupSpec, Lease
+from services.learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
 from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup, WithoutSignal
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError, LeaseRules
@@ -126,7 +126,7 @@ def test_renewing_keeps_a_lease_but_not_past_the_groups_deadline() -> None:
     ended = book.expire_leases(60.0)
     assert [e.reason for e in ended] == ["too_few_graded"]
     with pytest.raises(LeaseLostError):
-        book.check_attempt("x", AttemptKey(lease.group.group_id, 0, 0), 60.0)
+        book.check_attempt(SubmittedTry("x", "a", AttemptKey(lease.group.group_id, 0, 0)), 60.0)
     assert book.held_slots() == 0
 
 
@@ -177,7 +177,7 @@ def test_an_attempt_that_has_ended_takes_no_other_try() -> None:
     lease = lease_one(book, "x")
     grade(book, lease, 0)
     with pytest.raises(ValueError, match="has ended"):
-        book.check_attempt("x", AttemptKey(lease.group.group_id, 0, 1), 0.0)
+        book.check_attempt(SubmittedTry("x", "a", AttemptKey(lease.group.group_id, 0, 1)), 0.0)
 
 
 class _Run:
@@ -228,7 +228,7 @@ class _Run:
         index, number = self.chooser.choice(lease.attempts)
         key = AttemptKey(lease.group.group_id, index, number + (self.chooser.random() < 0.2))
         try:
-            self.book.check_attempt(lease.lease_id, key, self.now)
+            self.book.check_attempt(SubmittedTry(lease.lease_id, lease.worker_id, key), self.now)
         except (LeaseLostError, ValueError):
             return
         graded = self.chooser.random() < 0.8

@@ -13,7 +13,7 @@ from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
 from services.common.rpc.deadlines import loop_time
-from services.learner.group_types import Lease
+from services.learner.group_types import Lease, SubmittedTry
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
 from services.learner.groups.lease_requests import LeaseRequest
@@ -40,16 +40,18 @@ async def leased(tmp_path: Path) -> AsyncGenerator[tuple[GroupDispatcher, Lease]
     await journal.close()
 
 
-def won(lease: Lease) -> Trajectory:
+def won(lease: Lease) -> SubmittedTry:
     """The first attempt, one token by the newest policy."""
     spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, 1, NEWEST, lease.group.temperature))
     sequence = Sequence(np.array([1, 2], np.int32), spans, np.array([-1.0], np.float32))
     key = AttemptKey(lease.group.group_id, *lease.attempts[0])
-    return Trajectory(
+    attempt = SubmittedTry(lease.lease_id, lease.worker_id, key)
+    attempt.trajectory = Trajectory(
         *(key, lease.lease_id, (sequence,), content_digest([sequence])),
         reward=1.0,
         stop_reason=StopReason.DONE,
     )
+    return attempt
 
 
 async def torn_and_mended(dispatcher: GroupDispatcher) -> None:
@@ -69,7 +71,7 @@ async def test_what_waits_for_a_report_is_not_used_after_the_engine_was_refused(
 ) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
         dispatcher.book.workers["w"].served.clear()
-        submitting = asyncio.create_task(dispatcher.submit_trajectory(won(lease)))
+        submitting = asyncio.create_task(dispatcher.intake.submit_try(won(lease)))
         await asyncio.sleep(0.05)
         await torn_and_mended(dispatcher)
         await submitting
@@ -89,11 +91,11 @@ async def test_what_is_being_written_is_not_used_after_the_engine_was_refused(
             return new
 
         monkeypatch.setattr(journal, "add_trajectory", slowly)
-        await dispatcher.submit_trajectory(won(lease))
+        await dispatcher.intake.submit_try(won(lease))
         assert unused(tmp_path, dispatcher, lease)
 
 
 async def test_what_a_trusted_engine_wrote_is_used(tmp_path: Path) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
-        await dispatcher.submit_trajectory(won(lease))
+        await dispatcher.intake.submit_try(won(lease))
         assert query(tmp_path, "SELECT dropped FROM trajectories") == [("",)]
