@@ -68,6 +68,12 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     ) -> pb.LeaseGroupResponse:
         check_epoch(context, self.dispatcher.run_epoch)
         check_tokenizer(digests_of(request), self.tokenizer)
+        check_names(
+            request_id=request.request_id,
+            worker_id=request.worker_id,
+            incarnation=request.incarnation,
+        )
+        check_name_list("capabilities", request.capabilities, MOST_CAPABILITIES)
         poll = LeaseRequest(
             request_id=request.request_id,
             worker_id=request.worker_id,
@@ -76,10 +82,6 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             free_attempts=request.free_attempts,
             capabilities=frozenset(request.capabilities),
         )
-        check_names(
-            request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
-        )
-        check_name_list("capabilities", poll.capabilities, MOST_CAPABILITIES)
         with _translate_refusals(), bounded_workers():
             lease = await self.dispatcher.lease_group(poll, self._poll_s_left(context))
         response = pb.LeaseGroupResponse(run_epoch=self.dispatcher.run_epoch)

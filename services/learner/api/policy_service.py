@@ -139,14 +139,13 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
     def _admit_worker(self, request: pb.AttachRequest) -> AttachedWorker:
         book = self.dispatcher.book
         check_names(worker_id=request.worker_id, incarnation=request.incarnation)
-        if book.workers.was_replaced(request.worker_id, request.incarnation):
+        with bounded_workers():
+            worker = book.greet_worker(request.worker_id, request.incarnation, loop_time())
+        if worker is None:
             message = f"another process has taken the id {request.worker_id}; end this one"
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", message)
-        with bounded_workers():
-            book.greet_worker(request.worker_id, request.incarnation, loop_time())
         # A policy that it holds but has not proved to serve here is sent again, to be scored.
         claimed = decode_policy(request.holding) if request.HasField("holding") else None
-        worker = book.workers[request.worker_id]
         transports = set(request.transports)
         shares_memory = (
             # On a public network no worker does, on this machine or not.

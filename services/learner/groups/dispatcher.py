@@ -81,7 +81,6 @@ class GroupDispatcher:
 
     async def lease_group(self, request: LeaseRequest, poll_s: float) -> Lease | None:
         """Wait up to `poll_s` for a group; a repeated request gets the same lease again."""
-        self._greet_worker(request)
         try:
             async with asyncio.timeout(poll_s), self.changed:
                 while (lease_id := self._find_or_grant(request)) is None:
@@ -219,25 +218,16 @@ class GroupDispatcher:
 
     # --- inside
 
-    def _greet_worker(self, request: LeaseRequest) -> None:
-        self.book.greet_worker(request.worker_id, request.incarnation, loop_time())
-        worker = self.book.workers.find_worker(request.worker_id)
-        if worker and worker.incarnation == request.incarnation:
-            worker.capabilities = request.capabilities
-
     def _find_or_grant(self, request: LeaseRequest) -> str | None:
-        return self._answers.find_lease_id(request) or self._grant_lease(request)
-
-    def _grant_lease(self, request: LeaseRequest) -> str | None:
-        """Lease something to a polling worker, if there is work for it."""
+        """Return the lease that a polling worker has got, or gets now if there is work for it."""
+        worker = self.book.greet_worker(request.worker_id, request.incarnation, loop_time())
+        if worker:
+            worker.capabilities = request.capabilities
+        if known := self._answers.find_lease_id(request):
+            return known
         if self.draining:
             raise DrainingError("the learner is draining")
-        worker = self.book.workers.find_worker(request.worker_id)
-        if worker is None:
-            self._greet_worker(request)
-        elif worker.incarnation != request.incarnation:
-            return None
-        if request.holding is None:
+        if worker is None or request.holding is None:
             return None
         lease_id = uuid4().hex
         lease = self.book.lease_next(

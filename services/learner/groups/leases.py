@@ -44,18 +44,18 @@ class LeaseBook:
 
     # --- workers
 
-    def greet_worker(self, worker_id: str, incarnation: str, now: float) -> None:
+    def greet_worker(self, worker_id: str, incarnation: str, now: float) -> RolloutWorker | None:
         """Record that a worker is alive; a new incarnation ends its predecessor's leases.
 
-        A replaced process changes nothing.
-        """
+        A replaced process changes nothing, and gets None."""
         if self.workers.was_replaced(worker_id, incarnation):
-            return
+            return None
         worker = self.workers.find_worker(worker_id)
         if worker is None or worker.incarnation != incarnation:
             self.end_leases_of(worker_id)
-            self.workers.replace_worker(worker_id, incarnation, now)
-        self.workers[worker_id].seen = now
+            worker = self.workers.replace_worker(worker_id, incarnation, now)
+        worker.seen = now
+        return worker
 
     def end_leases_of(self, worker_id: str) -> None:
         """Take all work back from an absent worker."""

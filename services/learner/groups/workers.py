@@ -66,7 +66,7 @@ class WorkerRoster:
     def worker_ids(self) -> tuple[str, ...]:
         return tuple(self._workers)
 
-    def replace_worker(self, worker_id: str, incarnation: str, now: float) -> None:
+    def replace_worker(self, worker_id: str, incarnation: str, now: float) -> RolloutWorker:
         """Register a new process under its id; its predecessor must hold no leases.
 
         Raises TooManyWorkersError.
@@ -75,7 +75,8 @@ class WorkerRoster:
             self._replaced.append((worker_id, old.incarnation))
         elif len(self._workers) >= _MOST_WORKERS:
             raise TooManyWorkersError(f"{len(self._workers)} workers are already known")
-        self._workers[worker_id] = RolloutWorker(incarnation, now)
+        worker = self._workers[worker_id] = RolloutWorker(incarnation, now)
+        return worker
 
     def was_replaced(self, worker_id: str, incarnation: str) -> bool:
         """Return True if a process has a successor: it must not take its place back."""
