@@ -33,7 +33,7 @@ from services.learner.api.sequence_decode import MalformedRequestError, TokenLim
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
-from services.learner.groups.lease_requests import DrainingError, LeaseRequest
+from services.learner.groups.lease_idempotency import DrainingError, LeaseRequest
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.policy_provenance import UnknownPolicyError
 from services.learner.groups.trajectory_intake import Receipt

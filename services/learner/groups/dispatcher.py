@@ -18,8 +18,7 @@ from services.learner.group_types import GroupSpec, Lease
 from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.lease_idempotency import LeaseAnswers
-from services.learner.groups.lease_requests import DrainingError, LeaseRequest
+from services.learner.groups.lease_idempotency import DrainingError, LeaseAnswers, LeaseRequest
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.policy_provenance import Provenance
@@ -91,10 +90,10 @@ class GroupDispatcher:
         return self.book.find_lease(lease_id)
 
     def attempt_seeds(self, lease: Lease) -> list[int]:
-        """Return a seed per attempt: a function of the run's seed, the attempt and its try."""
-        return [
-            attempt_seed(self._seed, lease.group.group_id, *attempt) for attempt in lease.attempts
-        ]
+        """Return 63 bits per attempt that depend only on the run's seed and the try."""
+        group = f"{self._seed}/{lease.group.group_id}"
+        tries = [f"{group}/{index}/{number}".encode() for index, number in lease.attempts]
+        return [int.from_bytes(hashlib.sha256(each).digest()[:8]) >> 1 for each in tries]
 
     async def release_leases(self, worker_id: str, lease_ids: Iterable[str]) -> None:
         self.book.release_leases(worker_id, lease_ids)
@@ -245,9 +244,3 @@ class GroupDispatcher:
         if ended := self.endings.end_stale(version):
             await self.endings.settle_groups(ended)
         return version
-
-
-def attempt_seed(seed: int, group_id: str, attempt_index: int, attempt_try: int) -> int:
-    """Return 63 bits that depend only on the run's seed and the try."""
-    text = f"{seed}/{group_id}/{attempt_index}/{attempt_try}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

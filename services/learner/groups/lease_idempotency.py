@@ -1,15 +1,33 @@
-"""Answers to requests for leases: a repeated request gets the same lease again."""
+"""Requests for leases, and their answers: a repeated request gets the same lease again."""
 
 import asyncio
+from dataclasses import dataclass
 
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.aio.bounded_dict import BoundedDict
+from services.common.domain.policy import PolicyId
 from services.learner.group_types import Lease
-from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.journal.store import Journal
 
 _REMEMBERED_REQUESTS = 4096
+
+
+class DrainingError(Exception):
+    """The learner grants no more leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """One poll of a worker."""
+
+    request_id: str
+    worker_id: str
+    incarnation: str
+    # Policy that the engine serves, according to the worker.
+    holding: PolicyId | None
+    free_attempts: int
+    capabilities: frozenset[str] = frozenset()
 
 
 class LeaseAnswers:

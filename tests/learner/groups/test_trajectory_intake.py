@@ -16,7 +16,7 @@ from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import Lease, SubmittedTry
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.groups.lease_requests import LeaseRequest
+from services.learner.groups.lease_idempotency import LeaseRequest
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks
 from tests.learner.run.test_train_loop import query
