@@ -9,6 +9,7 @@ import numpy as np
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
 from services.common.aio.background_tasks import BackgroundTasks
+from services.common.domain.policy import PolicyId
 from services.common.process.host_identity import host_digest
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.rpc import to_duration
@@ -97,7 +98,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
             if applied:
-                accepted = await self._judge_report(request)
+                accepted = await self._judge_report(request, policy)
             else:
                 self.broadcast.note_failed(request.worker_id)
                 accepted = False
@@ -121,20 +122,18 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             )
         return accepted
 
-    async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
+    async def _judge_report(self, request: pb.ReportPolicyRequest, policy: PolicyId) -> bool:
         """Return True if an engine serves the policy that it should."""
-        worker_id, policy = request.worker_id, decode_policy(request.policy)
+        worker_id = request.worker_id
         self.broadcast.check_attached(worker_id)
         canary = to_floats(request.canary_logprobs)
         results = [_to_probe_result(result) for result in request.probes]
-        if await self.guard.probes_agree(worker_id, policy, results):
-            accepted = self.broadcast.verify_canary(worker_id, policy, canary)
-        else:
-            self.broadcast.note_failed(worker_id)
-            accepted = False
-        if not accepted:
-            self.guard.note_refusal(worker_id, policy, canary, results)
-        return accepted
+        agree = await self.guard.probes_agree(worker_id, policy, results)
+        if agree and self.broadcast.verify_canary(worker_id, policy, canary):
+            return True
+        self.broadcast.note_failed(worker_id)
+        self.guard.note_refusal(worker_id, policy, canary, results)
+        return False
 
     def _admit_worker(self, request: pb.AttachRequest) -> AttachedWorker:
         book = self.dispatcher.book

@@ -156,7 +156,6 @@ class WeightBroadcast:
         member = self._find_worker(worker_id)
         expected = self._canaries.get(policy)
         if expected is None or not self._canary_agrees(expected, canary):
-            self._retry_later(member)
             return False
         member.holding = policy
         self._note_sync()
@@ -174,7 +173,8 @@ class WeightBroadcast:
     def note_failed(self, worker_id: str) -> None:
         """Record that a member could not load, or serves wrong weights: it gets the newest policy
         again, whole."""
-        self._retry_later(self._find_worker(worker_id))
+        member = self._find_worker(worker_id)
+        asyncio.get_running_loop().call_later(_RETRY_S, _forget_holding, member)
 
     def list_absent(self, policy: PolicyId) -> list[str]:
         """List the members that do not serve a policy or a newer one."""
@@ -209,9 +209,6 @@ class WeightBroadcast:
 
     def _is_sent(self, policy: PolicyId, member: AttachedWorker) -> bool:
         return self._can_send is not None and self._can_send(policy, member.shared_devices)
-
-    def _retry_later(self, member: AttachedWorker) -> None:
-        asyncio.get_running_loop().call_later(_RETRY_S, _forget_holding, member)
 
     def _note_sync(self) -> None:
         newest = self.newest

@@ -103,12 +103,17 @@ class WeightUpdater:
 
     async def _apply_publication(self, publication: Publication) -> None:
         began = time.monotonic()
-        outcome, detail = await self._replace_weights(publication)
-        if outcome is not UpdateOutcome.APPLIED:
-            log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
-            await self._feed.report_update(publication, outcome, NO_LOGPROBS, detail)
-            return
-        canary = await self._score_canary(publication)
+        try:
+            outcome, detail = await self._replace_weights(publication)
+            if outcome is not UpdateOutcome.APPLIED:
+                log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
+                await self._feed.report_update(publication, outcome, NO_LOGPROBS, detail)
+                return
+            canary = await self._score_canary(publication)
+        except EngineDead as error:
+            failed = UpdateOutcome.ENGINE_FAILED
+            await self._feed.report_update(publication, failed, NO_LOGPROBS, str(error))
+            raise
         probed = await self._sample_probes(publication)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
@@ -133,45 +138,31 @@ class WeightUpdater:
         return outcome, detail
 
     async def _load_weights(self, publication: Publication) -> tuple[UpdateOutcome, str]:
-        """Stage, verify, load. Weights already held are only scored, unless they are not
-        trusted."""
+        """Make the engine receive sent weights, or load staged and verified ones. Weights already
+        held are only scored, unless they are not trusted. Raises EngineDead."""
         held = self._engine.policy
         same = held == publication.policy and not publication.reload
         if held and same and held.fingerprint == publication.policy.fingerprint:
             return UpdateOutcome.APPLIED, ""
-        sent = publication.transport in BACKENDS
+        judged = self._judged.is_set()
         try:
-            if not sent:
+            if publication.transport in BACKENDS:
+                self._judged.clear()
+                await self._engine.receive_weights(publication)
+            else:
                 await stage_weights(publication, self._feed, self._staged, self._kept)
-            await self._change_weights(publication, sent=sent)
+                self._judged.clear()
+                await self._engine.load_weights(publication, self._staged)
         except TransportFailed as error:
+            # The old ones are still served.
+            if judged:
+                self._judged.set()
             return UpdateOutcome.TRANSPORT_FAILED, str(error)
         except FingerprintMismatch as error:
             return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
         except WeightsTorn as error:
             return UpdateOutcome.ENGINE_FAILED, str(error)
         return UpdateOutcome.APPLIED, ""
-
-    async def _change_weights(self, publication: Publication, *, sent: bool) -> None:
-        """Make the engine receive sent weights, or load the staged ones.
-
-        Raises TransportFailed, with the old ones still served; WeightsTorn; EngineDead."""
-        judged = self._judged.is_set()
-        self._judged.clear()
-        try:
-            if sent:
-                await self._engine.receive_weights(publication)
-            else:
-                await self._engine.load_weights(publication, self._staged)
-        except TransportFailed:
-            if judged:
-                self._judged.set()
-            raise
-        except EngineDead as error:
-            await self._feed.report_update(
-                publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, str(error)
-            )
-            raise
 
     async def _score_canary(self, publication: Publication) -> NDArray[np.float32]:
         """Return the canary's logprobs.
@@ -185,11 +176,9 @@ class WeightUpdater:
         except (EngineError, TimeoutError) as error:
             label = publication.policy.label
             reason = str(error) or f"no answer after {limit_s:g} s (learner.publish_timeout_s)"
-            detail = f"the canary of policy {label} could not be scored: {reason}"
-            await self._feed.report_update(
-                publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, detail
-            )
-            raise EngineDead(detail) from error
+            raise EngineDead(
+                f"the canary of policy {label} could not be scored: {reason}"
+            ) from error
 
     async def _sample_probes(self, publication: Publication) -> Sequence[Completion]:
         """Sample the learner's probes; return nothing if the engine cannot."""
