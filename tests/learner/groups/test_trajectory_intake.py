@@ -1,8 +1,10 @@
-"""Work under way in an engine that is found torn is not used, however soon it recovers."""
+"""Work under way in an engine that is found torn is not used, however soon it recovers; without a
+lease only repeats are taken."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from services.learner.group_types import Lease, SubmittedTry
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
 from services.learner.groups.lease_idempotency import LeaseRequest
+from services.learner.groups.open_groups import LeaseLostError
+from services.learner.groups.trajectory_intake import Receipt
 from services.learner.journal.store import open_journal
+from services.learner.journal.trajectory_tables import ContentConflictError
 from services.learner.sampling.tasks import load_tasks
 from tests.learner.run.test_train_loop import query
 from tests.support.learner import make_config
@@ -99,3 +104,18 @@ async def test_what_a_trusted_engine_wrote_is_used(tmp_path: Path) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
         await dispatcher.intake.submit_try(won(lease))
         assert query(tmp_path, "SELECT dropped FROM trajectories") == [("",)]
+
+
+async def test_without_a_lease_only_a_repeat_of_the_same_content_is_taken(tmp_path: Path) -> None:
+    async with leased(tmp_path) as (dispatcher, lease):
+        await dispatcher.intake.submit_try(won(lease))
+        await dispatcher.release_leases("w", [lease.lease_id])
+        assert await dispatcher.intake.submit_try(won(lease)) == Receipt(True, group_complete=True)
+        other, next_try = won(lease), won(lease)
+        other.trajectory = replace(other.trajectory, reward=0.0)
+        with pytest.raises(ContentConflictError):
+            await dispatcher.intake.submit_try(other)
+        next_try.key = replace(next_try.key, attempt_try=1)
+        with pytest.raises(LeaseLostError):
+            await dispatcher.intake.submit_try(next_try)
+        assert query(tmp_path, "SELECT try, reward FROM trajectories") == [(0, 1.0)]
