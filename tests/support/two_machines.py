@@ -44,6 +44,19 @@ def pull_cable() -> None:
     _ip("-n", NAMES[1], "link", "set", _CABLE, "down")
 
 
+def drop_connections(open_port: int | None) -> None:
+    """Have the second machine drop what comes from the first but for `open_port`, as a firewall
+    does."""
+    rule = ("-n", NAMES[1], "rule")
+    # The kernel's first rule would deliver everything.
+    _ip(*rule, "add", "pref", "100", "lookup", "local")
+    _ip(*rule, "del", "pref", "0")
+    tcp = ("iif", _CABLE, "from", HOST, "ipproto", "tcp")
+    if open_port is not None:
+        _ip(*rule, "add", "pref", "1", *tcp, "sport", str(open_port), "lookup", "local")
+    _ip(*rule, "add", "pref", "2", *tcp, "blackhole")
+
+
 def inside(name: str) -> tuple[str, ...]:
     """Return the beginning of the command of a process on a machine."""
     return ("ip", "netns", "exec", name)

@@ -16,6 +16,7 @@ from services.common.tensors.tensor_checksum import checksum64
 from services.common.tensors.tensor_views import view_tensor
 from services.common.tensors.transfer_group import CollectiveGroup, TransferGroup
 from services.common.weights.fingerprint import TensorEntry
+from services.common.weights.network_interfaces import suggest_network_fix
 from services.common.weights.weight_transfer import (
     ACCEPTED,
     REQUESTS,
@@ -46,18 +47,23 @@ class SenderConnection:
     All workers of an engine make the same calls in the same order; the first requests for all."""
 
     def __init__(self, address: str, opening: OpenGroup, index: int, device: torch.device) -> None:
-        """Open the group. Raises RuntimeError, as torch does, if it cannot be formed."""
+        """Open the group. Raises RuntimeError, with the fix, if it cannot be formed."""
         host, port = split_host_port(address, "the weight sender")
-        self._store: Any = join_tcp_store(host, port, timedelta(seconds=_CONNECT_S))
-        self._settings = TransferSettings.from_text(self._store.get(SETTINGS))
-        stall_s = self._settings.stall_s
-        self._store.set_timeout(timedelta(seconds=stall_s))
         self._name, self._first, self._requests = opening.group, index == 0, 0
         # gloo handles host memory only; loading copies it to the device.
         self._device = torch.device("cpu") if opening.backend == "gloo" else device
-        if self._first:
-            self._store.queue_push(REQUESTS, encode_request(opening))
-        self._group = self._join_group(opening, host, index)
+        try:
+            self._store: Any = join_tcp_store(host, port, timedelta(seconds=_CONNECT_S))
+            self._settings = TransferSettings.from_text(self._store.get(SETTINGS))
+            self._store.set_timeout(timedelta(seconds=self._settings.stall_s))
+            if self._first:
+                self._store.queue_push(REQUESTS, encode_request(opening))
+            self._group = self._join_group(opening, host, index)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"worker {index} cannot join the weight sender at {address} over {opening.backend}"
+                f" ({error}): if it runs, {suggest_network_fix()}"
+            ) from error
 
     def request_weights(
         self, policy: PolicyId, entries: Sequence[TensorEntry], total_bytes: int

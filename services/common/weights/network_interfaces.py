@@ -1,6 +1,4 @@
-"""The network interfaces of this machine, and the one that gloo and NCCL use.
-
-Only the standard library is imported: the doctor's probe runs this on every node."""
+"""The network interfaces of this machine, and the one that gloo and NCCL use."""
 
 import fcntl
 import ipaddress
@@ -52,6 +50,15 @@ def choose_interface(host: str) -> str:
 def interface_names() -> list[str]:
     """List the names of all interfaces."""
     return [name for _, name in socket.if_nameindex()]
+
+
+def suggest_network_fix() -> str:
+    """Suggest how to open a blocked connection from this machine."""
+    return (
+        "let all TCP ports through between the two machines, or set GLOO_SOCKET_IFNAME and"
+        " NCCL_SOCKET_IFNAME on both to the interface of the network that they share"
+        f" (this machine has {', '.join(interface_names())})"
+    )
 
 
 def _ipv4_address(interface: str) -> str | None:

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from services.common.spec.config import ConfigModel
 from services.learner.algo.packing import spread_evenly
-from services.learner.rank.rendezvous_store import Store, connect_store
+from services.learner.rank.rendezvous_store import Store, connect_store, meet_ranks
 
 # Longest wait for the slowest rank; the service notices a dead one within seconds.
 _PATIENCE = timedelta(hours=1)
@@ -51,11 +51,14 @@ class Replicas:
     ) -> "Replicas":
         """Join the other ranks: over gloo on CPUs, over NCCL on GPUs.
 
-        `store` is the one that this rank hosts for all, if it does."""
+        `store` is the one that this rank hosts for all, if it does. Raises MeetingError."""
+        store = store or connect_store(place.rendezvous, place.count)
+        if place.spans_machines:
+            meet_ranks(store, place.rendezvous, place.index, place.count)
         dist.init_process_group(
             # Tensors in host memory are summed by gloo.
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=store or connect_store(place.rendezvous, place.count),
+            store=store,
             rank=place.index,
             world_size=place.count,
             timeout=_PATIENCE,

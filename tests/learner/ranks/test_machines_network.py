@@ -1,17 +1,32 @@
 """Ranks on two machines with a network between them; and what happens when it goes."""
 
 import asyncio
+import re
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
+from services.common.process.python_command import python_command
 from services.launcher.security import certificates
+from services.learner.ports import RankError
+from services.learner.ranks import rank_process
+from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.ranks.pending_calls import RankHandle
+from services.learner.ranks.rank_process import RankProcess
 from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config
-from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
+from tests.support.two_machines import (
+    HOST,
+    NAMES,
+    drop_connections,
+    inside,
+    pull_cable,
+    two_machines,
+)
 from tests.support.waiting import until
 
 
@@ -72,3 +87,60 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+class CableRendezvous:
+    """Rendezvous of a rank on each of the two machines, without Ray. Then their network
+    drops all connections, but for those to the store if that is `store_open`."""
+
+    spans_machines = True
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, store_open: bool) -> None:
+        self._folder = folder
+        self._patch = patch
+        self._store_open = store_open
+        self.move_to(NAMES[0])
+
+    def move_to(self, machine: str) -> None:
+        """Start the next ranks on a machine."""
+
+        def command(*words: str) -> tuple[str, ...]:
+            return (*inside(machine), *python_command(*words))
+
+        self._patch.setattr(rank_process, "python_command", command)
+
+    async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
+        self.move_to(NAMES[1])
+        return [await RankProcess.spawn_rank("rank 1", self._folder / "rank-1.log", {})]
+
+    async def open_address(self, first: RankHandle) -> str:
+        address = (await first.send_command("host", {"host": HOST}))["rendezvous"]
+        drop_connections(open_port=int(address.rpartition(":")[2]) if self._store_open else None)
+        return address
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("network")
+@pytest.mark.parametrize("store_open", [True, False])
+async def test_ranks_whose_connections_are_dropped_name_each_other_and_the_fix(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, store_open: bool
+) -> None:
+    meeting = CableRendezvous(tmp_path, monkeypatch, store_open=store_open)
+    config, policy, shm = config_of(2), policy_config(model_folder), tmp_path / "shm"
+    shm.mkdir()
+    ranks = LocalRanks(RUN, policy, config, tmp_path / "rank-0.log", shm, meeting)
+    started = time.monotonic()
+    try:
+        with pytest.raises(RankError) as raised:
+            await ranks.start_ranks(None)
+    finally:
+        await ranks.close()
+    assert time.monotonic() - started < 60
+    why = str(raised.value).splitlines()[0]
+    there, dropped = r"10\.77\.0\.{}:\d+ \(nothing comes back in 10 s\)".format, "cannot reach rank"
+    if store_open:
+        assert re.search(f"rank 0 at {HOST} {dropped} 1 at {there(2)}", why)
+        assert re.search(f"rank 1 at 10.77.0.2 {dropped} 0 at {there(1)}", why)
+    else:
+        assert re.search(f"this machine {dropped} 0 at {there(1)}", why)
+    assert "let all TCP ports through" in why and "NCCL_SOCKET_IFNAME" in why and "cable0" in why
