@@ -171,20 +171,6 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "it reports 0",
         ),
     },
-    "services/launcher/doctor/adapters/ring_probe.py": {
-        '_GLOO, _NCCL = "gloo", "nccl"': (
-            "the ring of the doctor runs over NCCL",
-            "gloo (`tests/launcher/doctor/test_ring.py`)",
-        ),
-        "has_gpu = assignment.gpu is not None and torch.cuda.device_count() > assignment.gpu": (
-            "a rank of the ring reports its GPU to the others",
-            "it reports none (the same tests)",
-        ),
-        'device = torch.device("cuda", assignment.gpu or 0) if backend == _NCCL else None': (
-            "tensors of the ring are on GPUs",
-            "in host memory (the same tests)",
-        ),
-    },
 }
 
 

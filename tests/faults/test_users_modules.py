@@ -38,7 +38,6 @@ EXCEPTIONS = {
     "services/launcher/doctor/canary_results.py",
     # Hand an interpreter on to what runs it by `python_command.python_command`.
     "services/launcher/doctor/run_context.py",
-    "services/launcher/doctor/echo_server.py",
     "services/launcher/doctor/clouds.py",
     # Compares its path with a folder that an episode's process does not see.
     "services/env_gateway/adapters/mcp/episode_process.py",

@@ -29,16 +29,8 @@ from services.rollout.config.rollout import RolloutConfig
 from tests.support.environment_processes import environment_command
 from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
-from tests.support.started_process import serving_process, started
+from tests.support.started_process import serving_process
 
-TOKEN = "a-token-for-tests-that-is-long-enough"
-_ECHO = "services.launcher.doctor.echo_server"
-_FORGED_ECHO = """
-import sys
-from {module} import main
-sys.executable = {python!r}
-raise SystemExit(main())
-"""
 # Probes that need no torch.
 _FORGED = ("episodes", "tokenizer", "dialect", "dataset")
 Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
@@ -108,14 +100,12 @@ def _forged(about: RunContext) -> RunContext:
 
 
 async def probed(name: str, about: RunContext, *, torch: bool = False) -> ProbeResult:
-    """Return the result of one probe. What it does with tokenizers, gateways and echoes, it does in
+    """Return the result of one probe. What it does with tokenizers and gateways, it does in
     forks of a process that has imported them, unless that needs torch."""
     if name in _FORGED and not torch:
         about = _forged(about)
-    python = str(service_forge().interpreter) if name == "echo" else sys.executable
     chosen = [probe for probe in PROBES if probe.name == name]
-    with patch.object(sys, "executable", python):
-        return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
+    return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,21 +196,3 @@ def emulator(key: str, *options: str) -> Generator[str]:
     environ, quiet = {**os.environ, EMULATOR_KEY: key}, subprocess.DEVNULL
     with serving_process(command, stderr=quiet, cwd=ROOT, env=environ) as url:
         yield url.rstrip("/")
-
-
-@contextmanager
-def echo_of(
-    listen: str = "127.0.0.1:0", forge: ProcessForge | None = None, /, **environ: str
-) -> Generator[str]:
-    """The address of an echo that was started by hand: with a forge, the echo and the ranks that it
-    starts are forks of it."""
-    words = ("--until-eof", "--listen", listen)
-    if forge is None:
-        command = (sys.executable, "-m", _ECHO, *words)
-    else:
-        program = _FORGED_ECHO.format(python=str(forge.interpreter), module=_ECHO)
-        command = forge.python_command("-c", program, *words)
-    with started(command, env={**os.environ, **environ}, cwd=ROOT) as (process, line):
-        yield json.loads(line)["address"]
-        # It ends with its standard input.
-        process.communicate()

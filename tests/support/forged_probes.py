@@ -11,7 +11,7 @@ _NAMES = (
     *("services.rollout.adapters.dialect_choice", "services.rollout.adapters.dialect_search"),
     *("services.rollout.adapters.chat_template_child", "services.rollout.api.codec"),
     "services.launcher.doctor.adapters.tokenizer_probe",
-    *("services.launcher.doctor.echo_server", "transformers.models.auto.tokenization_auto"),
+    "transformers.models.auto.tokenization_auto",
 )
 
 # First: some modules keep commands of this interpreter.

@@ -26,9 +26,8 @@ async def run_child(
     seconds: float | None = None,
     stderr: int = PIPE,
     folder: Path | None = None,
-    handed: Sequence[int] = (),
 ) -> Finished:
-    """Run a command that reads `given`, with the environment `env` and the descriptors `handed`.
+    """Run a command that reads `given`, with the environment `env`.
 
     Its process group is killed at the end, whatever the end is: a command may leave processes
     behind. Raises OSError if it cannot be started, TimeoutError after `seconds`."""
@@ -40,7 +39,6 @@ async def run_child(
             stderr=stderr,
             env=env,
             cwd=folder,
-            pass_fds=handed,
             start_new_session=True,
         )
     )

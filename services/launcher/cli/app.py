@@ -216,15 +216,6 @@ def doctor(
     skip: Annotated[
         list[str] | None, typer.Option("--skip", help="Skip this probe; repeatable.")
     ] = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", help="HOST:PORT of an echo_server, for `echo` and `ring`; repeatable."
-        ),
-    ] = None,
-    tls_dir: Annotated[
-        Path | None, typer.Option("--tls-dir", help="Folder of certificates for calls to nodes.")
-    ] = None,
     gpus: Gpus = None,
     runs: Runs = RUNS,
 ) -> None:
@@ -240,8 +231,6 @@ def doctor(
         spec,
         runs,
         skip or [],
-        node or [],
-        tls_dir,
         context.args,
         as_json=as_json,
         gpus=gpus.each if gpus else (),

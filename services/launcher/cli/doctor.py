@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from services.common.rpc.errors import ConfigError
-from services.common.rpc.tls import read_tls
 from services.common.spec.config import canonical_json, did_you_mean, load_spec
 from services.common.text.printable_text import print_json
 from services.launcher.cli.command_runner import FAILED, OK, report_error
@@ -34,8 +33,6 @@ def run_doctor(
     spec: Path,
     runs: Path,
     skip: Sequence[str],
-    nodes: Sequence[str],
-    tls_dir: Path | None,
     overrides: Sequence[str],
     *,
     as_json: bool,
@@ -48,7 +45,7 @@ def run_doctor(
     try:
         plan = parse_spec(canonical_json(load_spec(spec, overrides)))
         context = make_run_context(plan, runs, os.environ)
-        context = replace(context, nodes=tuple(nodes), tls=read_tls(tls_dir), gpus=gpus)
+        context = replace(context, gpus=gpus)
     except ConfigError as error:
         results = [combine_findings(SPEC, [failing(str(error), "correct the spec")])]
     else:

@@ -48,8 +48,6 @@ PROBES = (
     _lazy_probe("tokenizer", "tokenizer", 60.0, local=False),
     _lazy_probe("dialect", "dialect", 300.0, local=False),
     _lazy_probe("dataset", "adapters.dataset_probe", 30.0),
-    _lazy_probe("echo", "node_echo", 30.0, local=False),
-    _lazy_probe("ring", "ring", 90.0, local=False),
     # The limits that the spec sets for opening and grading apply first.
     _lazy_probe("episodes", "adapters.gateway_probe", 2 * 3600.0),
 )

@@ -16,13 +16,12 @@ async def run_command(
     command: Sequence[str],
     given: bytes,
     environ: Mapping[str, str],
-    handed: Sequence[int] = (),
     also: Sequence[str] = (),
 ) -> tuple[int, str, str]:
-    """Run a command and return its exit code, output and errors. It inherits the descriptors in
-    `handed` and, from `environ`, the variables of every process of ours and those in `also`."""
+    """Run a command and return its exit code, output and errors. It inherits, from `environ`, the
+    variables of every process of ours and those in `also`."""
     env = child_environment(*also, ours=True, environ=environ)
-    done = await run_child(command, given, env=env, handed=handed)
+    done = await run_child(command, given, env=env)
     return done.code, done.output.decode(errors="replace"), done.errors.decode(errors="replace")
 
 

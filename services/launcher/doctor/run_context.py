@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.common.rpc.tls import Tls
 from services.common.spec.spec import SharedConfig, parse_shared
 from services.launcher.doctor.findings import (
     Finding,
@@ -39,9 +38,6 @@ class RunContext:
     # The interpreter that services have on this machine; None where only other machines have one.
     python: Path | None
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
-    # host:port of echoes that were started elsewhere by hand.
-    nodes: tuple[str, ...] = ()
-    tls: Tls | None = None
     mode: RunMode = RunMode.TRAIN
     # Bytes of each GPU of the one machine to judge memory by; none: those that there are.
     gpus: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
 from services.launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor import own_environment
-from tests.launcher.doctor.test_network_check import children
+from tests.launcher.doctor.adapters.test_gateway_probe import children
 from tests.support.doctor import check, probed, sections, spec, subject
 
 # On an idle machine; the test is that no probe waits for a deadline.

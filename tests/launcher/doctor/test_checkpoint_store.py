@@ -99,8 +99,6 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
         "ports",
         "tokenizer",
         "dialect",
-        "echo",
-        "ring",
         "episodes",
         "versions",
         "memory",

@@ -36,16 +36,6 @@ async def test_packages_that_cannot_be_checked_here_are_a_warning(
 
 
 @pytest.mark.slow
-async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
-    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    check(await probed("ring", about), Status.OK, "gloo ring of 2 processes passed")
-    hide(monkeypatch, "torch")
-    check(await probed("ring", about), Status.WARN, *REPORTED, "lacks torch")
-
-
-@pytest.mark.slow
 async def test_a_tokenizer_is_compared_by_the_launchers_own_packages_or_warned_of(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +91,7 @@ async def test_a_start_lists_what_was_left_out_and_continues(
 ) -> None:
     hide(monkeypatch, "torch")
     content = spec(policy, tasks, *ELSEWHERE, f"learner.checkpoint.remote=file://{tmp_path}/kept")
-    of_others = ["clouds", "echo", "tokenizer", "dialect", "memory", "disk", "episodes"]
+    of_others = ["clouds", "tokenizer", "dialect", "memory", "disk", "episodes"]
     content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
@@ -110,5 +100,5 @@ async def test_a_start_lists_what_was_left_out_and_continues(
         reported = await doctor_gate(intent)
     found = [line.removeprefix("the doctor warns: ").partition(": ") for line in reported]
     warned = {probe: detail for probe, _, detail in found}
-    assert warned.keys() == {"versions", "ring"}
+    assert warned.keys() == {"versions"}
     assert all(word in detail for detail in warned.values() for word in REPORTED)

@@ -77,7 +77,7 @@ def test_an_interrupt_while_an_episode_opens_leaves_no_process(
 ) -> None:
     path = own_environment.write(tmp_path, policy)
     (tmp_path / "server.py").write_text(SLEEPER)
-    skip = ["versions", "memory", "disk", "tokenizer", "dataset", "echo", "ring"]
+    skip = ["versions", "memory", "disk", "tokenizer", "dataset"]
     words = [word for name in skip for word in ("--skip", name)]
     command = cli("doctor", path, "--runs", tmp_path / "runs", *words)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -52,7 +52,7 @@ def surroundings(canaries: Canaries, url: str) -> dict[str, str]:
 
 def doctor(path: Path, environ: Mapping[str, str], *arguments: str) -> list[dict[str, str]]:
     words = ("-m", "services.launcher.cli.app", "doctor", str(path), "--json", *arguments)
-    for name in ("ring", "echo", "versions", "memory", "disk"):
+    for name in ("versions", "memory", "disk"):
         words += ("--skip", name)
     done = subprocess.run(
         (sys.executable, *words), capture_output=True, cwd=ROOT, env=environ, check=False
