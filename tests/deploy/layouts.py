@@ -6,8 +6,13 @@ from typing import Any
 
 from services.common.spec.config import load_spec
 from services.common.spec.spec import parse_shared
-from services.launcher.doctor.memory_estimate import GIB
-from services.launcher.doctor.memory_needs import MemoryNeeds
+from services.launcher.doctor.memory_estimate import (
+    GIB,
+    EngineMemory,
+    TrainerMemory,
+    estimate_engine,
+    estimate_trainer,
+)
 from services.launcher.doctor.model_size import ModelSize
 from tests.support.doctor import sections
 from tests.support.repository import ROOT
@@ -42,12 +47,16 @@ class Layout:
     def read_spec(self) -> dict[str, Any]:
         return load_spec(ROOT / f"deploy/runs/{self.spec}.toml", self.overrides)
 
-    def measure_needs(self) -> MemoryNeeds:
+    def measure_needs(self) -> tuple[TrainerMemory, EngineMemory]:
         """Return the doctor's computation of its memory."""
         content = self.read_spec()
         own = sections(content)
         policy = parse_shared(content, where="spec").policy
-        return MemoryNeeds.from_spec(MODELS[self.spec], policy, own["learner"], own["rollout"])
+        model = MODELS[self.spec]
+        return (
+            estimate_trainer(model, policy, own["learner"]),
+            estimate_engine(model, policy, own["rollout"]),
+        )
 
 
 _NOT_OFFLOADED = "--learner.rank.offload_optimizer=false"

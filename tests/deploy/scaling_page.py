@@ -21,9 +21,9 @@ flotilla doctor deploy/runs/qwen3-8b.toml                  # and all other cause
 ```
 
 These commands check whether a spec fits on GPUs that are not here. A spec that does not fit is
-refused, with the smallest change that makes it fit. The table below lists which spec trains which
-model on how many GPUs, with the memory that the doctor computes. All figures are computed, not
-measured: `python -m tests.deploy.scaling_page` writes this page from the tables of the tests,
+refused, with settings that take less memory. The table below lists which spec trains which model on
+how many GPUs, with the memory that the doctor computes. All figures are computed, not measured:
+`python -m tests.deploy.scaling_page` writes this page from the tables of the tests,
 `tests/deploy/layouts.py` and `tests/deploy/gpu_lines.py`.
 
 Learner and rollout have separate GPUs and work at the same time. The learner's ranks, one per GPU,
@@ -101,8 +101,7 @@ def write_page() -> str:
 
 
 def _describe(layout: Layout) -> tuple[str, ...]:
-    needs = layout.measure_needs()
-    rank, engine = needs.trainer.rank, needs.engine
+    rank, engine = layout.measure_needs()
     config = parse_spec(canonical_json(layout.read_spec())).config
     replicas, gpus = config.replica_counts()[ROLLOUT], engine.gpus
     rollout = f"{replicas}" if gpus == 1 else f"{replicas} x {gpus}"
@@ -112,10 +111,10 @@ def _describe(layout: Layout) -> tuple[str, ...]:
     mark = f" [{_footnotes()[layout]}]" if layout.overrides else ""
     return (
         f"`{layout.spec}.toml`{mark}",
-        f"{needs.trainer.gpus} + {rollout}",
+        f"{rank.gpus} + {rollout}",
         f"{layout.gpu}",
         *sizes,
-        f"{needs.trainer.host / GIB:.0f}",
+        f"{rank.host / GIB:.0f}",
         f"{engine.weights / GIB:.1f}",
         f"{engine.kv_cache_bytes(layout.gpu_bytes) / engine.sequence:.1f}",
     )

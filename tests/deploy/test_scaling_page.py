@@ -3,7 +3,7 @@
 import pytest
 
 from services.common.spec.config import canonical_json
-from services.launcher.doctor.gpu_room import check_engine_gpu, check_trainer_gpu
+from services.launcher.doctor.memory import check_engine_gpu, check_trainer_gpu
 from services.launcher.run_plan import parse_spec
 from services.launcher.state import LEARNER, ROLLOUT
 from tests.deploy.gpu_lines import GPU_LINES, find_gpu_lines
@@ -17,15 +17,15 @@ def test_the_page_matches_the_tables_of_today() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: f"{each.spec}-{each.gpu}")
 def test_a_layout_fits_into_its_gpus(layout: Layout) -> None:
-    needs = layout.measure_needs()
+    trainer, engine = layout.measure_needs()
     found = [
-        *check_trainer_gpu(needs, layout.gpu_bytes, "it"),
-        *check_engine_gpu(needs, layout.gpu_bytes, "it"),
+        *check_trainer_gpu(trainer, layout.gpu_bytes, "it"),
+        *check_engine_gpu(engine, layout.gpu_bytes, "it"),
     ]
     assert found == []
     gpus = parse_spec(canonical_json(layout.read_spec())).config.gpu_counts()
-    assert gpus[LEARNER] in (0, needs.trainer.gpus)
-    assert gpus[ROLLOUT] in (0, needs.engine.gpus)
+    assert gpus[LEARNER] in (0, trainer.gpus)
+    assert gpus[ROLLOUT] in (0, engine.gpus)
 
 
 def test_a_line_that_only_a_gpu_reaches_is_listed() -> None:

@@ -23,11 +23,6 @@ class DecoderShape:
     intermediate: int
 
 
-def block_input_bytes(shape: DecoderShape, tokens: int, item_bytes: int) -> int:
-    """Return the bytes of all layers' inputs: what `full` keeps between the passes."""
-    return tokens * item_bytes * shape.layers * shape.hidden
-
-
 def layer_activation_bytes(
     shape: DecoderShape, tokens: int, item_bytes: int, checkpointing: Checkpointing
 ) -> int:

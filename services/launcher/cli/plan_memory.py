@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.launcher.doctor.findings import Finding, FindingError, NotApplicableError, Status
 from services.launcher.doctor.memory import check_candidates, check_gpus, measure_needs
-from services.launcher.doctor.memory_needs import MemoryNeeds
+from services.launcher.doctor.memory_estimate import MemoryNeeds, describe_needs
 from services.launcher.doctor.run_context import RunContext, make_run_context, read_sections
 from services.launcher.run_plan import BadSpecError, RunPlan
 
@@ -29,8 +29,11 @@ async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> S
     found = list(_judge(context, needs))
     refused = [finding.detail for finding in found if finding.status is Status.FAIL]
     if refused:
-        raise BadSpecError("\n".join((f"memory: {needs.describe()}", *refused)))
-    return [f"memory: {needs.describe()}", *(f"warning: {finding.detail}" for finding in found)]
+        raise BadSpecError("\n".join((f"memory: {describe_needs(needs)}", *refused)))
+    return [
+        f"memory: {describe_needs(needs)}",
+        *(f"warning: {finding.detail}" for finding in found),
+    ]
 
 
 def _explain(model: str, finding: Finding) -> str:

@@ -1,10 +1,22 @@
 """Probe of disk space: checkpoints fit on the disk, published weights into shared memory."""
 
-from services.launcher.doctor import memory_estimate
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.spec.spec import PolicyConfig
+from services.common.weights.shared_memory import SHARED_MEMORY
 from services.launcher.doctor.findings import Finding, fail, ok, warn
-from services.launcher.doctor.machine_resources import measure_machine
 from services.launcher.doctor.machine_sizes import list_capacities
-from services.launcher.doctor.memory_estimate import format_gib
+from services.launcher.doctor.memory_estimate import (
+    estimate_trainer,
+    format_gib,
+    item_bytes,
+    weight_slot_bytes,
+)
+from services.launcher.doctor.model_size import ModelSize
 from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
@@ -12,38 +24,45 @@ from services.launcher.state import LEARNER
 
 async def probe_disk(context: RunContext) -> list[Finding]:
     model = await measure_policy(context)
-    section, dtype = context.get_section(LEARNER), context.shared.policy.dtype
-    kept = memory_estimate.checkpoint_bytes(model, dtype, section)
-    alone = context.shared.policy.adapter_rank is not None
-    shared = memory_estimate.weight_slot_bytes(model, dtype, section, adapters_alone=alone)
+    section, policy = context.get_section(LEARNER), context.shared.policy
+    kept = checkpoint_bytes(model, policy, section)
+    shared = weight_slot_bytes(model, policy, section)
     keep = section["checkpoint"]["keep"]
     sizes = ok(
         f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"
         f" {format_gib(shared)}"
     )
     if context.backend == "local":
-        return [sizes, *await _check_here(context, kept, shared)]
+        return [sizes, *await asyncio.to_thread(_check_here, context.folder, kept, shared)]
     return [sizes, *_check_candidates(context, kept)]
 
 
-async def _check_here(context: RunContext, kept: int, shared: int) -> list[Finding]:
-    here = await measure_machine(context.folder)
+def checkpoint_bytes(model: ModelSize, policy: PolicyConfig, learner: Mapping[str, Any]) -> int:
+    """Return the bytes of the checkpoints that are kept, the one being written, and the final
+    model."""
+    each = estimate_trainer(model, policy, learner).copied
+    return (learner["checkpoint"]["keep"] + 1) * each + model.parameters * item_bytes(policy.dtype)
+
+
+def _check_here(folder: Path, kept: int, shared: int) -> list[Finding]:
     findings: list[Finding] = []
-    if kept > here.disk:
-        what = (
-            f"checkpoints take {format_gib(kept)}, {format_gib(here.disk)} are free for"
-            f" {context.folder}"
-        )
+    absolute = folder.absolute()
+    there = next(path for path in (absolute, *absolute.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if kept > free:
+        what = f"checkpoints take {format_gib(kept)}, {format_gib(free)} are free for {folder}"
         lower = "free some, give another folder by --runs, or lower learner.checkpoint.keep"
         findings.append(fail(what, lower))
-    if shared > here.shared:
-        what = (
-            f"weights in /dev/shm take {format_gib(shared)}, {format_gib(here.shared)} are"
-            " free there"
-        )
+    if SHARED_MEMORY.is_dir():
+        usage = shutil.disk_usage(SHARED_MEMORY)
+        free, total = usage.free, usage.total
+    else:
+        free = total = 0
+    if shared > free:
+        what = f"weights in /dev/shm take {format_gib(shared)}, {format_gib(free)} are free there"
         larger = f"mount -o remount,size={shared // 10**9 + 1}G /dev/shm (docker: --shm-size)"
         # Present contents may be gone by then; only what never fits is a fault.
-        findings.append((fail if shared > here.shared_total else warn)(what, larger))
+        findings.append((fail if shared > total else warn)(what, larger))
     return findings
 
 

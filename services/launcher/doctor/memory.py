@@ -1,20 +1,28 @@
 """Probe of memory: the trainer, the engine and their overhead fit."""
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 
+import psutil
+
+from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
-from services.launcher.doctor.gpu_room import (
-    check_engine_gpu,
-    check_shared_gpu,
-    check_trainer_gpu,
-)
-from services.launcher.doctor.machine_resources import MachineResources, measure_machine
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
-from services.launcher.doctor.memory_estimate import EngineMemory, format_gib
-from services.launcher.doctor.memory_needs import MemoryNeeds
+from services.launcher.doctor.memory_estimate import (
+    EngineMemory,
+    MemoryNeeds,
+    TrainerMemory,
+    describe_needs,
+    estimate_engine,
+    estimate_trainer,
+    format_gib,
+    weight_slot_bytes,
+)
 from services.launcher.doctor.policy_files import measure_policy
+from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 
@@ -22,50 +30,66 @@ _SMALLER = (
     "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
     " learner.rank.processes or rollout.engine.max_num_seqs"
 )
-# Key that sets the number of GPUs of one machine of a service.
-_GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_parallel"}
+_LESS_ENGINE = (
+    "raise rollout.engine.tensor_parallel or gpu_memory_utilization, lower policy.max_model_len, or"
+    " take GPUs with more memory"
+)
+_GPU_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
 async def probe_memory(context: RunContext) -> list[Finding]:
-    needs = await measure_needs(context)
-    estimate, config = ok(needs.describe()), context.plan.config
+    needs, config = await measure_needs(context), context.plan.config
+    estimate = ok(describe_needs(needs))
     if context.gpus:
         return [estimate, *check_gpus(context.gpus, needs, config, "the machine of --gpus")]
     if context.backend == "local":
-        here = await measure_machine(context.folder)
-        found = _check_here(here, needs, config.replica_counts()[ROLLOUT])
-        gpus = check_gpus(here.gpus, needs, config, "this machine")
-        return [estimate, *found, *gpus]
+        gpus = await _list_gpu_memory()
+        found = _check_here(needs, config.replica_counts()[ROLLOUT], gpus)
+        return [estimate, *found, *check_gpus(gpus, needs, config, "this machine")]
     return [estimate, *check_candidates(context, needs)]
 
 
 async def measure_needs(context: RunContext) -> MemoryNeeds:
     """Return what a run needs. Raises FindingError, NotApplicableError."""
     model = await measure_policy(context)
-    sections = context.get_section(LEARNER), context.get_section(ROLLOUT)
-    return MemoryNeeds.from_spec(model, context.shared.policy, *sections)
+    learner, rollout = context.get_section(LEARNER), context.get_section(ROLLOUT)
+    if context.backend != "local" and not context.gpus:
+        # An engine spans as many machines as its replica gets.
+        nodes = max(
+            rollout["engine"]["nodes"], machines_of(context.plan.config.sky, ROLLOUT).num_nodes
+        )
+        rollout = {**rollout, "engine": {**rollout["engine"], "nodes": nodes}}
+    return MemoryNeeds(
+        model.parameters,
+        estimate_trainer(model, context.shared.policy, learner),
+        estimate_engine(model, context.shared.policy, rollout),
+        weight_slot_bytes(model, context.shared.policy, learner),
+    )
 
 
-def _check_here(here: MachineResources, needs: MemoryNeeds, replicas: int) -> Iterator[Finding]:
-    trainer, engine = needs.trainer, needs.engine
+async def _list_gpu_memory() -> Sequence[int]:
+    count = len(visible_gpus())
+    if not count or shutil.which(_GPU_QUERY[0]) is None:
+        return ()
+    code, output, _ = await run_command(_GPU_QUERY, b"", os.environ)
+    sizes = [int(line) * 2**20 for line in output.split() if line.isdecimal()]
+    return sizes[:count] if code == 0 else ()
+
+
+def _check_here(needs: MemoryNeeds, replicas: int, gpus: Sequence[int]) -> Iterator[Finding]:
+    trainer, engine, memory = needs.trainer, needs.engine, psutil.virtual_memory()
     host = trainer.host + replicas * engine.host + needs.shared
-    if host > here.memory:
-        what = (
-            f"the run takes {format_gib(host)} of memory, this machine has"
-            f" {format_gib(here.memory)}"
-        )
+    takes = f"the run takes {format_gib(host)} of memory"
+    if host > memory.total:
         # An estimate may be wrong: only certain sizes refuse a run.
-        sure = host - (0 if trainer.device else trainer.estimated) > here.memory
-        yield (fail if sure else warn)(what, _SMALLER)
-    elif host > here.free_memory:
-        what = (
-            f"the run takes {format_gib(host)} of memory, {format_gib(here.free_memory)}"
-            " are free now"
-        )
-        yield warn(what, "end other processes here")
-    if (trainer.device or engine.uses_gpu) and not here.gpus:
-        keys = ["learner.rank.device"] if trainer.device else []
-        keys += ["rollout.engine.device"] if engine.uses_gpu else []
+        judge = fail if host - trainer.host_estimate > memory.total else warn
+        yield judge(f"{takes}, this machine has {format_gib(memory.total)}", _SMALLER)
+    elif host > memory.available:
+        free = format_gib(memory.available)
+        yield warn(f"{takes}, {free} are free now", "end other processes here")
+    keys = ["learner.rank.device"] if trainer.gpus else []
+    keys += ["rollout.engine.device"] if engine.gpus else []
+    if keys and not gpus:
         cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
         yield fail(f"{' and '.join(keys)} require a GPU, and there is none here", cpu)
 
@@ -76,69 +100,95 @@ def check_gpus(
     """Check the GPUs of one machine: their size, their number, and the launcher's assignment."""
     if not gpus:
         return
-    smallest, name = min(gpus), f"a GPU of {where}"
+    smallest, there, name = min(gpus), len(gpus), f"a GPU of {where}"
     each, replicas = config.gpu_counts(), config.replica_counts()
-    yield from check_trainer_gpu(needs, smallest, name)
-    yield from check_engine_gpu(needs, smallest, name)
+    yield from check_trainer_gpu(needs.trainer, smallest, name)
+    yield from check_engine_gpu(needs.engine, smallest, name)
     if not (each[LEARNER] or each[ROLLOUT]):
         yield from check_shared_gpu(needs, smallest, name)
-    there, engine = len(gpus), needs.engine
-    for service, wanted in ((LEARNER, needs.trainer.gpus), (ROLLOUT, engine.gpus)):
-        share = each[service] or there
-        if wanted > share:
-            given = f"launcher.{service}.gpus gives" if each[service] else f"{where} has"
-            yield _too_few_gpus(_gpus_key(service, engine), service, wanted, share, given)
+    for service, part in ((LEARNER, needs.trainer), (ROLLOUT, needs.engine)):
+        given = f"launcher.{service}.gpus gives" if each[service] else f"{where} has"
+        yield from _check_number(service, part, each[service] or there, given)
     assigned = sum(each[service] * replicas[service] for service in SERVICES)
     if assigned > there:
         what = f"launcher.SERVICE.gpus come to {assigned} for all replicas, {where} has {there}"
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
 
 
-def _gpus_key(service: str, engine: EngineMemory) -> str:
-    key = _GPUS_OF[service]
-    if service == ROLLOUT and engine.engines > 1:
-        return f"{key} * data_parallel"
-    return f"{key} / nodes" if service == ROLLOUT and engine.machines > 1 else key
-
-
-def _too_few_gpus(key: str, service: str, wanted: int, there: int, given: str) -> Finding:
-    what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {wanted}"
-    return fail(what, f"lower {key}, or give each replica of {service} more GPUs")
-
-
 def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
-    sky, home = context.plan.config.sky, context.sky_home
-    # An engine spans as many machines as its replica gets.
-    if (machines := machines_of(sky, ROLLOUT).num_nodes) > 1:
-        needs = needs.with_engine(nodes=machines)
     for service in (LEARNER, ROLLOUT):
-        judged = [
-            list(_check_candidate(service, room, needs))
-            for room in list_capacities(sky, service, home)
-        ]
-        small = [finding for found in judged for finding in found]
-        if any(not found for found in judged):
-            yield from (Finding(Status.WARN, found.detail) for found in small)
-        else:
-            yield from small
+        rooms = list_capacities(context.plan.config.sky, service, context.sky_home)
+        judged = [list(_check_candidate(service, room, needs)) for room in rooms]
+        for finding in (finding for found in judged for finding in found):
+            yield finding if all(judged) else Finding(Status.WARN, finding.detail)
 
 
 def _check_candidate(service: str, room: MachineCapacity, needs: MemoryNeeds) -> Iterator[Finding]:
     """Yield the shortages of one candidate; nothing if its size is unknown."""
-    trainer, engine = needs.trainer, needs.engine
-    host = trainer.host if service == LEARNER else engine.host
-    wanted = trainer.gpus if service == LEARNER else engine.gpus
+    part = needs.trainer if service == LEARNER else needs.engine
     where = f"{service}: {room.name}"
-    if room.memory and host > room.memory:
-        yield fail(
-            f"{where} has {format_gib(room.memory)} of memory for {format_gib(host)}", _SMALLER
-        )
-    if wanted and room.gpus == 0 and room.sized:
+    if room.memory and part.host > room.memory:
+        what = f"{where} has {format_gib(room.memory)} of memory for {format_gib(part.host)}"
+        yield fail(what, _SMALLER)
+    if part.gpus and room.gpus == 0 and room.sized:
         yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
-    if 0 < room.gpus < wanted:
-        key = _gpus_key(service, engine)
-        yield _too_few_gpus(key, service, wanted, room.gpus, f"{where} has")
-    if wanted and room.gpu_memory:
-        check = check_trainer_gpu if service == LEARNER else check_engine_gpu
-        yield from check(needs, room.gpu_memory, where)
+    if room.gpus:
+        yield from _check_number(service, part, room.gpus, f"{where} has")
+    if room.gpu_memory and service == LEARNER:
+        yield from check_trainer_gpu(needs.trainer, room.gpu_memory, where)
+    elif room.gpu_memory:
+        yield from check_engine_gpu(needs.engine, room.gpu_memory, where)
+
+
+def _check_number(
+    service: str, part: TrainerMemory | EngineMemory, there: int, given: str
+) -> Iterator[Finding]:
+    if part.gpus > there:
+        key = part.gpus_key
+        what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {part.gpus}"
+        yield fail(what, f"lower {key}, or give each replica of {service} more GPUs")
+
+
+def check_trainer_gpu(trainer: TrainerMemory, size: int, where: str) -> Iterator[Finding]:
+    """Yield a finding where a rank does not fit into a GPU of this size."""
+    if trainer.device > size:
+        what = f"{where} has {format_gib(size)} for the learner's {format_gib(trainer.device)}"
+        savings = ", ".join(trainer.savings) or "a smaller learner.rank.head_chunk"
+        fix = (
+            f"set {savings}, split over more learner.rank.processes, lower policy.max_model_len, or"
+            f" take GPUs of {format_gib(trainer.device)} or more"
+        )
+        yield (fail if trainer.device - trainer.activations > size else warn)(what, fix)
+
+
+def check_engine_gpu(engine: EngineMemory, size: int, where: str) -> Iterator[Finding]:
+    """Yield a finding where an engine has no room, or little, for sequences of full length."""
+    if not engine.gpus:
+        return
+    room = engine.kv_cache_bytes(size)
+    if room < engine.sequence:
+        left = f"{format_gib(room)} for KV" if room > 0 else "nothing for KV"
+        what = (
+            f"{where} ({format_gib(size)}) leaves {left} beside {format_gib(engine.weights)} of"
+            f" weights; one sequence of full length takes {format_gib(engine.sequence)}"
+        )
+        yield fail(what, _LESS_ENGINE)
+    elif room < engine.sequence * min(4, engine.max_num_seqs):
+        what = f"{where} holds KV of {room // engine.sequence} sequences of full length at once"
+        yield warn(f"{what}, of {engine.max_num_seqs} allowed", _LESS_ENGINE)
+
+
+def check_shared_gpu(needs: MemoryNeeds, size: int, where: str) -> Iterator[Finding]:
+    """Yield a finding where a rank does not fit beside an engine, on the same GPU."""
+    engine, trainer = needs.engine, needs.trainer
+    left = size - int(engine.share * size)
+    # A rank that is too large alone gets another finding.
+    if engine.gpus and left < trainer.device <= size:
+        what = (
+            f"{where} ({format_gib(size)}) is shared: an engine that takes"
+            f" rollout.engine.gpu_memory_utilization = {engine.share:g} of it leaves"
+            f" {format_gib(left)} for the learner's {format_gib(trainer.device)}"
+        )
+        fix = "lower it, or give each service GPUs of its own by launcher.SERVICE.gpus"
+        yield (fail if trainer.device - trainer.activations > left else warn)(what, fix)

