@@ -15,6 +15,7 @@ from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
 from services.common.rpc.deadlines import loop_time
+from services.common.run_folder.trajectory_tables import ContentConflictError
 from services.learner.group_types import Lease, SubmittedTry
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
@@ -22,7 +23,6 @@ from services.learner.groups.lease_idempotency import LeaseRequest
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.trajectory_intake import Receipt
 from services.learner.journal.store import open_journal
-from services.learner.journal.trajectory_tables import ContentConflictError
 from services.learner.sampling.tasks import load_tasks
 from tests.learner.run.test_train_loop import query
 from tests.support.learner import make_config
