@@ -13,10 +13,10 @@ from typing import Any, get_args
 import pytest
 
 from services.common.process.extras import install_command
-from services.common.spec.config import ConfigModel, canonical_json, load_spec
-from services.launcher import run_plan as plans
+from services.common.spec.config import ConfigModel, load_spec
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables
+from services.launcher.run_spec import read_spec
 from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 from tools.requirements import read_pins
@@ -142,7 +142,7 @@ SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
     with forged_services():
-        await spec_check.check_spec(plans.parse_spec(canonical_json(load_spec(path))))
+        await spec_check.check_spec(read_spec(load_spec(path)))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.run_plan import RunPlan
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import Cost, Outcome, Run
 from services.launcher.store.ledger import RunEvent, StoredRun
 
@@ -47,8 +47,7 @@ class PendingRun:
 
     run: Run
     run_dir: Path
-    spec_json: str
-    config: LauncherConfig
+    spec: RunSpec
 
 
 # Admits the run in PREFLIGHT, and returns notes for people; raises RunRefusedError. If the launcher
@@ -90,7 +89,7 @@ CostMeter = Callable[[MeterTick], MeterVerdict]
 
 # Returns the commit of the model to pin for a run; None if the model has no commit. Called once
 # before the run begins and has a folder. Raises ConfigError if what the run reads is missing.
-ModelPin = Callable[[RunPlan], Awaitable[str | None]]
+ModelPin = Callable[[RunSpec], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from services.common.spec.config import canonical_json
 from services.launcher.doctor.memory_estimate import GIB
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.state import ROLLOUT
 from tests.deploy.gpu_lines import GPU_LINES
 from tests.deploy.layouts import LAYOUTS, Layout

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from services.common.spec.config import canonical_json, load_spec
-from services.launcher import run_plan as plans
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
 from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 
@@ -27,8 +26,8 @@ def spec_of(path: Path, *overrides: str) -> dict[str, Any]:
     return load_spec(path, overrides)
 
 
-def plan_of(path: Path, *overrides: str) -> RunPlan:
-    return plans.parse_spec(canonical_json(spec_of(path, *overrides)))
+def plan_of(path: Path, *overrides: str) -> RunSpec:
+    return parse_spec(canonical_json(spec_of(path, *overrides)))
 
 
 def test_the_specs_that_are_promised_are_there() -> None:

@@ -19,6 +19,7 @@ from services.launcher.doctor.findings import Status
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
 from tests.sky.box.layout import ROOT
 from tests.sky.session import SkySession
+from tests.support.run_specs import bare_spec
 
 pytestmark = [
     pytest.mark.sky,
@@ -55,9 +56,8 @@ def _config(**sky: Any) -> LauncherConfig:
 
 def _launch(tmp_path: Path, run_id: str, key: ReplicaKey, config: LauncherConfig) -> LaunchSpec:
     log = tmp_path / f"{key[0]}-{key[1]}.log"
-    return LaunchSpec(
-        run_id, key, (), _SECRETS, log, registry="10.88.0.1:4000", spec_json="{}", config=config
-    )
+    spec = bare_spec({}, config)
+    return LaunchSpec(run_id, key, (), _SECRETS, log, registry="10.88.0.1:4000", spec=spec)
 
 
 def _allocations(box: SkySession) -> list[str]:

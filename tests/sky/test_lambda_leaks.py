@@ -16,6 +16,7 @@ from services.launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec
 from tests.sky.session import SkySession
+from tests.support.run_specs import bare_spec
 from tests.support.waiting import until
 
 pytestmark = [
@@ -52,9 +53,8 @@ def launch(session: SkySession, tmp_path: Path, **changes: Any) -> LaunchSpec:
     }
     whole = {"backend": "sky", "max_hours": 0.5, "sky": sky}
     values: dict[str, Any] = {
-        "config": LauncherConfig.model_validate(whole),
+        "spec": bare_spec({}, LauncherConfig.model_validate(whole)),
         "registry": f"{session.layout.address(LOGIN)}:4000",
-        "spec_json": "{}",
         **changes,
     }
     return LaunchSpec(_RUN_ID, (ROLLOUT, 0), (), _SECRETS, tmp_path / "rollout.log", **values)

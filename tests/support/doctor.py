@@ -18,12 +18,13 @@ from services.common.spec.config import apply_override, canonical_json, parse_co
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.cli import doctor
 from services.launcher.control import spec_check
+from services.launcher.control.spec_check import check_command
 from services.launcher.doctor import run_context, start_gate
 from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import RunContext, make_run_context
 from services.launcher.doctor.run_probes import run_probes
-from services.launcher.run_plan import check_command, parse_spec
+from services.launcher.run_spec import parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.environment_processes import environment_command
@@ -105,7 +106,7 @@ async def probed(name: str, about: RunContext, *, torch: bool = False) -> ProbeR
     if name in _FORGED and not torch:
         about = _forged(about)
     chosen = [probe for probe in PROBES if probe.name == name]
-    return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
+    return (await run_probes(replace(about, sections=sections(about.plan.tables)), chosen))[0]
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:

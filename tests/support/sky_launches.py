@@ -7,6 +7,7 @@ from services.common.spec.config import canonical_json
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import ReplicaKey
+from tests.support.run_specs import bare_spec
 
 RUN_ID = "tiny-20260101-000000"
 MACHINES = {
@@ -48,8 +49,7 @@ def launch(
         "secrets": {"FLOTILLA_TOKEN": "canary-token", "FLOTILLA_TLS": "canary-tls"},
         "log": Path("unused.log"),
         "registry": "10.0.0.5:4000",
-        "spec_json": canonical_json(spec or {}),
-        "config": settings or config(),
+        "spec": bare_spec(spec or {}, settings or config()),
         **changes,
     }
     return LaunchSpec(**values)

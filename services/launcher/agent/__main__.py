@@ -9,11 +9,10 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from services.common.process.private_process import keep_private
 from services.common.process.stop_signals import StopSignals
@@ -32,7 +31,8 @@ from services.launcher.agent.ports import PollNotice
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
-from services.launcher.config.launcher import LauncherConfig, parse_launcher
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_spec import RunSpec, read_spec
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files
@@ -64,14 +64,13 @@ class AgentSpec:
 
 def read_agent_spec(arguments: Arguments) -> AgentSpec:
     """Read the command line and the spec that it names. Raises ConfigError."""
-    spec = load_spec(arguments.config)
-    config = parse_launcher(spec, where=str(arguments.config))
-    inherits = inherited_variables(spec, config, arguments.here[0])
-    return AgentSpec(arguments, config, _uploads_url(spec, arguments.run_id), inherits)
+    spec = read_spec(load_spec(arguments.config), str(arguments.config))
+    inherits = inherited_variables(spec, arguments.here[0])
+    return AgentSpec(arguments, spec.config, _uploads_url(spec, arguments.run_id), inherits)
 
 
-def _uploads_url(spec: Mapping[str, Any], run_id: str) -> str | None:
-    remote = spec.get("learner", {}).get("checkpoint", {}).get("remote")
+def _uploads_url(spec: RunSpec, run_id: str) -> str | None:
+    remote = spec.tables.get("learner", {}).get("checkpoint", {}).get("remote")
     return None if remote is None else f"{remote}/{run_id}"
 
 

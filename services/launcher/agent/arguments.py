@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.agent_protocol import key_of_node
-from services.launcher.run_plan import may_span
+from services.launcher.run_spec import may_span
 from services.launcher.state import SERVICES, ReplicaKey
 from services.launcher.store.run_files import RUN_ID_PATTERN
 

@@ -67,7 +67,7 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
         outcome=OUTCOMES[found.outcome if found.state.has_ended else Outcome.NONE],
         cleanup=CLEANUPS.encode(found.cleanup),
         cleanup_detail=found.cleanup_detail,
-        cost=_cost_to_pb(found.cost, stored.spec_json, stored.prices, found.wanted),
+        cost=_cost_to_pb(found.cost, stored),
         backend=found.backend,
         unreachable=found.unreachable,
         priority=found.priority,
@@ -85,17 +85,17 @@ def _machine_of(stored: StoredRun, key: ReplicaKey, folder: Path) -> str:
     return names.member_name(names.owner_of(folder), stored.run.run_id, key)
 
 
-def _cost_to_pb(
-    found: Cost, spec_json: str, prices: Mapping[str, float], wanted: Mapping[str, int]
-) -> run_pb.Cost:
-    limits = json.loads(spec_json).get("launcher", {})
+def _cost_to_pb(found: Cost, stored: StoredRun) -> run_pb.Cost:
+    limits = json.loads(stored.spec_json).get("launcher", {})
     return run_pb.Cost(
         accrued=found.accrued,
         per_hour=found.per_hour,
         max_cost=limits.get("max_cost", 0.0),
         max_hours=limits.get("max_hours", 0.0),
         accrued_by_service=found.by_service,
-        estimated_by_service=budget.cost_by_service(prices, wanted, limits.get("max_hours")),
+        estimated_by_service=budget.cost_by_service(
+            stored.prices, stored.run.wanted, limits.get("max_hours")
+        ),
     )
 
 
@@ -107,9 +107,7 @@ def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
         case "replica":
             response.replica.CopyFrom(run_pb.ServiceReplica(**found.body))
         case "cost":
-            response.cost.CopyFrom(
-                _cost_to_pb(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)
-            )
+            response.cost.CopyFrom(_cost_to_pb(Cost(**found.body), stored))
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
         case "alarm":

@@ -15,7 +15,8 @@ from services.common.rpc.rpc import to_seconds
 from services.launcher.api import codec
 from services.launcher.api.run_pages import list_page
 from services.launcher.api.stream_age import STREAM_AGE_S, wait_for_change, wait_to_poll
-from services.launcher.control.launcher import Launcher, StartOrder, refusal_error
+from services.launcher.control.admission import StartOrder, refusal_error
+from services.launcher.control.launcher import Launcher
 from services.launcher.state import RunMode
 from services.launcher.store import logs
 from services.launcher.store.ledger import RunEvent
@@ -36,9 +37,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def PlanRun(
         self, request: run_service_pb2.PlanRunRequest, context: Context
     ) -> run_service_pb2.PlanRunResponse:
-        plan, offers = await self._launcher.plan_run(request.spec_json)
+        spec, offers = await self._launcher.plan_run(request.spec_json)
         services = [codec.planned_service_to_pb(*offer) for offer in offers]
-        return run_service_pb2.PlanRunResponse(services=services, spec_sha256=plan.sha256)
+        return run_service_pb2.PlanRunResponse(services=services, spec_sha256=spec.sha256)
 
     async def StartRun(
         self, request: run_service_pb2.StartRunRequest, context: Context

@@ -4,12 +4,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.agent_protocol import UnitReport
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_spec import RunSpec, read_spec
 from services.launcher.state import ExitStatus, ReplicaKey, RunMode, Unit
+
+# The spec of a process that is started by itself, without a run.
+_NO_SPEC = read_spec({"name": "none", "policy": {"model": "none", "max_model_len": 1}})
 
 
 class BackendError(Exception):
@@ -52,8 +55,7 @@ class LaunchSpec:
     mode: RunMode = RunMode.TRAIN
     # Listen address (host:port) of the run's registry.
     registry: str = ""
-    spec_json: str = ""
-    config: LauncherConfig = field(default_factory=LauncherConfig)
+    spec: RunSpec = _NO_SPEC
     inherits: tuple[str, ...] = ()
 
     @property

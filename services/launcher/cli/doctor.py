@@ -19,7 +19,7 @@ from services.launcher.doctor.findings import fail as failing
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import SPEC, examine_run, find_unknown_probes
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 
 _COLOURS = {
     Status.OK: "green",

@@ -25,7 +25,6 @@ from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.config.backend_tables import without_replaced
-from services.launcher.config.launcher import parse_launcher
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
@@ -46,6 +45,7 @@ from services.launcher.doctor.adapters.trial_episode import (
     tool_schema,
 )
 from services.launcher.doctor.dataset import env_key_of
+from services.launcher.run_spec import read_spec
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
@@ -121,7 +121,7 @@ async def _run(
     given = load_spec(spec, overrides)
     unset = [f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given]
     overrides, section = [*overrides, *unset], without_replaced(given.get(GATEWAY, {}))
-    inherits = inherited_variables(given, parse_launcher(given, where=str(spec)), GATEWAY)
+    inherits = inherited_variables(read_spec(load_spec(spec, overrides), str(spec)), GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (
         serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),

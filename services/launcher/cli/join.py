@@ -22,7 +22,7 @@ from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_error
 from services.launcher.control.restarts import describe_exit
-from services.launcher.run_plan import RunPlan, further_machine_module, parse_spec
+from services.launcher.run_spec import RunSpec, parse_spec
 from services.launcher.security.certificates import find_identities
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus
@@ -52,7 +52,7 @@ class JoinableRun:
     processes are gone."""
 
     run_id: str
-    plan: RunPlan
+    spec: RunSpec
     identity: Path
 
 
@@ -109,12 +109,12 @@ def find_joinable_run(runs: Path, service: str) -> JoinableRun | None:
     """Return the latest started or resumed run with further machines of `service`."""
     for run_id, folder in find_identities(runs):
         try:
-            plan = parse_spec((runs / run_id / SPEC_FILE).read_text())
+            spec = parse_spec((runs / run_id / SPEC_FILE).read_text())
         except (FileNotFoundError, ConfigError):
             # The run's launcher is about to write its spec.
             continue
-        if plan.machines_of(service) > 1:
-            return JoinableRun(run_id, plan, folder)
+        if spec.machines_of(service) > 1:
+            return JoinableRun(run_id, spec, folder)
     return None
 
 
@@ -125,7 +125,7 @@ class _Membership:
     def __init__(
         self, request: JoinRequest, run: JoinableRun, leave: asyncio.Event, now: asyncio.Event
     ) -> None:
-        self._config = run.plan.config
+        self._config = run.spec.config
         self._launch = _make_launch(request, run)
         self._processes = LocalBackend(_own_folder(request, run))
         self._leave = leave
@@ -181,10 +181,10 @@ def _own_folder(request: JoinRequest, run: JoinableRun) -> Path:
 
 
 def _make_launch(request: JoinRequest, run: JoinableRun) -> LaunchSpec:
-    run_dir, plan = request.runs.absolute() / run.run_id, run.plan
+    run_dir = request.runs.absolute() / run.run_id
     key = key_of_node((request.service, 0), request.machine)
     command = (
-        *python_command("-m", further_machine_module(plan.config, request.service)),
+        *python_command("-m", run.spec.further_module_of(request.service)),
         *("--config", str(run_dir / SPEC_FILE)),
         *("--run-id", run.run_id),
         *("--run-dir", str(_own_folder(request, run))),
@@ -200,5 +200,5 @@ def _make_launch(request: JoinRequest, run: JoinableRun) -> LaunchSpec:
         command=command,
         secrets={},
         log=log_path(run_dir, key),
-        inherits=inherited_variables(plan.spec, plan.config, request.service),
+        inherits=inherited_variables(run.spec, request.service),
     )

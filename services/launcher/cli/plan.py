@@ -4,7 +4,6 @@ import asyncio
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import canonical_json, load_spec
@@ -24,7 +23,7 @@ from services.launcher.cli import plan_memory
 from services.launcher.cli.command_runner import BAD_SPEC, OK
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
-from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
+from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
 from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
@@ -43,14 +42,13 @@ def print_plan(
 ) -> int:
     """Print the plan; write its files to `out`, or print them if it is None."""
     try:
-        spec = load_spec(path, overrides)
-        read = parse_spec(canonical_json(spec))
+        read = parse_spec(canonical_json(load_spec(path, overrides)))
         _check_resources(read, one_machine=one_machine)
         memory = asyncio.run(_check(read, runs, gpus))
         _print_machine(read) if one_machine else _print_services(read, runs)
         for line in memory:
             print_visible(line)
-        found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
+        found = make_task_files(path, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BackendError) as error:
         print_visible(f"error: {error}")
         return BAD_SPEC
@@ -62,7 +60,7 @@ def print_plan(
     return OK
 
 
-async def _check(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
+async def _check(read: RunSpec, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
     """Let the services check the spec; return lines about memory. Raises BadSpecError."""
     await spec_check.check_tables(read)
     _, lines = await asyncio.gather(
@@ -88,17 +86,16 @@ def format_header(path: Path, overrides: Sequence[str], out: Path, *, one_machin
 
 def make_task_files(
     path: Path,
-    spec: dict[str, Any],
-    read: RunPlan,
+    read: RunSpec,
     runs: Path,
     overrides: Sequence[str] = (),
     *,
     one_machine: bool,
 ) -> dict[str, str]:
-    """Return SkyPilot's task files by name; `spec` and `read` include the overrides. Each service
+    """Return SkyPilot's task files by name; `read` includes the overrides. Each service
     has one file: its further replicas differ only in their number."""
     if one_machine:
-        task = whole_run_task(str(path), spec, read.config, overrides)
+        task = whole_run_task(str(path), read, overrides)
         return {f"{read.name}.yaml": cost_estimate.dump_yaml([task])}
     site = _make_offerer().make_site(
         _make_launch(read, runs, (SERVICES[0], 0)), runs / read.name / CODE_FOLDER
@@ -111,7 +108,7 @@ def make_task_files(
     }
 
 
-def _check_resources(read: RunPlan, *, one_machine: bool) -> None:
+def _check_resources(read: RunSpec, *, one_machine: bool) -> None:
     """Check the requested resources of all services, before the slower checks by the services
     themselves. Raises BadSpecError with all problems."""
     problems = [
@@ -122,20 +119,20 @@ def _check_resources(read: RunPlan, *, one_machine: bool) -> None:
         raise BadSpecError("\n".join(problems))
 
 
-def _print_machine(read: RunPlan) -> None:
+def _print_machine(read: RunSpec) -> None:
     machines = machine_candidates.machines_of(read.config.sky, LEARNER)
     price = cheapest_price(machines, choose_price_source())
     shown = ", or ".join(
         task_documents.describe_machine(machine) for machine in machines.candidates
     )
     print_visible(f"{read.name}: all services on one machine: {shown}; {_format_price(price)}")
-    if lost := cost_estimate.describe_unkept(read.spec.get(LEARNER, {}), read.config):
+    if lost := cost_estimate.describe_unkept(read.tables.get(LEARNER, {}), read.config):
         print_visible(
             f"warning: {lost}; {cost_estimate.KEEP_HINT}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX"
         )
 
 
-def _print_services(read: RunPlan, runs: Path) -> None:
+def _print_services(read: RunSpec, runs: Path) -> None:
     sky = read.config.sky
     print_visible(f"{read.name}: a cluster per replica; network {sky.network}")
     prices: dict[str, float] = {}
@@ -154,7 +151,7 @@ def _print_services(read: RunPlan, runs: Path) -> None:
     print_visible(f"  in total: {_format_price(total if total or known else None)}{beyond}")
     for line in _format_limits(read.config, prices, total):
         print_visible(f"  {line}")
-    for warning in cost_estimate.list_warnings(read.spec, read.config):
+    for warning in cost_estimate.list_warnings(read):
         print_visible(f"warning: {warning}")
     if read.config.backend != "sky":
         print_visible(
@@ -183,15 +180,14 @@ def _make_offerer() -> cost_estimate.OfferMaker:
     return cost_estimate.OfferMaker(_OWNER, choose_price_source())
 
 
-def _make_launch(read: RunPlan, runs: Path, key: ReplicaKey) -> LaunchSpec:
+def _make_launch(read: RunSpec, runs: Path, key: ReplicaKey) -> LaunchSpec:
     return LaunchSpec(
         run_id=read.name,
         key=key,
         command=(),
         secrets={},
         log=log_path(runs / read.name, key),
-        spec_json=read.text,
-        config=read.config,
+        spec=read,
     )
 
 

@@ -9,10 +9,10 @@ from services.launcher.doctor.findings import Finding, FindingError, NotApplicab
 from services.launcher.doctor.memory import check_candidates, check_gpus, measure_needs
 from services.launcher.doctor.memory_estimate import MemoryNeeds, describe_needs
 from services.launcher.doctor.run_context import RunContext, make_run_context, read_sections
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_spec import BadSpecError, RunSpec
 
 
-async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
+async def describe_memory(read: RunSpec, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
     """Return lines about memory on the requested machines, or on one machine with these GPUs.
 
     Raises BadSpecError for a run that does not fit."""

@@ -11,12 +11,12 @@ from rich.text import Text
 from services.common.text.printable_text import make_visible
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
-from services.launcher.config.launcher import parse_launcher
 from services.launcher.control.prepare_commands import (
     CommandOptions,
     execute_command,
     parse_prepare_tables,
 )
+from services.launcher.run_spec import read_spec
 from services.launcher.security.env_filter import variables_of_any_service
 
 
@@ -25,7 +25,7 @@ async def run_prepare_commands(
 ) -> None:
     """Make missing results and, with `refresh`, outdated ones. A resumed run keeps the results
     with which it began. Raises PrepareError, InterruptedByUserError."""
-    inherits = variables_of_any_service(spec, parse_launcher(spec))
+    inherits = variables_of_any_service(read_spec(spec))
     for prepare in parse_prepare_tables(spec):
         if prepare.is_done() and not (refresh and prepare.is_outdated()):
             continue

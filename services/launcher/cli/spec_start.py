@@ -8,7 +8,7 @@ from services.common.spec.config import canonical_json
 from services.launcher.cli.launcher_client import open_launcher_log
 from services.launcher.control.spec_check import check_tables
 from services.launcher.doctor.run_inputs import check_files
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.security.launcher_address import address_from_environment
 
 

@@ -1,16 +1,19 @@
 """Admission of runs: checks before a run is started, resumed or scaled. All refusals are
 ServiceErrors."""
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from grpc import StatusCode
 
-from services.common.rpc.errors import ServiceError
-from services.common.spec.config import ConfigError
-from services.launcher import run_plan as plans
+from services.common.process.own_version import own_version
+from services.common.rpc.errors import ConfigError, ServiceError
+from services.common.spec.spec import named_writer
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -21,12 +24,13 @@ from services.launcher.backends.ports import (
 )
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
+from services.launcher.control.actions import RunNote
 from services.launcher.control.device_claims import make_claim
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs, kept_commit
-from services.launcher.run_plan import RunPlan
-from services.launcher.state import LEARNER, Run, RunMode, RunState
+from services.launcher.run_spec import RunSpec, parse_spec
+from services.launcher.state import LEARNER, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import JOURNAL, describe_missing
 
@@ -42,6 +46,33 @@ def refusal_error(
     return ServiceError(code, reason, message, domain=ERROR_DOMAIN, metadata=metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """A request for a run: its spec and mode, the run that it resumes, and whether it waits for
+    devices of this machine, in order of its priority."""
+
+    spec_json: str
+    mode: RunMode = RunMode.TRAIN
+    resume: str = ""
+    wait: bool = False
+    priority: int = 0
+
+    @property
+    def digest(self) -> str:
+        fields = [self.spec_json, self.mode, self.resume, self.wait, self.priority]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRun:
+    """A run that may begin, its spec, $/h of one replica of each service, and notes for people."""
+
+    run: Run
+    spec: RunSpec
+    prices: Mapping[str, float]
+    notes: tuple[RunNote, ...] = ()
+
+
 class Admission:
     """Admission checks against the ledger, the services and the backend, without side effects."""
 
@@ -50,62 +81,65 @@ class Admission:
         self._store = store
         self._backend = backend
 
-    async def parse_checked(self, spec_json: str) -> RunPlan:
-        """Return the plan of a spec after all services have accepted their parts of it."""
+    async def admit_run(self, order: StartOrder) -> AdmittedRun:
+        """Return the run of an order, with the spec that it is to have, after all checks."""
+        before = self._load_resumable(order) if order.resume else None
+        spec = await self.parse_checked(order.spec_json or (before.spec_json if before else ""))
+        notes: tuple[RunNote, ...] = ()
+        if before is not None:
+            spec, notes = self._continue_spec(before, spec)
+        taken = self._store.list_run_ids() | {path.name for path in self._folder.iterdir()}
+        run_id = order.resume or _make_run_id(spec.name, datetime.now(UTC), taken)
+        offers = await self.collect_offers(spec, run_id)
+        prices = {launch.key[0]: offer.dollars_per_hour or 0.0 for launch, _, offer in offers}
+        cost = before.run.cost if before else Cost()
         try:
-            plan = plans.parse_spec(spec_json)
-            await spec_check.check_tables(plan)
-            await spec_check.check_spec(plan)
+            budget.check_budget(spec.config, prices, cost.accrued)
+        except budget.OverBudgetError as error:
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+        run = Run(
+            run_id=run_id,
+            name=spec.name,
+            wanted=spec.config.replica_counts(),
+            mode=order.mode,
+            backend=spec.config.backend,
+            cost=cost,
+            metered=time.time(),
+            priority=order.priority,
+        )
+        return AdmittedRun(run, spec, prices, notes)
+
+    async def parse_checked(self, spec_json: str) -> RunSpec:
+        """Return a spec after all services have accepted their parts of it."""
+        try:
+            spec = parse_spec(spec_json)
+            await spec_check.check_tables(spec)
+            await spec_check.check_spec(spec)
         except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-        return plan
+        return spec
 
     async def collect_offers(
-        self, plan: RunPlan, run_dir: Path
+        self, spec: RunSpec, run_id: str
     ) -> list[tuple[LaunchSpec, int, ResourceOffer]]:
-        """Return the resources that the plan would use: for each service one launch, the
-        number of replicas, and the offer."""
-        run = Run(run_id=run_dir.name, name=plan.name, wanted=plan.config.replica_counts())
+        """Return the resources that a run would use: for each service one launch, the number of
+        replicas, and the offer."""
+        run = Run(run_id=run_id, name=spec.name, wanted=spec.config.replica_counts())
         offers: list[tuple[LaunchSpec, int, ResourceOffer]] = []
         for service, replicas in run.wanted.items():
-            launch = make_launch_spec(
-                run, (service, 0), plan.config, plan.text, run_dir, NO_REGISTRY
-            )
+            launch = make_launch_spec(run, (service, 0), spec, self._folder / run_id, NO_REGISTRY)
             offers.append((launch, replicas, await self._offer_resources(launch)))
         return offers
 
     async def _offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         try:
-            return await self._backend(launch.config.backend).offer_resources(launch)
+            return await self._backend(launch.spec.config.backend).offer_resources(launch)
         except BackendError as error:
             message = f"launcher.{launch.key[0]}: {error}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
         except BackendUnreachable as error:
             message = f"the backend is unreachable: {error}"
             raise refusal_error(StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message) from error
-
-    async def admit_run(
-        self, spec_json: str, mode: RunMode, resume: str
-    ) -> tuple[RunPlan, str, dict[str, float]]:
-        """Return the plan to run, the run id, and the prices."""
-        stored = self._load_resumable(resume, mode, spec_json) if resume else None
-        plan = await self.parse_checked(spec_json or (stored.spec_json if stored else ""))
-        if stored is not None and stored.run.name != plan.name:
-            message = f"name: run {resume} is of spec {stored.run.name!r}, not {plan.name!r}"
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
-        if stored is not None:
-            self._check_may_change(stored, plan)
-            commit = kept_commit(json.loads(stored.spec_json), plan.spec)
-            plan = plans.pin_revision(plan, commit) if commit else plan
-        taken = self._store.list_run_ids() | {path.name for path in self._folder.iterdir()}
-        run_id = resume or plans.make_run_id(plan.name, datetime.now(UTC), taken)
-        offers = await self.collect_offers(plan, self._folder / run_id)
-        prices = {launch.key[0]: offer.dollars_per_hour or 0.0 for launch, _, offer in offers}
-        try:
-            budget.check_budget(plan.config, prices, stored.run.cost.accrued if stored else 0.0)
-        except budget.OverBudgetError as error:
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-        return plan, run_id, prices
 
     async def claim_devices(
         self, run: Run, config: LauncherConfig, *, waits: bool
@@ -119,21 +153,8 @@ class Admission:
             message = f"launcher.SERVICE.gpus: {error}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
 
-    def _check_may_change(self, stored: StoredRun, plan: RunPlan) -> None:
-        """Refuse changes to keys on which the journal and checkpoints of a begun run depend."""
-        if not (self._folder / stored.run.run_id / JOURNAL).exists():
-            return
-        found = [
-            c.format_change()
-            for c in diff_specs(json.loads(stored.spec_json), plan.spec)
-            if c.fixed_reason
-        ]
-        if found:
-            lines = "\n".join(f"  {each}" for each in found)
-            head = f"run {stored.run.run_id} cannot resume with these changes; start a new run:"
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", f"{head}\n{lines}")
-
-    def _load_resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
+    def _load_resumable(self, order: StartOrder) -> StoredRun:
+        run_id = order.resume
         stored = self._store.get_run(run_id) or recover_stored_run(self._folder, run_id)
         if stored is None:
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_RUN", f"there is no run {run_id!r}")
@@ -144,10 +165,35 @@ class Admission:
             message = f"run {run_id} cannot resume: {gone}; restore it, or start a new run"
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         complete = stored.run.state is RunState.COMPLETED and stored.run.mode is RunMode.TRAIN
-        if complete and mode is RunMode.TRAIN and not spec_json:
+        if complete and order.mode is RunMode.TRAIN and not order.spec_json:
             message = f"run {run_id} is complete; to continue it, pass a spec with more steps"
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
+
+    def _continue_spec(
+        self, before: StoredRun, spec: RunSpec
+    ) -> tuple[RunSpec, tuple[RunNote, ...]]:
+        """Return the spec with which a run resumes: on the commit of its model, unless it names
+        another. Refuse another name, and changes to keys on which the journal and checkpoints of a
+        begun run depend."""
+        run_id, known = before.run.run_id, json.loads(before.spec_json)
+        if before.run.name != spec.name:
+            message = f"name: run {run_id} is of spec {before.run.name!r}, not {spec.name!r}"
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+        if (self._folder / run_id / JOURNAL).exists():
+            found = [c.format_change() for c in diff_specs(known, spec.tables) if c.fixed_reason]
+            if found:
+                lines = "\n".join(f"  {each}" for each in found)
+                head = f"run {run_id} cannot resume with these changes; start a new run:"
+                raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", f"{head}\n{lines}")
+        if commit := kept_commit(known, spec.tables):
+            spec = spec.with_revision(commit)
+        writer = named_writer(known)
+        if writer is None or writer == own_version():
+            return spec, ()
+        return spec, (
+            RunNote(f"the run was written by {writer}, and goes on under {own_version()}"),
+        )
 
 
 def check_scale(run: Run, service: str, replicas: int) -> None:
@@ -175,3 +221,14 @@ def resolve_repeat(request_id: str, known: tuple[str, str], digest: str) -> str:
         message = f"request_id {request_id!r} was used for another request, of run {run_id}"
         raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
     return run_id
+
+
+def _make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
+    """Make a run id from the spec name and the UTC time; append a number if it is taken."""
+    first = f"{name}-{now:%Y%m%d-%H%M%S}"
+    if first not in taken:
+        return first
+    number = 2
+    while f"{first}-{number}" in taken:
+        number += 1
+    return f"{first}-{number}"

@@ -2,8 +2,6 @@
 runs of a dead launcher."""
 
 import asyncio
-import hashlib
-import json
 import sqlite3
 import time
 from contextlib import suppress
@@ -12,11 +10,9 @@ from pathlib import Path
 
 from grpc import StatusCode
 
-from services.common.spec.config import ConfigError
-from services.common.spec.spec import named_writer, parse_shared
+from services.common.rpc.errors import ConfigError
 from services.common.telemetry import log
 from services.launcher import clock
-from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -27,12 +23,13 @@ from services.launcher.backends.ports import (
     QueuePlace,
     ResourceOffer,
 )
-from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.control.admission import (
     CANCELLED_DIGEST,
     Admission,
+    AdmittedRun,
+    StartOrder,
     check_scale,
     refusal_error,
     resolve_repeat,
@@ -44,8 +41,8 @@ from services.launcher.control.run_end import LAUNCHER_STOPPED
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
-from services.launcher.run_plan import RunPlan
-from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
+from services.launcher.run_spec import RunSpec, parse_spec
+from services.launcher.state import Cleanup, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import write_spec
 
@@ -57,23 +54,6 @@ _NEXT_LAUNCHER = (
     " run `flotilla reap` when the backend answers again"
 )
 _log = log.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StartOrder:
-    """A request for a run: its spec and mode, the run that it resumes, and whether it waits for
-    devices of this machine, in order of its priority."""
-
-    spec_json: str
-    mode: RunMode = RunMode.TRAIN
-    resume: str = ""
-    wait: bool = False
-    priority: int = 0
-
-    @property
-    def digest(self) -> str:
-        fields = [self.spec_json, self.mode, self.resume, self.wait, self.priority]
-        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +103,7 @@ class Launcher:
     async def _take_over_run(self, stored: StoredRun) -> None:
         run_id = stored.run.run_id
         try:
-            config = plans.parse_spec(stored.spec_json).config
+            spec = parse_spec(stored.spec_json)
         except ConfigError as error:
             why = f"this launcher cannot read its spec: {error}"
             reaper.abandon_run(self.store, reaper.mark_suspected(stored.run), why)
@@ -132,9 +112,9 @@ class Launcher:
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
         with suppress(BackendError):
             # The supervisor meets the same error, and ends the run.
-            claim = make_claim(stored.run, config, stored.begun)
-            await self.get_backend(config.backend).claim_devices(claim)
-        await self._begin_supervision(stored, config)
+            claim = make_claim(stored.run, spec.config, stored.begun)
+            await self.get_backend(spec.config.backend).claim_devices(claim)
+        await self._begin_supervision(stored, spec)
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
     async def watch_for_orphans(self) -> None:
@@ -176,11 +156,11 @@ class Launcher:
 
     async def plan_run(
         self, spec_json: str
-    ) -> tuple[RunPlan, list[tuple[LaunchSpec, int, ResourceOffer]]]:
-        """Return the plan of a spec and, for each service, one launch, the number of replicas
-        and the resources."""
-        plan = await self._admission.parse_checked(spec_json)
-        return plan, await self._admission.collect_offers(plan, self.folder / plan.name)
+    ) -> tuple[RunSpec, list[tuple[LaunchSpec, int, ResourceOffer]]]:
+        """Return a checked spec and, for each service, one launch, the number of replicas and the
+        resources."""
+        spec = await self._admission.parse_checked(spec_json)
+        return spec, await self._admission.collect_offers(spec, spec.name)
 
     async def start_run(self, request_id: str, order: StartOrder) -> str:
         """Start or resume a run and return its id; a repeated request returns the same id."""
@@ -204,84 +184,79 @@ class Launcher:
             known = self.store.get_request(request_id)
             if known is not None:
                 return resolve_repeat(request_id, known, order.digest)
-            if self._closing:
-                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-            plan, run_id, prices = await self._admission.admit_run(
-                order.spec_json, order.mode, order.resume
-            )
+            self._refuse_if_closing()
+            admitted = await self._admission.admit_run(order)
+            run_id, config = admitted.run.run_id, admitted.spec.config
             try:
-                await self._claim_and_begin(request_id, order, plan, run_id, prices)
+                at = await self._admission.claim_devices(admitted.run, config, waits=order.wait)
+                if at is not None and not order.wait:
+                    message = (
+                        f"{at.reason}. With --wait, a run waits in the queue until it can begin"
+                    )
+                    raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
+                admitted = await self._pin_model(admitted)
+                self._refuse_if_closing()
+                stored = self._record_begin(request_id, order.digest, admitted, at)
+                # A caller that disconnects must not leave a run without a supervisor, and the next
+                # start must wait until this run has one.
+                beginning = asyncio.create_task(self._begin_run(stored, admitted.spec))
+                try:
+                    await asyncio.shield(beginning)
+                finally:
+                    await asyncio.wait({beginning})
             finally:
                 if run_id not in self._active:
-                    await self.get_backend(plan.config.backend).release_devices(run_id)
+                    await self.get_backend(config.backend).release_devices(run_id)
         return run_id
 
-    async def _claim_and_begin(
-        self,
-        request_id: str,
-        order: StartOrder,
-        plan: RunPlan,
-        run_id: str,
-        prices: dict[str, float],
-    ) -> None:
-        run = self._make_run(plan, run_id, order)
-        at = await self._admission.claim_devices(run, plan.config, waits=order.wait)
-        if at is not None and not order.wait:
-            message = f"{at.reason}. With --wait, a run waits in the queue until it can begin"
-            raise refusal_error(StatusCode.RESOURCE_EXHAUSTED, "NO_DEVICES", message)
-        commit = await self._pin_model(plan)
+    def _refuse_if_closing(self) -> None:
         if self._closing:
             raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-        requested = plan
-        plan = plans.name_writer(plans.pin_revision(plan, commit) if commit else plan)
-        run_dir = self.folder / run_id
+
+    async def _pin_model(self, admitted: AdmittedRun) -> AdmittedRun:
+        """Return the run with the spec that is written: its model is pinned to a commit, and this
+        Flotilla named."""
+        pin, spec, notes = self._equipment.hooks.pin, admitted.spec, admitted.notes
+        try:
+            commit = await pin(spec) if pin is not None else None
+        except ConfigError as error:
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+        if commit:
+            policy = spec.shared.policy
+            text = (
+                f"{policy.model}: revision {policy.revision or 'main'} is commit {commit}, pinned"
+                " for this run and its resumes"
+            )
+            spec, notes = spec.with_revision(commit), (*notes, RunNote(text))
+        return replace(admitted, spec=spec.with_writer(), notes=notes)
+
+    def _record_begin(
+        self, request_id: str, digest: str, admitted: AdmittedRun, at: QueuePlace | None
+    ) -> StoredRun:
+        """Write a run that begins, or that waits at this place in the queue, as the answer to its
+        request."""
+        run, text, notes = admitted.run, admitted.spec.text, [*admitted.notes]
+        run_dir, now = self.folder / run.run_id, run.metered
+        if at is not None:
+            run, queued = transitions.mark_queued(run, at)
+            notes = [*queued, *notes]
         try:
             if at is None:
-                write_spec(run_dir, plan.text)
+                write_spec(run_dir, text)
             with self.store.transaction():
-                before = self.store.get_run(run_id)
-                stored = self._record_begin(run, plan, prices, at)
-                self._note_writers(before, plan, run_id)
-                if commit:
-                    self._note_pin(run_id, requested, commit)
-                self.store.save_request(request_id, order.digest, run_id)
+                self.store.begin_run(run, text, now, admitted.prices)
+                self.store.add_event(run.run_id, now, "state", {"state": run.state})
+                for note in notes:
+                    self.store.add_event(run.run_id, now, "message", {"text": note.text})
+                self.store.save_request(request_id, digest, run.run_id)
+                return self.get_run(run.run_id)
         except (OSError, sqlite3.OperationalError) as error:
             message = self.store.write_problem or f"{run_dir} cannot be written: {error}"
             raise refusal_error(StatusCode.UNAVAILABLE, "NOT_BEGUN", message) from error
-        # A caller that disconnects must not leave a run without a supervisor, and the next start
-        # must wait until this run has one.
-        beginning = asyncio.create_task(self._begin_run(stored, plan.config))
+
+    async def _begin_run(self, stored: StoredRun, spec: RunSpec) -> None:
         try:
-            await asyncio.shield(beginning)
-        finally:
-            await asyncio.wait({beginning})
-
-    async def _pin_model(self, plan: RunPlan) -> str | None:
-        pin = self._equipment.hooks.pin
-        try:
-            return await pin(plan) if pin is not None else None
-        except ConfigError as error:
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-
-    def _note_writers(self, before: StoredRun | None, plan: RunPlan, run_id: str) -> None:
-        """Note that a run goes on under another Flotilla than it was written by."""
-        known = named_writer(json.loads(before.spec_json)) if before else None
-        now = named_writer(plan.spec)
-        if known and known != now:
-            text = f"the run was written by {known}, and goes on under {now}"
-            self.store.add_event(run_id, time.time(), "message", {"text": text})
-
-    def _note_pin(self, run_id: str, requested: RunPlan, commit: str) -> None:
-        policy = parse_shared(requested.spec, where="spec").policy
-        text = (
-            f"{policy.model}: revision {policy.revision or 'main'} is commit {commit}, pinned for"
-            " this run and its resumes"
-        )
-        self.store.add_event(run_id, time.time(), "message", {"text": text})
-
-    async def _begin_run(self, stored: StoredRun, config: LauncherConfig) -> None:
-        try:
-            await self._begin_supervision(stored, config)
+            await self._begin_supervision(stored, spec)
         except ConfigError as error:
             reaper.abandon_run(self.store, stored.run, str(error))
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
@@ -289,34 +264,8 @@ class Launcher:
             reaper.abandon_run(self.store, stored.run, f"the launcher failed: {error}")
             raise refusal_error(StatusCode.UNAVAILABLE, "NOT_BEGUN", str(error)) from error
 
-    def _make_run(self, plan: RunPlan, run_id: str, order: StartOrder) -> Run:
-        known = self.store.get_run(run_id)
-        return Run(
-            run_id=run_id,
-            name=plan.name,
-            wanted=plan.config.replica_counts(),
-            mode=order.mode,
-            backend=plan.config.backend,
-            cost=known.run.cost if known else Cost(),
-            metered=time.time(),
-            priority=order.priority,
-        )
-
-    def _record_begin(
-        self, run: Run, plan: RunPlan, prices: dict[str, float], at: QueuePlace | None
-    ) -> StoredRun:
-        """Write a run that begins, or that waits at this place in the queue."""
-        now, notes = run.metered, list[RunNote]()
-        if at is not None:
-            run, notes = transitions.mark_queued(run, at)
-        self.store.begin_run(run, plan.text, now, prices)
-        self.store.add_event(run.run_id, now, "state", {"state": run.state})
-        for note in notes:
-            self.store.add_event(run.run_id, now, "message", {"text": note.text})
-        return self.get_run(run.run_id)
-
-    async def _begin_supervision(self, stored: StoredRun, config: LauncherConfig) -> None:
-        run_id = stored.run.run_id
+    async def _begin_supervision(self, stored: StoredRun, spec: RunSpec) -> None:
+        run_id, config = stored.run.run_id, spec.config
         registry = await self._equipment.registries.open_registry(run_id, config, stored.registry)
         self.store.save_registry(run_id, registry.address)
         dependencies = SupervisorDependencies(
@@ -326,7 +275,7 @@ class Launcher:
             registry,
             self._equipment.hooks,
         )
-        supervisor = Supervisor(stored, config, dependencies)
+        supervisor = Supervisor(stored, spec, dependencies)
         self._active[run_id] = supervisor
         task = asyncio.create_task(self._supervise_to_end(supervisor), name=f"run {run_id}")
         self._tasks[run_id] = task

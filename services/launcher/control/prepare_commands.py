@@ -3,7 +3,6 @@ before it requests a run, and by the launcher before it starts one."""
 
 import asyncio
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -171,7 +170,7 @@ async def prepare_run(intent: PendingRun, notify: Callable[[str], None]) -> None
     notify of each. The output goes to the run's `logs/prepare.log`. Outdated files stay:
     other runs may be using them. Raises RunRefusedError."""
     try:
-        wanted = parse_prepare_tables(json.loads(intent.spec_json or "{}"))
+        wanted = parse_prepare_tables(intent.spec.tables)
         if all(prepare.is_done() for prepare in wanted):
             return
         async with _hold_prepare_lock(intent.run_dir.parent) as lock:
@@ -196,7 +195,7 @@ async def _execute_logged(prepare: PrepareCommand, intent: PendingRun, lock: int
         write_log(f"$ {redact(shlex.join(prepare.command))}\n")
         # The mark lets a launcher find and end it if the run ends first.
         mark = f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{PREPARE_NAME}"
-        inherits = variables_of_any_service(json.loads(intent.spec_json), intent.config)
+        inherits = variables_of_any_service(intent.spec)
         await execute_command(prepare, CommandOptions(write_log, mark, inherits, (lock,), LIMIT_S))
 
 

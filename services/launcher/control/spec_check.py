@@ -5,50 +5,69 @@ torch and vLLM, are started for a spec whose tables are right."""
 
 import asyncio
 from asyncio.subprocess import STDOUT
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.common.process.child_environment import child_environment
 from services.common.process.exit_codes import CONFIG
+from services.common.process.python_command import python_command
 from services.common.process.run_child import run_child
 from services.launcher.backends.sky.machine_candidates import machines_of
-from services.launcher.run_plan import (
-    BadSpecError,
-    RunPlan,
-    check_command,
-    machines_key,
-    may_span,
-    tables_command,
-)
+from services.launcher.run_spec import BadSpecError, RunSpec, machines_key, may_span
 from services.launcher.state import SERVICES
 
 _TIMEOUT_S = 120.0
+# The class of each service's table of a spec.
+_TABLES = {
+    "env_gateway": "services.env_gateway.config.gateway:EnvGatewayConfig",
+    "learner": "services.learner.config.learner:LearnerConfig",
+    "rollout": "services.rollout.config.rollout:RolloutConfig",
+}
 
 
-async def check_spec(plan: RunPlan) -> None:
+async def check_spec(spec: RunSpec) -> None:
     """Let the services validate their parts. Raises BadSpecError with all objections."""
-    answers = await asyncio.gather(*(_check_service(plan, service) for service in SERVICES))
+    answers = await asyncio.gather(*(_check_service(spec, service) for service in SERVICES))
     problems = [answer for answer in answers if answer]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
-async def check_tables(plan: RunPlan, where: str = "spec") -> None:
+async def check_tables(spec: RunSpec, where: str = "spec") -> None:
     """Read the services' tables. Raises BadSpecError with every mistake in them; `where` names the
     spec. Tables that this installation cannot import are left to the services."""
-    command = tables_command(plan.config.modules, where)
+    command = tables_command(spec.config.modules, where)
     if command is None:
         return
-    code, text = await _run_check(command, plan.text)
+    code, text = await _run_check(command, spec.text)
     if code == CONFIG:
         raise BadSpecError(text)
 
 
-async def _check_service(plan: RunPlan, service: str) -> str:
+def check_command(
+    modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the command that makes a service validate its own part of a spec, with overrides.
+
+    The spec goes to its standard input: a killed launcher would leave a file behind."""
+    entry = modules.get(service, f"services.{service}")
+    return python_command("-m", entry, "--config", "-", "--check-config", *overrides)
+
+
+def tables_command(modules: Mapping[str, str], where: str) -> tuple[str, ...] | None:
+    """Return the command that reads the services' tables of the spec on its standard input, in one
+    process and without what the services import; None if other modules replace all of them."""
+    tables = [f"{name}={place}" for name, place in _TABLES.items() if name not in modules]
+    if not tables:
+        return None
+    return python_command("-m", "services.launcher.control.read_tables", where, *tables)
+
+
+async def _check_service(spec: RunSpec, service: str) -> str:
     """Return one service's objections to the spec; empty if it has none."""
-    machines = _machines_arguments(plan, service)
-    command = check_command(plan.config.modules, service, machines)
+    machines = _machines_arguments(spec, service)
+    command = check_command(spec.config.modules, service, machines)
     try:
-        code, text = await _run_check(command, plan.text)
+        code, text = await _run_check(command, spec.text)
     except BadSpecError as error:
         return f"{service}: {error}"
     if code == 0:
@@ -58,21 +77,21 @@ async def _check_service(plan: RunPlan, service: str) -> str:
     return f"{service}: {text or f'check exited with code {code}'}"
 
 
-async def _run_check(command: Sequence[str], spec: str) -> tuple[int, str]:
+async def _run_check(command: Sequence[str], text: str) -> tuple[int, str]:
     """Run a check of the spec; return its exit code and what it printed. Raises BadSpecError."""
     env = child_environment(ours=True)
     try:
         code, output, _ = await run_child(
-            command, spec.encode(), env=env, seconds=_TIMEOUT_S, stderr=STDOUT
+            command, text.encode(), env=env, seconds=_TIMEOUT_S, stderr=STDOUT
         )
     except TimeoutError as error:
         raise BadSpecError(f"checking the spec took longer than {_TIMEOUT_S:g} s") from error
     return code, output.decode(errors="replace").strip()[-4_000:]
 
 
-def _machines_arguments(plan: RunPlan, service: str) -> tuple[str, ...]:
+def _machines_arguments(spec: RunSpec, service: str) -> tuple[str, ...]:
     """Return the override for a service whose replicas span several rented machines."""
-    if plan.config.backend != "sky" or not may_span(service):
+    if spec.config.backend != "sky" or not may_span(service):
         return ()
-    nodes = machines_of(plan.config.sky, service).num_nodes
+    nodes = machines_of(spec.config.sky, service).num_nodes
     return (f"--{machines_key(service)}={nodes}",) if nodes > 1 else ()

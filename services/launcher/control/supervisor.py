@@ -19,7 +19,6 @@ from services.launcher.agent_protocol import (
     key_of_node,
 )
 from services.launcher.backends.ports import Backend, BackendError, LaunchSpec
-from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, restarts, run_end, transitions
 from services.launcher.control.actions import (
     CleanRun,
@@ -38,6 +37,7 @@ from services.launcher.control.reconcile import command_for, next_reconcile_due,
 from services.launcher.control.replica_actions import ReplicaController
 from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
 from services.launcher.run_progress import Progress, RaisedAlarms
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.roster import Member, Roster, UnregisteredError
@@ -78,22 +78,22 @@ class Supervisor:
     Everything happens on one event loop."""
 
     def __init__(
-        self, stored: StoredRun, config: LauncherConfig, dependencies: SupervisorDependencies
+        self, stored: StoredRun, spec: RunSpec, dependencies: SupervisorDependencies
     ) -> None:
         self.run = stored.run
-        self.config = config
+        self.config = spec.config
         self.roster = Roster()
         self.units = AgentReports()
         known = (stored.step, stored.total_steps, stored.metrics, stored.alarms)
         self.progress = Progress("", *known)
         self._alarms = RaisedAlarms(stored.alarms)
         self.changed = ChangeSignal()
-        self._spec_json = stored.spec_json
+        self._spec = spec
         self._dependencies = dependencies
         self._controller = ReplicaController(self, dependencies.backend, dependencies.store)
         self._ledger_writer = ledger_writer.LedgerWriter(dependencies.store, stored.run)
         self._cost_tracker = CostTracker(
-            dependencies.hooks.meter, config, stored.prices, stored.begun
+            dependencies.hooks.meter, self.config, stored.prices, stored.begun
         )
         self._submitted = stored.begun
         # Replicas whose devices were freed while the run continues.
@@ -189,7 +189,7 @@ class Supervisor:
         if self.run.state is not RunState.QUEUED:
             return
         now, run_id = clock.now(), self.run.run_id
-        write_spec(self._dependencies.run_dir, self._spec_json)
+        write_spec(self._dependencies.run_dir, self._spec.text)
         self._dependencies.store.save_begin(run_id, now)
         self._cost_tracker = replace(self._cost_tracker, begun=now)
         self.commit_run(transitions.leave_queue(self.run, now), cause="it holds its devices")
@@ -229,7 +229,7 @@ class Supervisor:
 
     async def _check_gate(self) -> None:
         run_dir, gate = self._dependencies.run_dir, self._dependencies.hooks.gate
-        intent = PendingRun(self.run, run_dir, self._spec_json, self.config)
+        intent = PendingRun(self.run, run_dir, self._spec)
         await prepare_run(intent, lambda text: self.commit_run(self.run, [RunNote(text)]))
         if gate is not None and (texts := await gate(intent)):
             self.commit_run(self.run, [RunNote(text) for text in texts])
@@ -254,7 +254,7 @@ class Supervisor:
     def launch_spec_for(self, key: ReplicaKey) -> LaunchSpec:
         dependencies = self._dependencies
         return make_launch_spec(
-            self.run, key, self.config, self._spec_json, dependencies.run_dir, dependencies.registry
+            self.run, key, self._spec, dependencies.run_dir, dependencies.registry
         )
 
     def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None:

@@ -21,7 +21,7 @@ from services.launcher.doctor.policy_files import (
     look_up_policy,
 )
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
-from services.launcher.run_plan import RunPlan
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import LEARNER, ROLLOUT
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +74,7 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
             yield judge(what, f"set disk_size in launcher.sky.{service}")
 
 
-async def resolve_commit(plan: RunPlan, environ: Mapping[str, str] = os.environ) -> str | None:
+async def resolve_commit(plan: RunSpec, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the hub's present commit of a spec's revision; None if there is none to keep: the
     model is a folder, the revision is a commit, or the hub fails, which the doctor reports. Raises
     ConfigError if this machine's run would have no model."""

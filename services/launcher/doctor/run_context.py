@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.common.spec.spec import SharedConfig, parse_shared
+from services.common.spec.spec import SharedConfig
+from services.launcher.control.spec_check import check_command
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -20,7 +21,7 @@ from services.launcher.doctor.findings import (
     warn,
 )
 from services.launcher.doctor.probe_process import run_command
-from services.launcher.run_plan import RunPlan, check_command
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import SERVICES, RunMode
 
 
@@ -30,8 +31,7 @@ class RunContext:
     all defaults; services that `launcher.modules` replaces, or whose section is invalid, are
     absent."""
 
-    plan: RunPlan
-    shared: SharedConfig
+    plan: RunSpec
     environ: Mapping[str, str]
     # The folder of all runs.
     folder: Path
@@ -41,6 +41,10 @@ class RunContext:
     mode: RunMode = RunMode.TRAIN
     # Bytes of each GPU of the one machine to judge memory by; none: those that there are.
     gpus: tuple[int, ...] = ()
+
+    @property
+    def shared(self) -> SharedConfig:
+        return self.plan.shared
 
     @property
     def backend(self) -> str:
@@ -80,19 +84,19 @@ class RunContext:
 def is_made_later(context: RunContext, path: str) -> bool:
     """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet: what
     it creates, or another file that it is given the name of."""
-    tables = [t for t in context.plan.spec.get("prepare", []) if isinstance(t, Mapping)]
+    tables = [t for t in context.plan.tables.get("prepare", []) if isinstance(t, Mapping)]
     waiting = [table for table in tables if not Path(str(table.get("creates"))).exists()]
     named = any(path in (t.get("creates"), *t.get("command", ())) for t in waiting)
     return named and not Path(path).exists()
 
 
-def make_run_context(plan: RunPlan, folder: Path, environ: Mapping[str, str]) -> RunContext:
-    """Make the context of a plan, without the services' sections. Raises ConfigError."""
+def make_run_context(plan: RunSpec, folder: Path, environ: Mapping[str, str]) -> RunContext:
+    """Make the context of a plan, without the services' sections."""
     python: Path | None = Path(sys.executable)
     if plan.config.backend == "sky":
         there = Path(plan.config.sky.python)
         python = there.absolute() if there.exists() else None
-    return RunContext(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
+    return RunContext(plan, environ, folder, python)
 
 
 async def read_sections(context: RunContext) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:

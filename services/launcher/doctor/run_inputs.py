@@ -5,26 +5,25 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from services.common.spec.spec import parse_shared
 from services.launcher.control.prepare_commands import parse_prepare_tables
 from services.launcher.doctor.dataset import comes_later, task_file_keys
 from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
-from services.launcher.run_plan import BadSpecError, RunPlan
+from services.launcher.run_spec import BadSpecError, RunSpec
 from services.launcher.state import LEARNER, ROLLOUT
 
 # An id of a model on the hub: `name` or `owner/name`.
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-async def pin_model(plan: RunPlan, environ: Mapping[str, str] = os.environ) -> str | None:
+async def pin_model(plan: RunSpec, environ: Mapping[str, str] = os.environ) -> str | None:
     """Check the run's files as `ports.ModelPin`, and return its model's commit. Raises
     ConfigError."""
     check_files(plan)
     return await resolve_commit(plan, environ)
 
 
-def check_files(plan: RunPlan) -> None:
+def check_files(plan: RunSpec) -> None:
     """Raise ConfigError if a task file or the model is missing on this machine, and no
     `[[prepare]]` makes it. A model that may be on the hub is looked for by `pin_model`."""
     problems = list(_find_missing(make_run_context(plan, Path(), os.environ)))
@@ -33,10 +32,10 @@ def check_files(plan: RunPlan) -> None:
 
 
 def _find_missing(context: RunContext) -> Iterator[str]:
-    replaced, spec = context.plan.config.modules, context.plan.spec
+    replaced, spec = context.plan.config.modules, context.plan.tables
     parse_prepare_tables(spec)
     if not {LEARNER, ROLLOUT} & replaced.keys():
-        model = parse_shared(spec, where="spec").policy.model
+        model = context.shared.policy.model
         here = Path(model).is_dir() or is_made_later(context, model)
         if not here and not _HUB_ID.fullmatch(model):
             what = "is a file" if Path(model).is_file() else "does not exist"

@@ -76,7 +76,7 @@ def _make_timeout_finding(limit_s: float) -> Finding:
 
 def _redact_result(result: ProbeResult, context: RunContext) -> ProbeResult:
     config = context.plan.config
-    of_services = variables_of_any_service(context.plan.spec, config)
+    of_services = variables_of_any_service(context.plan)
     named = (config.notify.slack.token_env, config.notify.webhook_env or "", *of_services)
     hidden = (
         replace(f, detail=hide_secrets(f.detail, context.environ, named)) for f in result.findings

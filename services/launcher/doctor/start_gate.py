@@ -4,24 +4,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.common.rpc.errors import ConfigError
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import examine_run
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_plan import parse_spec
 
 
 async def doctor_gate(intent: PendingRun) -> Sequence[str]:
     """Run the doctor as `ports.Gate`: all probes before machines are rented, the quick ones for
     this machine."""
-    try:
-        context = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
-    except ConfigError as error:
-        raise RunRefusedError(str(error)) from error
+    context = make_run_context(intent.spec, intent.run_dir.parent, os.environ)
     context = replace(context, mode=intent.run.mode)
-    everything = intent.config.backend != "local"
+    everything = intent.spec.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
     results = await examine_run(context, probes=probes)
     warned = [text for result in results for text in result.format_findings(Status.WARN)]

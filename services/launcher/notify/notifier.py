@@ -7,8 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from services.common.aio.concurrency import running_tasks
+from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.config.notify import NotifyConfig
@@ -51,11 +53,16 @@ class Notifier:
         self._post = post
 
     async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
-        config = _read_config(stored)
-        if config is None or event.kind not in ("state", "cost", "alarm"):
+        spec: dict[str, Any] = json.loads(stored.spec_json)
+        try:
+            config = parse_launcher(spec)
+        except ConfigError:
+            # Another version of the launcher may have started the run.
+            return
+        if event.kind not in ("state", "cost", "alarm"):
             return
         self._note_evaluation(stored)
-        for key, message in self._messages_for_event(stored, config, event).items():
+        for key, message in self._messages_for_event(stored, spec, config, event).items():
             targets = targets_of(config.notify)
             self._outbox.put_message(stored.run.run_id, key, message, targets, time.time())
             self._post.wake_up()
@@ -73,12 +80,10 @@ class Notifier:
     def note_first_evaluations(self) -> None:
         """Record the first evaluation of each active run."""
         for stored in self._store.list_unended():
-            config = _read_config(stored)
-            if config is not None:
-                self._note_evaluation(stored)
+            self._note_evaluation(stored)
 
     def _messages_for_event(
-        self, stored: StoredRun, config: LauncherConfig, event: RunEvent
+        self, stored: StoredRun, spec: dict[str, Any], config: LauncherConfig, event: RunEvent
     ) -> dict[str, Message]:
         if event.kind == "alarm":
             return _alarm_messages(stored, event)
@@ -86,6 +91,7 @@ class Notifier:
         state = RunState(event.body["state"]) if event.kind == "state" else None
         known = run_facts.gather_facts(
             stored,
+            spec,
             config,
             self._runs,
             before=self._outbox.get_first_evaluation(run_id),
@@ -118,15 +124,6 @@ def _alarm_messages(stored: StoredRun, event: RunEvent) -> dict[str, Message]:
         return {}
     message = messages.alarm_message(stored.run.run_id, Alarm(**body))
     return {f"alarm/{event.number}": message}
-
-
-def _read_config(stored: StoredRun) -> LauncherConfig | None:
-    """Read the run's config; None if this launcher does not understand it, since another version
-    may have started the run."""
-    try:
-        return parse_launcher(json.loads(stored.spec_json))
-    except ValueError:
-        return None
 
 
 @asynccontextmanager

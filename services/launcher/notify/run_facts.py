@@ -1,14 +1,15 @@
 """Facts of a run for messages: from the ledger, its spec, and its local files."""
 
-import json
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget
 from services.launcher.notify.messages import RunFacts
+from services.launcher.state import LEARNER
 from services.launcher.store import logs
 from services.launcher.store.ledger import StoredRun
 
@@ -18,6 +19,7 @@ _REPLICA = re.compile(r"(env_gateway|learner|rollout)-\d+\b")
 
 def gather_facts(
     stored: StoredRun,
+    spec: Mapping[str, Any],
     config: LauncherConfig,
     runs: Path,
     *,
@@ -25,8 +27,9 @@ def gather_facts(
     now: float,
     with_log: bool,
 ) -> RunFacts:
-    """Gather the facts of a run. `before` is the result of the first evaluation."""
+    """Gather the facts of a run with this spec. `before` is the result of the first evaluation."""
     run, prices = stored.run, stored.prices
+    learner: dict[str, Any] = spec.get(LEARNER, {})
     known = any(prices.values())
     log = log_tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
     return RunFacts(
@@ -36,10 +39,10 @@ def gather_facts(
         max_hours=config.max_hours,
         hours=max(0.0, (stored.ended or now) - stored.begun) / 3600,
         tracker=run.tracker_url,
-        tracker_project=tracker_project(stored.spec_json),
+        tracker_project=tracker_project(learner),
         link=config.notify.link or "",
         logs=f"{socket.gethostname()}:{runs / run.run_id / 'logs'}",
-        tasks=selected_tasks(stored.spec_json),
+        tasks=selected_tasks(learner),
         before=before,
         after=stored.metrics.get(FIRST_LAST),
         log=log,
@@ -53,9 +56,8 @@ def log_tail(run_dir: Path, error: str, lines: int) -> str:
     return logs.read_last_lines(run_dir / "logs" / f"{name}.log", lines)
 
 
-def tracker_project(spec_json: str) -> str:
+def tracker_project(learner: dict[str, Any]) -> str:
     """Return the URL of the run's project at wandb; empty unless the spec names the entity."""
-    learner: Any = json.loads(spec_json or "{}").get("learner", {})
     tracking: Any = learner.get("tracking", {})
     if "wandb" not in tracking.get("backends", ()) or not tracking.get("entity"):
         return ""
@@ -63,10 +65,9 @@ def tracker_project(spec_json: str) -> str:
     return f"https://wandb.ai/{tracking['entity']}/{project}"
 
 
-def selected_tasks(spec_json: str) -> str:
+def selected_tasks(learner: dict[str, Any]) -> str:
     """Describe the task file and the selection from it:
     `all.json; modality tool_use; max_tasks 100`."""
-    learner: Any = json.loads(spec_json or "{}").get("learner", {})
     chosen: dict[str, Any] = learner.get("select", {})
     parts = [learner["tasks"]] if "tasks" in learner else []
     for key, value in chosen.items():

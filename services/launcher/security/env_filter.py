@@ -7,7 +7,7 @@ the same table."""
 from collections.abc import Mapping
 from typing import Any
 
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_spec import RunSpec
 from services.launcher.security import secret_names
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.state import LEARNER, SERVICES
@@ -29,28 +29,26 @@ HUB_VARIABLE = secret_names.HUB_TOKEN
 _TRACKER_VARIABLES = {"wandb": "WANDB_*", "mlflow": "MLFLOW_*", "trackio": "TRACKIO_DIR"}
 
 
-def inherited_variables(
-    spec: Mapping[str, Any], config: LauncherConfig, service: str
-) -> tuple[str, ...]:
+def inherited_variables(spec: RunSpec, service: str) -> tuple[str, ...]:
     """Return the names of the variables that a service inherits.
 
     These are the variables that its part of the spec and `launcher.sky.secrets` require, and
     those of the store, hub and trackers that the run uses. Identity variables are excluded: the
     run's own identity is passed separately, and another run's must not leak in."""
     named = {
-        *secret_names.required_secrets(spec, config, service),
+        *secret_names.required_secrets(spec, service),
         *secret_names.optional_secrets(spec, service),
     }
     named -= set(secret_names.IDENTITY_VARIABLES)
     if service == LEARNER:
-        named |= _learner_variables(spec.get(LEARNER, {}))
+        named |= _learner_variables(spec.tables.get(LEARNER, {}))
     return tuple(sorted(named))
 
 
-def variables_of_any_service(spec: Mapping[str, Any], config: LauncherConfig) -> tuple[str, ...]:
+def variables_of_any_service(spec: RunSpec) -> tuple[str, ...]:
     """Return the variables of all services of the run, for its prepare commands: they use the
     same sources, and the hub."""
-    named = (name for service in SERVICES for name in inherited_variables(spec, config, service))
+    named = (name for service in SERVICES for name in inherited_variables(spec, service))
     return tuple(sorted({HUB_VARIABLE, *named}))
 
 

@@ -8,7 +8,7 @@ from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.rpc.tls import TLS_VARIABLE
 from services.common.text.redaction import find_references
 from services.launcher.config.backend_tables import backend_tables, without_replaced
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 # Every service's identity within the run, from the launcher.
@@ -33,12 +33,10 @@ SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def required_secrets(
-    spec: Mapping[str, Any], config: LauncherConfig, service: str
-) -> tuple[str, ...]:
+def required_secrets(spec: RunSpec, service: str) -> tuple[str, ...]:
     """Return the names in order: the identity, those in the service's section, then
     `launcher.sky.secrets`."""
-    section: Mapping[str, Any] = spec.get(service, {})
+    section: Mapping[str, Any] = spec.tables.get(service, {})
     if service == GATEWAY:
         section = without_replaced(section)
     named = [*find_references(section)]
@@ -46,18 +44,18 @@ def required_secrets(
         named += _backend_keys(section)
     if service == LEARNER and "wandb" in tracker_backends(section):
         named.append(WANDB_KEY)
-    return tuple(dict.fromkeys((*IDENTITY_VARIABLES, *named, *config.sky.secrets)))
+    return tuple(dict.fromkeys((*IDENTITY_VARIABLES, *named, *spec.config.sky.secrets)))
 
 
-def optional_secrets(spec: Mapping[str, Any], service: str) -> tuple[str, ...]:
+def optional_secrets(spec: RunSpec, service: str) -> tuple[str, ...]:
     """Return the names of secrets that the service's machine gets only if the launcher has them:
     a store may have other credentials, a model may be public, and MLflow may need no server."""
-    learner: Mapping[str, Any] = spec.get(LEARNER, {})
+    learner: Mapping[str, Any] = spec.tables.get(LEARNER, {})
     checkpoint: Mapping[str, Any] = learner.get("checkpoint") or {}
     named = (*STORE_SECRETS,) if checkpoint.get("remote") else ()
     if "mlflow" in tracker_backends(learner):
         named = (*named, *MLFLOW_SECRETS)
-    if _is_at_hub(spec):
+    if _is_at_hub(spec.tables):
         named = (*named, HUB_TOKEN)
     return tuple(name for name in named if service in SECRET_OWNERS[name])
 
@@ -67,11 +65,11 @@ def tracker_backends(section: Mapping[str, Any]) -> Sequence[str]:
     return section.get("tracking", {}).get("backends", [])
 
 
-def _is_at_hub(spec: Mapping[str, Any]) -> bool:
+def _is_at_hub(tables: Mapping[str, Any]) -> bool:
     """Return whether the policy's name looks like the hub's `NAME` or `OWNER/NAME`. A folder may
     have such a name too."""
-    model = str(spec.get("policy", {}).get("model", ""))
-    made = [table.get("creates") for table in spec.get("prepare", [])]
+    model = str(tables.get("policy", {}).get("model", ""))
+    made = [table.get("creates") for table in tables.get("prepare", [])]
     parts = PurePath(model).parts
     a_path = model.startswith(("/", ".", "~")) or model in made
     return 0 < len(parts) <= 2 and not a_path

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from services.common.spec.config import load_spec
-from services.launcher import run_plan
+from services.launcher.run_spec import read_spec
 from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
@@ -261,7 +261,7 @@ async def test_clouds_and_the_run_to_resume_are_chosen_by_name(tmp_path: Path) -
     assert arguments[arguments.index("--resume") + 1] == "demo-1"
     overrides = [each for each in arguments if each.startswith("--launcher.")]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
-    config = run_plan.parse_spec(json.dumps(text)).config
+    config = read_spec(text).config
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
 
 
@@ -297,7 +297,7 @@ async def test_messages_link_to_the_page_of_the_job(tmp_path: Path) -> None:
     arguments = await arguments_of(tmp_path, **job, GITHUB_RUN_ID="7")
     overrides = [each for each in arguments if each.startswith("--launcher.")]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
-    link = run_plan.parse_spec(json.dumps(text)).config.notify.link
+    link = read_spec(text).config.notify.link
     assert link == "https://git.example/team/code/actions/runs/7"
 
 
@@ -310,7 +310,7 @@ async def test_people_are_notified_where_the_repository_sets(tmp_path: Path, dis
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     reported = TrackingConfig.model_validate(text["learner"]["tracking"])
     assert reported.backends == ("jsonl", "console", "wandb")
-    notify = run_plan.parse_spec(json.dumps(text)).config.notify
+    notify = read_spec(text).config.notify
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 
 

@@ -18,7 +18,7 @@ from services.launcher.cli import plan as command
 from services.launcher.cli.options import parse_gpus
 from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_plan import RunPlan, parse_spec
+from services.launcher.run_spec import RunSpec, parse_spec
 from tests.deploy.test_memory import SHAPES
 from tests.support.doctor import sections
 from tests.support.repository import ROOT
@@ -48,11 +48,10 @@ def test_the_task_files_in_deploy_are_what_plan_writes_today(
 ) -> None:
     monkeypatch.chdir(ROOT)
     path = Path("deploy/runs") / f"{name}.toml"
-    spec = load_spec(path)
-    read = parse_spec(canonical_json(spec))
+    read = parse_spec(canonical_json(load_spec(path)))
     flag = " --one-machine" if _MADE[name] else ""
     head = f"# Made by: flotilla plan {path}{flag} --out deploy/sky\n"
-    files = command.make_task_files(path, spec, read, _RUNS, one_machine=_MADE[name])
+    files = command.make_task_files(path, read, _RUNS, one_machine=_MADE[name])
     for file, text in files.items():
         assert (Path("deploy/sky") / file).read_text() == head + text, head[len("# Made by: ") :]
 
@@ -214,7 +213,7 @@ def test_an_impossible_wish_is_a_bad_spec(
     assert "error: launcher.sky.rollout.any_of.0: lambda has no spot" in capsys.readouterr().out
 
 
-async def _content(_: RunPlan) -> None:
+async def _content(_: RunSpec) -> None:
     """Accept the spec without the services' checks, which take seconds."""
 
 
@@ -229,7 +228,7 @@ def _plan_8b(
     """Plan deploy/runs/qwen3-8b.toml by the shape of its model."""
 
     async def read(context: RunContext) -> tuple[dict[str, Any], list[Finding]]:
-        return sections(context.plan.spec), []
+        return sections(context.plan.tables), []
 
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     monkeypatch.chdir(ROOT)

@@ -12,16 +12,17 @@ from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.prepare import run_prepare_commands
 from services.launcher.cli.terminal import Terminal
 from services.launcher.control.prepare_commands import PrepareError
+from tests.support.launcher import spec
 
 
 async def test_a_failed_preparation_shows_its_output(tmp_path: Path) -> None:
     table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
     console = Terminal(file=io.StringIO())
     with pytest.raises(PrepareError, match="no luck"):
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
     table["command"] = ["true"]
     with pytest.raises(PrepareError, match="did not create"):
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
 
 
 async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Path) -> None:
@@ -31,14 +32,14 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
     console = Terminal(file=io.StringIO())
     source.write_text("1")
     with contextlib.chdir(tmp_path):
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
         assert made.read_text() == "x"
         later = made.stat().st_mtime + 10
         os.utime(source, (later, later))
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=False)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=False)
         assert made.read_text() == "x", "a resumed run keeps its initial files"
-        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
         assert made.read_text() == "xx"
 
 
@@ -50,7 +51,7 @@ async def test_a_pattern_that_matches_no_file_is_refused(
     table = {"creates": "made", "command": ["true"], "needs": ["gone/*.py"]}
     with pytest.raises(PrepareError, match=r"'gone/\*\.py', which matches no file"):
         await run_prepare_commands(
-            {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
+            spec(prepare=[table]), Terminal(file=io.StringIO()), Interrupts(), refresh=True
         )
 
 
@@ -62,7 +63,7 @@ async def test_b55_a_preparation_is_no_line_of_a_shell(
     program = "import sys, pathlib; pathlib.Path('made').write_text('|'.join(sys.argv[1:]))"
     table = {"creates": "made", "command": ["python", "-c", program, *arguments]}
     await run_prepare_commands(
-        {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
+        spec(prepare=[table]), Terminal(file=io.StringIO()), Interrupts(), refresh=True
     )
     assert os.listdir(tmp_path) == ["made"]
     assert await asyncio.to_thread(Path("made").read_text) == "|".join(arguments)
@@ -78,6 +79,6 @@ async def test_a_preparation_shows_how_far_it_has_come(
     table = {"creates": str(made), "command": ["python", "-c", program], "message": "Building it"}
     output = io.StringIO()
     console = Terminal(file=output, force_terminal=terminal, width=width)
-    await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+    await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
     text = output.getvalue()
     assert "Building it" in text and "training 300 of 1,000" in text

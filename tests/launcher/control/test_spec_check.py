@@ -11,7 +11,7 @@ import pytest
 
 from services.common.spec.config import canonical_json, load_spec
 from services.launcher.control.spec_check import check_spec
-from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
+from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
 from services.launcher.state import SERVICES
 from tests.support.doctor import forged_services, service_forge
 from tests.support.repository import ROOT
@@ -40,8 +40,8 @@ KILLED = """
 import asyncio
 from pathlib import Path
 from services.common.spec.config import canonical_json, load_spec
-from services.launcher import run_plan; from services.launcher.control import spec_check
-asyncio.run(spec_check.check_spec(run_plan.parse_spec(canonical_json(load_spec(
+from services.launcher.run_spec import parse_spec; from services.launcher.control import spec_check
+asyncio.run(spec_check.check_spec(parse_spec(canonical_json(load_spec(
     Path({spec!r}), ["policy.model=on/the-hub"])))))
 """
 
@@ -92,7 +92,7 @@ def test_what_a_rollout_cannot_run_is_refused_before_anything_starts(
 
 
 async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are() -> None:
-    def plan_of(**nodes: int) -> RunPlan:
+    def plan_of(**nodes: int) -> RunSpec:
         spec = load_spec(ROOT / "deploy/runs/local.toml", ["--learner.rank.shard=true"])
         spec["rollout"]["engine"]["tensor_parallel"] = 3
         sky = {service: {"num_nodes": count} for service, count in nodes.items()}

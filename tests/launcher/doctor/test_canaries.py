@@ -173,6 +173,6 @@ def test_an_episode_is_played_again_with_another_dialect(
 def key_of_task(content: dict[str, Any], folder: Path, task: dict[str, Any]) -> str | None:
     """The key of a task's episodes in the embedded backend."""
     about = subject(content, folder)
-    about = replace(about, sections=sections(about.plan.spec))
+    about = replace(about, sections=sections(about.plan.tables))
     canary = Canary("library", "embedded", task, task.get("verifier_func", ""))
     return key_of_episodes(about, [canary])

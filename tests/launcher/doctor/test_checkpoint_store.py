@@ -11,7 +11,7 @@ from services.launcher.doctor import checkpoint_store as probe
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.state import Run, RunMode
 from tests.support.doctor import check, forged_services, probed, spec, subject
 
@@ -107,7 +107,7 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
     content["launcher"]["skip_probes"] = costly
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs" / "well-1", plan.text, plan.config)
+    intent = PendingRun(run, tmp_path / "runs" / "well-1", plan)
     with forged_services():
         with pytest.raises(RunRefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
             await doctor_gate(intent)

@@ -34,7 +34,7 @@ async def test_only_candidates_at_the_one_cloud_that_the_spec_names_have_to_be_e
 
         async def at(cloud: str | None) -> Any:
             about = rented(policy, tasks, tmp_path / (cloud or "any"), cloud=cloud)
-            return await probed("clouds", subject(about.plan.spec, tmp_path, **environ))
+            return await probed("clouds", subject(about.plan.tables, tmp_path, **environ))
 
         check(await at("runpod"), Status.FAIL, "learner: not enabled: runpod")
         check(await at("lambda"), Status.OK)
@@ -73,7 +73,7 @@ async def test_more_gpus_than_a_candidate_has_are_refused_by_the_key_that_reques
 ) -> None:
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}]}
     about = rented(policy, tasks, tmp_path, learner=two, rollout=two)
-    apply_override(wish := dict(about.plan.spec), override)
+    apply_override(wish := dict(about.plan.tables), override)
     key = override.partition("=")[0]
     check(await probed("memory", subject(wish, tmp_path)), Status.FAIL, words, f"lower {key}")
     apply_override(wish, f"{key}=2")
@@ -85,7 +85,7 @@ async def test_ranks_are_counted_for_each_of_a_learners_machines(
 ) -> None:
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}], "num_nodes": 2}
     about = rented(policy, tasks, tmp_path, learner=two)
-    apply_override(wish := dict(about.plan.spec), "learner.rank.processes=2")
+    apply_override(wish := dict(about.plan.tables), "learner.rank.processes=2")
     check(await probed("memory", subject(wish, tmp_path)), Status.OK)
 
 
@@ -94,7 +94,7 @@ async def test_workers_of_an_engine_are_shared_out_among_its_machines(
 ) -> None:
     two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}], "num_nodes": 2}
     about = rented(policy, tasks, tmp_path, rollout=two)
-    apply_override(wish := dict(about.plan.spec), "rollout.engine.tensor_parallel=4")
+    apply_override(wish := dict(about.plan.tables), "rollout.engine.tensor_parallel=4")
     check(await probed("memory", subject(wish, tmp_path)), Status.OK)
     apply_override(wish, "rollout.engine.tensor_parallel=8")
     few = "rollout: lambda H200:2 has 2 GPUs for rollout.engine.tensor_parallel / nodes = 4"

@@ -149,8 +149,8 @@ async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_name
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     about = rented(policy, tasks, tmp_path, "H200:1", "L4:1")
-    offloaded = {**about.plan.spec["learner"]["rank"], "offload_optimizer": True}
-    about.plan.spec["learner"]["rank"] = offloaded
+    offloaded = {**about.plan.tables["learner"]["rank"], "offload_optimizer": True}
+    about.plan.tables["learner"]["rank"] = offloaded
     check(await probed("memory", about), Status.OK)
     catalog = tmp_path / ".sky/catalogs/v8/lambda"
     catalog.mkdir(parents=True)

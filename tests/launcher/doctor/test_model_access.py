@@ -12,7 +12,7 @@ from services.common.spec.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.model_access import resolve_commit
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from tests.support.doctor import check, probed, spec, subject
 from tests.support.model_hub import FIRST, SECOND, ModelHub, model_hub
 

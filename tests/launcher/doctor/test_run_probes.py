@@ -19,7 +19,7 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.run_probes import examine_run, run_probes
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import forged_services, spec, subject
 from tests.support.launcher import run_cli_here
@@ -147,7 +147,7 @@ async def test_what_a_server_repeats_of_its_key_is_hidden_whatever_its_variable(
 def intent(content: dict[str, Any], folder: Path) -> PendingRun:
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    return PendingRun(run, folder / "runs" / "well-1", plan.text, plan.config)
+    return PendingRun(run, folder / "runs" / "well-1", plan)
 
 
 async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(

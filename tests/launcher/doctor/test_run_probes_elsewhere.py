@@ -14,7 +14,7 @@ from services.common.spec.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import PendingRun
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import check, forged_services, probed, spec, subject
 from tests.support.repository import ROOT
@@ -95,7 +95,7 @@ async def test_a_start_lists_what_was_left_out_and_continues(
     content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config)
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan)
     with forged_services():
         reported = await doctor_gate(intent)
     found = [line.removeprefix("the doctor warns: ").partition(": ") for line in reported]

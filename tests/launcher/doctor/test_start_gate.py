@@ -14,7 +14,7 @@ from services.launcher.doctor.probe_list import Probe
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import forged_services, spec
 from tests.support.launcher import serving
@@ -48,7 +48,7 @@ async def test_a_refusal_lists_what_fails_alone(
     monkeypatch.setattr(run_probes, "read_sections", nothing)
     plan = parse_spec(canonical_json(spec(policy, tmp_path / "tasks.json")))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
-    intent = PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config)
+    intent = PendingRun(run, tmp_path / "runs/well-1", plan)
     with pytest.raises(RunRefusedError) as refused:
         await doctor_gate(intent)
     lines = str(refused.value).splitlines()

@@ -60,13 +60,13 @@ def test_the_start_shows_what_runs_where_and_its_maximum_cost() -> None:
 
 def test_the_start_lists_the_selected_tasks() -> None:
     select = {"modality": "tool_use", "env_keys": ["shop", "bank"], "max_tasks": 100}
-    spec_json = json.dumps({"learner": {"tasks": "data/all.json", "select": select}})
-    (message,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks(spec_json)))
+    learner = {"tasks": "data/all.json", "select": select}
+    (message,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks(learner)))
     assert (
         "*Tasks:* data/all.json; modality tool_use; env_keys shop, bank; max_tasks 100"
         in slack_text(message)
     )
-    (without,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks("{}")))
+    (without,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks({})))
     assert "Tasks" not in slack_text(without)
 
 

@@ -105,7 +105,7 @@ class LocalBackend(Backend):
             raise BackendError(f"cannot start {launch.name}: {error}") from error
         unit = Unit(name, process.pid, start_time_of(process.pid))
         self._started[unit] = (process, launch.log)
-        if any(launch.config.gpu_counts().values()):
+        if any(launch.spec.config.gpu_counts().values()):
             await asyncio.to_thread(self._gpus.note_unit, launch.run_id, launch.label, unit)
         return unit
 
@@ -188,7 +188,7 @@ def _address_arguments(launch: LaunchSpec) -> tuple[str, ...]:
     """Return the listen arguments of a replica with further machines; none for others. Raises
     BackendError."""
     try:
-        host = find_own_host(launch.config)
+        host = find_own_host(launch.spec.config)
     except ConfigError as error:
         raise BackendError(str(error)) from error
     listens = host and "--listen" not in launch.command

@@ -1,7 +1,6 @@
 """Address at which other machines reach this one."""
 
 import ipaddress
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from services.common.rpc.errors import ConfigError
 from services.common.weights.network_interfaces import own_address
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.run_plan import count_machines, machines_key
+from services.launcher.run_spec import machines_key
 
 ADDRESS_VARIABLE = "FLOTILLA_ADDRESS"
 # An address of a documentation network (RFC 5737).
@@ -43,15 +42,15 @@ def check_further_machines(launch: LaunchSpec) -> None:
     """Raise BackendError if a replica of several machines is on loopback, which the others cannot
     reach, or is one of several replicas, which would all start on this machine."""
     service, index = launch.key
-    nodes = count_machines(json.loads(launch.spec_json or "{}"), service)
+    nodes, config = launch.spec.machines_of(service), launch.spec.config
     if nodes == 1:
         return
-    if index or launch.config.replica_counts()[service] > 1:
+    if index or config.replica_counts()[service] > 1:
         raise BackendError(
             f"{machines_key(service)} = {nodes}: of a service whose replicas are several machines"
             f" this backend runs one; set launcher.{service}.replicas = 1"
         )
-    if launch.config.local.network == "loopback":
+    if config.local.network == "loopback":
         raise BackendError(
             f"{machines_key(service)} = {nodes}, but its further machines do not reach this one's"
             ' loopback; set launcher.local.network = "private", and run `flotilla join` on each of'

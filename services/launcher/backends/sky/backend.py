@@ -171,26 +171,23 @@ class SkyBackend(Backend):
         """Check everything that can be wrong before a machine is requested. Raises
         BackendError."""
         self._offers.check_candidates(launch)
-        run_dir, commit = self._runs / launch.run_id, launch.config.sky.commit
+        run_dir, service = self._runs / launch.run_id, launch.key[0]
         async with self._pinning:
             try:
-                code = await asyncio.to_thread(
-                    pin_code, run_dir, self._root, commit, launch.spec_json
-                )
+                code = await asyncio.to_thread(pin_code, run_dir, self._root, launch.spec)
             except CodeError as error:
                 raise BackendError(str(error)) from error
         site = self._offers.make_site(launch, code)
-        wanted = secret_names.required_secrets(site.spec, launch.config, launch.key[0])
-        values = _collect_secrets(
-            wanted, launch, secret_names.optional_secrets(site.spec, launch.key[0])
-        )
+        wanted = secret_names.required_secrets(launch.spec, service)
+        if_set = secret_names.optional_secrets(launch.spec, service)
+        values = _collect_secrets(wanted, launch, if_set)
         secrets = seal_secrets(values, load_or_make_key(code))
         machines = await asyncio.to_thread(self._choose_machines, launch)
         return PreparedLaunch(launch, site, machines, secrets)
 
     def _choose_machines(self, launch: LaunchSpec) -> Machines:
         """Return the candidates of this attempt, in order."""
-        machines = machines_of(launch.config.sky, launch.key[0])
+        machines = machines_of(launch.spec.config.sky, launch.key[0])
         name = names.member_name(self._owner, launch.run_id, launch.key)
         lost = self._clusters.lost_place(name)
         if lost is None or launch.attempt > 1:

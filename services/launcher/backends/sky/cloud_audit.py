@@ -16,7 +16,7 @@ from services.launcher.backends.ports import BackendUnreachable, OrphanResource
 from services.launcher.backends.sky import orphan_machines
 from services.launcher.backends.sky.orphan_machines import BilledMachine
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import parse_spec
 from services.launcher.store.run_files import SPEC_FILE
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"

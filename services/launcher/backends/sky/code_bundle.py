@@ -1,17 +1,18 @@
 """Code that a run's machines get: one commit, exported once, the same for every replica."""
 
-import json
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common.process.child_environment import child_environment
 from services.launcher.backends.sky import input_files
 from services.launcher.backends.sky.machine_script import SPEC_FILE
+from services.launcher.run_spec import RunSpec
 
 CODE_FOLDER = "code"
 _MARK = ".commit"
@@ -24,12 +25,12 @@ class CodeError(Exception):
     """The code cannot be pinned; the message gives the fix."""
 
 
-def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Path:
+def pin_code(run_dir: Path, root: Path, spec: RunSpec) -> Path:
     """Return the folder with the code of a run, exported now or when its first replica was started.
 
-    `root` is the working tree of this launcher, `commit` the name that the spec gives. Names
-    that move, as HEAD does, are resolved once. Raises CodeError."""
-    folder = run_dir / CODE_FOLDER
+    `root` is the working tree of this launcher. A commit that the spec names by a name that moves,
+    as HEAD does, is resolved once. Raises CodeError."""
+    folder, commit = run_dir / CODE_FOLDER, spec.config.sky.commit
     known = read_pinned_commit(run_dir)
     if known is None:
         if commit is None:
@@ -41,12 +42,12 @@ def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> P
             f"launcher.sky.commit: run {run_dir.name} has begun with {known}, not with {commit};"
             " its replicas must all run the same code, so leave it out or start a new run"
         )
-    (folder / SPEC_FILE).write_text(spec_json, encoding="utf-8")
-    _copy_inputs(json.loads(spec_json or "{}"), root, folder)
+    (folder / SPEC_FILE).write_text(spec.text, encoding="utf-8")
+    _copy_inputs(spec.tables, root, folder)
     return folder
 
 
-def _copy_inputs(spec: dict[str, Any], root: Path, folder: Path) -> None:
+def _copy_inputs(spec: Mapping[str, Any], root: Path, folder: Path) -> None:
     keys, missing = input_files.key_by_input(spec), input_files.copy_inputs(spec, root, folder)
     files = [
         f"{keys[name]}: {root / name} is not there"

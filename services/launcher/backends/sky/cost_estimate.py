@@ -1,6 +1,5 @@
 """Estimate of what a replica on machines would use and cost, pure but for the catalog."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
+from services.launcher.run_spec import RunSpec
 from services.launcher.state import LEARNER
 
 REMOTE = "learner.checkpoint.remote"
@@ -35,7 +35,7 @@ class OfferMaker:
         self.check_candidates(launch)
         service = launch.key[0]
         site = self.make_site(launch, code)
-        machines = machine_candidates.machines_of(launch.config.sky, service)
+        machines = machine_candidates.machines_of(launch.spec.config.sky, service)
         return ResourceOffer(
             resources=self._describe_machines(machines),
             task_yaml=dump_yaml([task_documents.replica_task(site, launch.key)]),
@@ -44,7 +44,7 @@ class OfferMaker:
 
     def price_at_place(self, launch: LaunchSpec, place: Place) -> float | None:
         """Return $/h of a replica on the machines that it has got."""
-        machines = machine_candidates.machines_of(launch.config.sky, launch.key[0])
+        machines = machine_candidates.machines_of(launch.spec.config.sky, launch.key[0])
         taken = [
             machine_candidates.narrow_to_place(machine, place) for machine in machines.candidates
         ]
@@ -55,11 +55,9 @@ class OfferMaker:
     def check_candidates(self, launch: LaunchSpec) -> None:
         """Check the service's candidates. Raises BackendError with everything that is wrong
         with them."""
-        service, sky = launch.key[0], launch.config.sky
-        problems = machine_candidates.check_candidates(sky, service)
-        problems += machine_candidates.check_machines(
-            sky, service, json.loads(launch.spec_json or "{}")
-        )
+        service, spec = launch.key[0], launch.spec
+        problems = machine_candidates.check_candidates(spec.config.sky, service)
+        problems += machine_candidates.check_machines(spec, service)
         if problems:
             raise BackendError("\n".join(problems))
 
@@ -81,10 +79,11 @@ class OfferMaker:
         return f"{task_documents.describe_machine(machine)}{cost}"
 
 
-def list_warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
+def list_warnings(spec: RunSpec) -> list[str]:
     """List what a person should know before money is spent."""
+    config = spec.config
     found = list(machine_candidates.check_shared_network(config.sky))
-    if lost := describe_unkept(spec.get(LEARNER, {}), config):
+    if lost := describe_unkept(spec.tables.get(LEARNER, {}), config):
         found.append(f"{lost}; {KEEP_HINT}")
     if config.max_hours is None:
         found.append(

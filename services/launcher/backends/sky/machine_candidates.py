@@ -1,11 +1,10 @@
 """Candidate machines of an attempt, and checks for requests that no cloud can fulfil, pure."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines, SkyConfig
-from services.launcher.run_plan import count_machines, machines_key, may_span
+from services.launcher.run_spec import RunSpec, machines_key, may_span
 from services.launcher.state import LEARNER, SERVICES
 
 # Distance from a run's port to the last Ray port of a replica: rollouts have one port each.
@@ -146,9 +145,9 @@ def _why_one_machine(config: SkyConfig, service: str) -> str:
     return ""
 
 
-def check_machines(config: SkyConfig, service: str, spec: Mapping[str, Any]) -> list[str]:
+def check_machines(spec: RunSpec, service: str) -> list[str]:
     """List where the service's part of a spec names another number of machines than it gets."""
-    named, machines = count_machines(spec, service), machines_of(config, service).num_nodes
+    named, machines = spec.machines_of(service), machines_of(spec.config.sky, service).num_nodes
     if named in (1, machines):
         return []
     return [

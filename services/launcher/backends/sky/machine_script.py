@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from services.common.process.python_command import python_command
-from services.launcher.run_plan import machines_key, ray_port_key
+from services.launcher.run_spec import machines_key, ray_port_key
 from services.launcher.security.sealed_secrets import KEY_FILE
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey
 

@@ -27,4 +27,4 @@ class PreparedLaunch:
 
     @property
     def limit_s(self) -> float:
-        return self.launch.config.sky.provision.timeout_s
+        return self.launch.spec.config.sky.provision.timeout_s

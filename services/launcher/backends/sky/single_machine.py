@@ -9,6 +9,7 @@ from services.common.process.python_command import python_command
 from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.machine_script import OWN_CODE
 from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_spec import RunSpec
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
@@ -43,26 +44,24 @@ _TRACKERS = ("jsonl", "console")
 _UNSIZED = ("slurm", "kubernetes", "ssh")
 
 
-def whole_run_task(
-    spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str] = ()
-) -> dict[str, Any]:
+def whole_run_task(spec_path: str, spec: RunSpec, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the task, on the learner's candidates.
 
     Secrets without a value must be given by `--secret NAME`. Those that may be left out are
     variables instead: SkyPilot lets an empty secret hide what `--env` gives, and takes `--secret`
     for a variable too. `spec` has the overrides, the file at `spec_path` has not."""
-    sky = config.sky
+    sky = spec.config.sky
     machine = task_documents.resources_from_machines(machine_candidates.machines_of(sky, LEARNER))
     machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
-    required, optional = _list_secrets(spec, config)
+    required, optional = _list_secrets(spec)
     return {
-        "name": spec["name"],
+        "name": spec.name,
         "resources": machine,
         "workdir": ".",
         "envs": dict.fromkeys((*CHOICES, RESUME, *optional), ""),
         "secrets": dict.fromkeys(required),
         "setup": "\n".join(["set -e", *_refusing_lines(), sky.setup, ""]),
-        "run": _task_script(spec_path, spec, config, overrides),
+        "run": _task_script(spec_path, spec, overrides),
     }
 
 
@@ -85,9 +84,7 @@ def check_gpus(config: LauncherConfig) -> list[str]:
     return problems
 
 
-def _list_secrets(
-    spec: dict[str, Any], config: LauncherConfig
-) -> tuple[Sequence[str], Sequence[str]]:
+def _list_secrets(spec: RunSpec) -> tuple[Sequence[str], Sequence[str]]:
     """Return the names of the secrets that must be given, and of those that may be left out.
 
     Services of one machine make their own token. The place that the model is uploaded to, and
@@ -95,7 +92,7 @@ def _list_secrets(
     named = (
         name
         for service in (GATEWAY, LEARNER, ROLLOUT)
-        for name in secret_names.required_secrets(spec, config, service)
+        for name in secret_names.required_secrets(spec, service)
     )
     unneeded = (*secret_names.IDENTITY_VARIABLES, secret_names.WANDB_KEY)
     required = [name for name in dict.fromkeys(named) if name not in unneeded]
@@ -116,19 +113,17 @@ def _refusing_lines() -> list[str]:
     ]
 
 
-def _task_script(
-    spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str]
-) -> str:
+def _task_script(spec_path: str, spec: RunSpec, overrides: Sequence[str]) -> str:
     # The run to resume comes first: the command takes the word after its spec as one.
     lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
     lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
     for name, key in CHOICES.items():
         lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_shell_value(name)}")')
-    lines += _tracker_lines(spec.get(LEARNER, {}))
-    lines += _warning_lines(spec, config)
-    limit = task_documents.hard_limit_s(config)
+    lines += _tracker_lines(spec.tables.get(LEARNER, {}))
+    lines += _warning_lines(spec)
+    limit = task_documents.hard_limit_s(spec.config)
     flotilla = " ".join(
-        python_command("-m", "services.launcher.cli.app", executable=config.sky.python)
+        python_command("-m", "services.launcher.cli.app", executable=spec.config.sky.python)
     )
     lines.append(
         f"timeout --kill-after=60 {limit} {flotilla} train"
@@ -147,10 +142,10 @@ def _tracker_lines(learner: dict[str, Any]) -> list[str]:
     return [f'[ -z "${secret_names.WANDB_KEY}" ] || CHOSEN+=({chosen})']
 
 
-def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
+def _warning_lines(spec: RunSpec) -> list[str]:
     """Return shell lines that warn at the run's start if none of it will be kept. A
     run that was uploaded before continues to be."""
-    lost = cost_estimate.describe_unkept(spec.get(LEARNER, {}), config)
+    lost = cost_estimate.describe_unkept(spec.tables.get(LEARNER, {}), spec.config)
     if not lost:
         return []
     warning = f"WARNING: {lost}; to keep them, launch with --env {REMOTE}=s3://BUCKET/PREFIX"

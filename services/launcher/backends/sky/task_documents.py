@@ -1,8 +1,7 @@
 """SkyPilot's task documents for a run's replicas: plain dictionaries, secrets by name alone."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from services.launcher.backends.ports import LaunchSpec
@@ -11,7 +10,7 @@ from services.launcher.backends.sky.machine_candidates import cloud_of, machines
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.run_plan import further_machine_module, may_span
+from services.launcher.run_spec import RunSpec, may_span
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
@@ -33,9 +32,12 @@ class RunSite:
     owner: str
     registry: str
     workdir: str
-    config: LauncherConfig
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    spec: RunSpec
     mode: RunMode = RunMode.TRAIN
+
+    @property
+    def config(self) -> LauncherConfig:
+        return self.spec.config
 
     def replica_name(self, key: ReplicaKey) -> str:
         return names.member_name(self.owner, self.run_id, key)
@@ -49,8 +51,7 @@ def hard_limit_s(config: LauncherConfig) -> int:
 
 def site_from_launch(launch: LaunchSpec, owner: str, registry: str, workdir: str) -> RunSite:
     """Return the site of the run that a launch belongs to."""
-    spec = json.loads(launch.spec_json or "{}")
-    return RunSite(launch.run_id, owner, registry, workdir, launch.config, spec, launch.mode)
+    return RunSite(launch.run_id, owner, registry, workdir, launch.spec, launch.mode)
 
 
 def replica_task(site: RunSite, key: ReplicaKey, machines: Machines | None = None) -> Document:
@@ -63,7 +64,7 @@ def replica_task(site: RunSite, key: ReplicaKey, machines: Machines | None = Non
         document["num_nodes"] = machines.num_nodes
     document["resources"] = _replica_resources(site, service, machines)
     document["workdir"] = site.workdir
-    wanted = secret_names.required_secrets(site.spec, site.config, service)
+    wanted = secret_names.required_secrets(site.spec, service)
     document["secrets"] = dict.fromkeys(wanted)
     document["setup"] = f"set -e\n{site.config.sky.setup}\n"
     document["run"] = run_script(_watched_replica(site, key))
@@ -84,7 +85,7 @@ def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:
     return WatchedReplica(
         run_id=site.run_id,
         key=key,
-        module=site.config.modules.get(key[0], f"services.{key[0]}"),
+        module=site.spec.module_of(key[0]),
         python=sky.python,
         registry=site.registry,
         port=sky.port,
@@ -92,7 +93,7 @@ def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:
         hard_limit_s=hard_limit_s(site.config),
         evaluate=site.mode is RunMode.EVAL_ONLY,
         nodes=machines_of(sky, key[0]).num_nodes,
-        further_module=further_machine_module(site.config, key[0]) if may_span(key[0]) else "",
+        further_module=site.spec.further_module_of(key[0]) if may_span(key[0]) else "",
         metrics=site.config.metrics,
     )
 

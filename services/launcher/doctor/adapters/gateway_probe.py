@@ -90,7 +90,7 @@ async def _play_canaries(
                 *(spec, (), lines.append),
                 command=command,
                 environ=context.environ,
-                inherits=inherited_variables(context.plan.spec, context.plan.config, GATEWAY),
+                inherits=inherited_variables(context.plan, GATEWAY),
             ) as (address, token):
                 section = context.get_section(GATEWAY)
                 played = await _play_all(address, token, section, due, opened)

@@ -1,6 +1,5 @@
 """The address at which other machines of a run reach this one, and the values refused for it."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from services.launcher.backends.local.own_address import find_own_host, route_ad
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig, ServiceShape
 from services.launcher.config.local import LocalConfig
+from tests.support.run_specs import bare_spec
 
 PRIVATE = LauncherConfig(local=LocalConfig(network="private"))
 
@@ -25,8 +25,7 @@ def launch(folder: Path, config: LauncherConfig, *words: str) -> LaunchSpec:
         command=(sys.executable, "-c", "import sys; print(sys.argv[1:])", *words),
         secrets={},
         log=folder / "learner-0.log",
-        spec_json=json.dumps(spec),
-        config=config,
+        spec=bare_spec(spec, config),
     )
 
 
@@ -67,8 +66,8 @@ async def test_several_machines_are_refused_on_loopback_which_the_others_do_not_
     tmp_path: Path, service: str, table: str
 ) -> None:
     def wanted(nodes: int) -> LaunchSpec:
-        spec = json.dumps({service: {table: {"nodes": nodes}}})
-        return LaunchSpec("a-1", (service, 0), (), {}, tmp_path / "log", spec_json=spec)
+        spec = bare_spec({service: {table: {"nodes": nodes}}})
+        return LaunchSpec("a-1", (service, 0), (), {}, tmp_path / "log", spec=spec)
 
     backend = LocalBackend(tmp_path)
     assert await backend.offer_resources(wanted(1))
@@ -82,10 +81,9 @@ async def test_one_replica_of_several_machines_is_all_that_this_machine_begins(
     tmp_path: Path,
 ) -> None:
     def wanted(index: int, replicas: int) -> LaunchSpec:
-        spec = json.dumps({"rollout": {"engine": {"nodes": 2}}})
         config = PRIVATE.model_copy(update={"rollout": ServiceShape(replicas=replicas)})
-        key = ("rollout", index)
-        return LaunchSpec("a-1", key, (), {}, tmp_path / "log", spec_json=spec, config=config)
+        spec = bare_spec({"rollout": {"engine": {"nodes": 2}}}, config)
+        return LaunchSpec("a-1", ("rollout", index), (), {}, tmp_path / "log", spec=spec)
 
     backend = LocalBackend(tmp_path)
     with pytest.raises(BackendError, match=r"set launcher\.rollout\.replicas = 1"):

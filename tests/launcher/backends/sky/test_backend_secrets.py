@@ -17,6 +17,7 @@ from services.launcher.security.env_filter import (
 )
 from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
+from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config, launch
 from tests.support.skypilot.server import Server
 
@@ -41,7 +42,7 @@ def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_a
     def named(**options: Any) -> tuple[str, ...]:
         section = {"backend": "mcp", "environments": {"booking": {"backend": backend}}}
         spec = {"env_gateway": {**section, "backends": {backend: options}}}
-        found = secret_names.required_secrets(spec, config(), GATEWAY)
+        found = secret_names.required_secrets(bare_spec(spec, config()), GATEWAY)
         return tuple(name for name in found if name not in secret_names.IDENTITY_VARIABLES)
 
     assert named() == ("FLEET_API_KEY",)
@@ -56,8 +57,8 @@ def test_the_gateway_gets_the_key_of_each_server_that_somebody_else_runs() -> No
         {"name": "ours", "command": ["serve"], "api_key_env": "OFFICE_OURS"},
     ]
     spec = {"env_gateway": {"backend": "mcp", "servers": servers}}
-    assert inherited_variables(spec, config(), GATEWAY) == ("OFFICE_ONE", "OFFICE_TWO")
-    assert inherited_variables(spec, config(), LEARNER) == ()
+    assert inherited_variables(bare_spec(spec, config()), GATEWAY) == ("OFFICE_ONE", "OFFICE_TWO")
+    assert inherited_variables(bare_spec(spec, config()), LEARNER) == ()
 
 
 def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None:
@@ -66,7 +67,7 @@ def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None
 
     def named(**more: Any) -> tuple[str, ...]:
         spec = {"env_gateway": {**section, **more}}
-        return secret_names.required_secrets(spec, config(), GATEWAY)
+        return secret_names.required_secrets(bare_spec(spec, config()), GATEWAY)
 
     assert {"A_KEY", "FLEET_API_KEY"} <= {*named(backend="mcp")}
     replay = {"replay": {"run": "runs/one"}}
@@ -74,19 +75,22 @@ def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None
 
 
 def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
-    assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
-    assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)
-    assert secret_names.optional_secrets(WISH, GATEWAY) == ()
-    assert secret_names.optional_secrets({"policy": {"model": "/models/qwen"}}, LEARNER) == ()
+    assert secret_names.optional_secrets(bare_spec(WISH), LEARNER) == (*STORE, OPTIONS, HUB)
+    assert secret_names.optional_secrets(bare_spec(WISH), ROLLOUT) == (HUB,)
+    assert secret_names.optional_secrets(bare_spec(WISH), GATEWAY) == ()
+    assert (
+        secret_names.optional_secrets(bare_spec({"policy": {"model": "/models/qwen"}}), LEARNER)
+        == ()
+    )
 
 
 def test_trackers_have_their_variables_where_they_are_listed() -> None:
     spec = {"learner": {"tracking": {"backends": ["jsonl", "mlflow", "trackio"]}}}
-    assert secret_names.optional_secrets(spec, LEARNER) == secret_names.MLFLOW_SECRETS
-    found = inherited_variables(spec, config(), LEARNER)
+    assert secret_names.optional_secrets(bare_spec(spec), LEARNER) == secret_names.MLFLOW_SECRETS
+    found = inherited_variables(bare_spec(spec, config()), LEARNER)
     assert {"MLFLOW_*", "TRACKIO_DIR"} <= set(found)
     assert not set(found) & {"WANDB_*", "WANDB_API_KEY"}
-    assert inherited_variables(spec, config(), ROLLOUT) == ()
+    assert inherited_variables(bare_spec(spec, config()), ROLLOUT) == ()
 
 
 @pytest.mark.parametrize(
@@ -103,13 +107,13 @@ def test_trackers_have_their_variables_where_they_are_listed() -> None:
 )
 def test_a_model_that_is_a_path_or_is_made_here_is_not_the_hubs(model: str, at_hub: bool) -> None:
     spec = {"policy": {"model": model}, "prepare": [{"creates": "build/tiny-0"}]}
-    assert (secret_names.optional_secrets(spec, ROLLOUT) == (HUB,)) == at_hub
+    assert (secret_names.optional_secrets(bare_spec(spec), ROLLOUT) == (HUB,)) == at_hub
 
 
 def test_local_runs_go_by_the_same_table() -> None:
     for service in SERVICES:
-        found = inherited_variables(WISH, config(), service)
-        assert set(found) >= set(secret_names.optional_secrets(WISH, service))
+        found = inherited_variables(bare_spec(WISH, config()), service)
+        assert set(found) >= set(secret_names.optional_secrets(bare_spec(WISH), service))
         assert not set(found) & {*secret_names.IDENTITY_VARIABLES, *LAUNCHERS_OWN}
 
 
@@ -118,11 +122,12 @@ def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() 
         "learner": {"tracking": {"backends": ["jsonl", "wandb"]}},
         "env_gateway": {"servers": [{"command": ["x"], "env": {"A": "$MINE", "B": "b"}}]},
     }
-    assert inherited_variables(spec, config(), GATEWAY) == ("MINE",)
-    assert inherited_variables(spec, config(), LEARNER) == ("WANDB_*", "WANDB_API_KEY")
-    assert inherited_variables(spec, config(), ROLLOUT) == ()
-    assert variables_of_any_service(spec, config()) == (HUB, "MINE", "WANDB_*", "WANDB_API_KEY")
-    requests = inherited_variables(spec, config(secrets=["EXTRA"]), ROLLOUT)
+    named = bare_spec(spec, config())
+    assert inherited_variables(named, GATEWAY) == ("MINE",)
+    assert inherited_variables(named, LEARNER) == ("WANDB_*", "WANDB_API_KEY")
+    assert inherited_variables(named, ROLLOUT) == ()
+    assert variables_of_any_service(named) == (HUB, "MINE", "WANDB_*", "WANDB_API_KEY")
+    requests = inherited_variables(bare_spec(spec, config(secrets=["EXTRA"])), ROLLOUT)
     assert requests == ("EXTRA",)
 
 
@@ -133,9 +138,9 @@ def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
         "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
         "FLEET_API_KEY": "canary-fleet-2",
     }
-    named = inherited_variables(WISH, config(), LEARNER)
+    named = inherited_variables(bare_spec(WISH, config()), LEARNER)
     assert child_environment(*named, environ=environ).keys() == environ.keys() - {"FLEET_API_KEY"}
-    none = inherited_variables({"policy": {"model": "./here"}}, config(), LEARNER)
+    none = inherited_variables(bare_spec({"policy": {"model": "./here"}}), LEARNER)
     assert child_environment(*none, environ=environ) == {}
 
 

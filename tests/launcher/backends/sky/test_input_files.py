@@ -1,6 +1,5 @@
 """Files that a spec names are copied with the code, whole and once, and no others are."""
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from services.launcher.backends.sky.code_bundle import CodeError, pin_code
 from services.launcher.backends.sky.input_files import copy_inputs, key_by_input
+from tests.support.run_specs import bare_spec
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -79,7 +79,7 @@ def test_a_spec_without_the_tables_names_nothing() -> None:
 
 def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
-    code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+    code = pin_code(tmp_path / "runs/run-1", root, bare_spec(SPEC))
     assert (code / "build/tasks/train.json").read_text() == "train"
     assert (code / ".gitignore").exists()
     assert (code / ".skyignore").read_text() == ""
@@ -99,7 +99,7 @@ def test_a_missing_file_is_refused_by_its_key_before_a_machine_is_requested(
     root = repository(tmp_path / "root")
     (root / lost).rename(tmp_path / "lost")
     with pytest.raises(CodeError, match=rf"^{key}: .*{lost} is not there\n.*\[\[prepare\]\]"):
-        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+        pin_code(tmp_path / "runs/run-1", root, bare_spec(SPEC))
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_a_model_that_is_not_there_is_refused_unless_it_may_be_one_of_the_hub(
     if prepared:
         wish["prepare"] = [{"creates": prepared, "command": ["true"]}]
     if not refused:
-        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+        pin_code(tmp_path / "runs/run-1", root, bare_spec(wish))
         return
     with pytest.raises(CodeError, match=r"^policy\.model: "):
-        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+        pin_code(tmp_path / "runs/run-1", root, bare_spec(wish))
 
 
 def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
     wish = {"learner": {"tasks": "s3://bucket/train.json"}}
-    code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+    code = pin_code(tmp_path / "runs/run-1", root, bare_spec(wish))
     assert key_by_input(wish) == {} and code.is_dir()
 
 

@@ -9,6 +9,7 @@ from services.launcher.backends.sky.status import Place
 from services.launcher.backends.sky.task_documents import describe_machine
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config
 
 _A, _B, _C = (Machine(infra=f"aws/{region}") for region in "abc")
@@ -109,16 +110,18 @@ def test_the_ports_where_ray_joins_machines_are_ports() -> None:
 
 @pytest.mark.parametrize(("service", "table"), [(LEARNER, "rank"), (ROLLOUT, "engine")])
 def test_a_spec_names_no_other_number_of_machines_than_are_found(service: str, table: str) -> None:
-    two = config(**{service: {"num_nodes": 2, "any_of": [{"infra": "aws"}]}}).sky
+    two = config(**{service: {"num_nodes": 2, "any_of": [{"infra": "aws"}]}})
     for named in ({}, {table: {"nodes": 1}}, {table: {"nodes": 2}}):
-        assert machine_candidates.check_machines(two, service, {service: named}) == []
-    (problem,) = machine_candidates.check_machines(two, service, {service: {table: {"nodes": 3}}})
+        assert machine_candidates.check_machines(bare_spec({service: named}, two), service) == []
+    three = bare_spec({service: {table: {"nodes": 3}}}, two)
+    (problem,) = machine_candidates.check_machines(three, service)
     assert problem.startswith(
         f"{service}.{table}.nodes = 3, but launcher.sky.{service}.num_nodes = 2"
     )
-    one = config().sky
-    assert machine_candidates.check_machines(one, service, {service: {table: {"nodes": 2}}})
-    assert machine_candidates.check_machines(one, GATEWAY, {}) == []
+    one = config()
+    several = bare_spec({service: {table: {"nodes": 2}}}, one)
+    assert machine_candidates.check_machines(several, service)
+    assert machine_candidates.check_machines(bare_spec({}, one), GATEWAY) == []
 
 
 def test_what_can_be_had_is_not_refused() -> None:

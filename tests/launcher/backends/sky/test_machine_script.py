@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import load_spec
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
 from services.launcher.backends.sky.single_machine import whole_run_task
-from services.launcher.run_plan import parse_spec
+from services.launcher.run_spec import read_spec
 from services.launcher.state import ReplicaKey
 from tests.support.repository import ROOT
 
@@ -93,11 +93,9 @@ def test_a_project_with_a_services_package_of_its_own_runs_ours(
     (tmp_path / "services").mkdir()
     (tmp_path / "services/__init__.py").write_text("raise SystemExit('theirs was imported')")
     if whole:
-        spec = load_spec(ROOT / "deploy/runs/openenv-fleet-grpo.toml")
-        config = parse_spec(canonical_json(spec)).config
-        sky = config.sky.model_copy(update={"python": sys.executable})
-        ours = config.model_copy(update={"sky": sky})
-        script = whole_run_task("missing.toml", spec, ours)["run"]
+        python = f"--launcher.sky.python={sys.executable}"
+        spec = load_spec(ROOT / "deploy/runs/openenv-fleet-grpo.toml", [python])
+        script = whole_run_task("missing.toml", read_spec(spec))["run"]
     else:
         watched = WatchedReplica(
             "run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60

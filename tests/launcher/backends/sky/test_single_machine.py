@@ -11,13 +11,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services.common.spec.config import canonical_json, load_spec, parse_config
+from services.common.spec.config import load_spec, parse_config
 from services.launcher.backends.sky import single_machine
 from services.launcher.cli import app, plan, train
 from services.launcher.cli.train import TrainOptions
 from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_plan import RunPlan, parse_spec
+from services.launcher.run_spec import RunSpec, read_spec
 from services.launcher.security.env_filter import variables_of_any_service
 from services.learner.config.learner import LearnerConfig
 from services.learner.config.sampling import SelectConfig
@@ -56,7 +56,7 @@ def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[st
 def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
     """The file that the command writes with overrides."""
 
-    async def content(_: RunPlan) -> None:
+    async def content(_: RunSpec) -> None:
         """Skip the services' checks, which take seconds."""
 
     async def read_nothing(_: RunContext) -> tuple[dict[str, Any], list[Finding]]:
@@ -170,9 +170,8 @@ def test_every_variable_of_the_file_has_a_reader(
     # The services take these values, and get the keys.
     parse_config(LearnerConfig, spec["learner"], where="learner")
     parse_config(RolloutConfig, spec["rollout"], where="rollout")
-    config = parse_spec(canonical_json(spec)).config
     keys = {*task["envs"], *task["secrets"]} - {*CHOSEN, single_machine.RESUME}
-    assert keys <= set(variables_of_any_service(spec, config))
+    assert keys <= set(variables_of_any_service(read_spec(spec)))
 
 
 def test_a_key_of_wandb_adds_it_to_the_trackers_of_the_run(
