@@ -21,7 +21,7 @@ from services.launcher.agent_protocol import key_of_node
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_error
-from services.launcher.control.restarts import describe_exit
+from services.launcher.control.restarts import count_failure, describe_exit
 from services.launcher.run_spec import RunSpec, parse_spec
 from services.launcher.security.certificates import find_identities
 from services.launcher.security.env_filter import inherited_variables
@@ -134,7 +134,7 @@ class _Membership:
     async def keep_process(self) -> int | None:
         """Return the exit code once the process has ended for good; None if it left and may be
         needed again."""
-        failures: list[float] = []
+        failures: tuple[float, ...] = ()
         while True:
             try:
                 how, sent_away = await self._run_process()
@@ -144,24 +144,15 @@ class _Membership:
                 return None
             if how.code == OK:
                 return OK
-            since = time.monotonic() - self._config.restart_window_s
-            failures = [*(at for at in failures if at > since), time.monotonic()]
-            code = self._judge_failure(how, len(failures))
-            if code is not None:
-                return code
-            pause_s = self._config.restart_delay_s(len(failures))
-            await run_unless(self._leave, asyncio.sleep(pause_s))
+            failures, delay_s = count_failure(failures, how, time.monotonic(), self._config)
+            text = f"{self._launch.name} {describe_exit(how)}"
+            if delay_s is None:
+                report_error(f"{text}. Its last lines:\n{how.tail}")
+                return BAD_SPEC if how.code == EXIT_BAD_CONFIG else FAILED
+            print_visible(f"{text}; restarting it, see {self._launch.log}")
+            await run_unless(self._leave, asyncio.sleep(delay_s))
             if self._leave.is_set():
                 return None
-
-    def _judge_failure(self, how: ExitStatus, failures: int) -> int | None:
-        """Report the failure; return an exit code if a restart would not help."""
-        text = f"{self._launch.name} {describe_exit(how)}"
-        if how.code != EXIT_BAD_CONFIG and failures <= self._config.max_restarts:
-            print_visible(f"{text}; restarting it, see {self._launch.log}")
-            return None
-        report_error(f"{text}. Its last lines:\n{how.tail}")
-        return BAD_SPEC if how.code == EXIT_BAD_CONFIG else FAILED
 
     async def _run_process(self) -> tuple[ExitStatus, bool]:
         """Run the process to its end; return its exit, and True if `leave` was set before it."""

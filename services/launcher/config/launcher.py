@@ -67,9 +67,6 @@ class LauncherConfig(ConfigModel):
     # Services drain on their own when the launcher has been silent for this long.
     orphan_after_s: Seconds = 60.0
 
-    def restart_delay_s(self, failures: int) -> float:
-        return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
-
     def patience_s(self) -> float:
         """Return how long services continue without hearing from the launcher.
 

@@ -127,7 +127,11 @@ def count_failure(
     failures = (*(at for at in before if now - at < config.restart_window_s), now)
     if how.code == EXIT_BAD_CONFIG or len(failures) > config.max_restarts:
         return failures, None
-    return failures, config.restart_delay_s(len(failures))
+    return failures, _restart_delay_s(len(failures), config)
+
+
+def _restart_delay_s(failures: int, config: LauncherConfig) -> float:
+    return min(config.backoff_max_s, config.backoff_s * 2 ** (failures - 1))
 
 
 def _last_words(how: ExitStatus) -> str:
@@ -166,7 +170,7 @@ def _retry_after_failed_setup(
     if number >= most:
         verdict = f"{cause}; check launcher.sky.setup and SkyPilot's log"
         return _give_up_replica(run, replica, Outcome.FAILED, now, config, verdict)
-    delay = config.restart_delay_s(number)
+    delay = _restart_delay_s(number, config)
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.with_replicas([replica]), [RunNote(f"{cause}; another in {delay:g} s")]
 
@@ -176,7 +180,7 @@ def _retry_after_preemption(
 ) -> tuple[Run, list[RunNote]]:
     """Request another machine in place of a preempted one. Preemptions never make a run give
     up."""
-    delay = config.restart_delay_s(1)
+    delay = _restart_delay_s(1, config)
     text = f"{replica.label} has lost its machine; the next request is in {delay:g} s"
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.with_replicas([replica]), [RunNote(text)]
