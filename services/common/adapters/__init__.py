@@ -1,2 +1,3 @@
 """Adapters that several services share: `model_hub.py` fetches models, `token_text.py` decodes
-tokens for display, and `hidden_torch.py` keeps torch out of processes that only handle text."""
+tokens for display, `hidden_torch.py` keeps torch out of processes that only handle text,
+`bounded_http.py` reads answers of HTTP servers, and `webhook.py` posts messages to chats."""

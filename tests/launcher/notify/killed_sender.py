@@ -15,7 +15,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from services.launcher.notify.adapters.slack import SlackSink, shared_ssl_context
+from services.common.adapters.bounded_http import shared_ssl_context
+from services.launcher.notify.adapters.slack import SlackSink
 from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.messages import Message, MessageKind
 from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox

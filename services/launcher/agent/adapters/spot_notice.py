@@ -7,8 +7,8 @@ from datetime import datetime
 
 import httpx
 
+from services.common.adapters.bounded_http import ask, object_of
 from services.common.telemetry import log
-from services.launcher.adapters.bounded_http import ask, object_of
 
 # AWS states the time; GCP leaves 30 seconds, less the time of the poll.
 _GCP_LEFT_S = 25.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
+from services.common.adapters.bounded_http import ask, object_of
 from services.common.rpc.errors import ConfigError
 from services.common.text.parsing import TextLimits
-from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.backends.ports import BackendUnreachable, OrphanResource
 from services.launcher.backends.sky import orphan_machines
 from services.launcher.backends.sky.orphan_machines import BilledMachine

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import httpx
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from services.common.adapters.bounded_http import ask, object_of, retry_after
 from services.common.rpc.deadlines import loop_time
 from services.common.text.parsing import TextLimits
 from services.common.text.printable_text import one_line
 from services.common.text.redaction import add_secret, redact
-from services.launcher.adapters.bounded_http import ask, object_of, retry_after
 from services.launcher.cli.terminal import CommandError
 
 _ANSWERS = TextLimits(bytes=2**24, values=2**16)

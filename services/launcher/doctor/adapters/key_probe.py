@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from services.common.adapters.bounded_http import ask, object_of
 from services.common.text.parsing import TextLimits
-from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.doctor.dataset import EnvVersion
 from services.launcher.doctor.findings import (
     Finding,

@@ -1,14 +1,10 @@
 """Messages in Slack: one thread per run, by chat.postMessage."""
 
-import logging
-import ssl
-from functools import cache
 from typing import Any
 
 import httpx
 
-from services.common.text.redaction import add_secret
-from services.launcher.adapters.bounded_http import ask, object_of, retry_after
+from services.common.adapters.bounded_http import ask, object_of, open_client, retry_after
 from services.launcher.notify.messages import Message, MessageKind
 from services.launcher.notify.outbox import DeliveryTarget, Letter
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
@@ -47,7 +43,7 @@ class SlackSink:
         self._target = target
         self._token = token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = open_client(token, base_url=target.address, headers=headers)
+        self._client = open_client(token, _TIMEOUT_S, base_url=target.address, headers=headers)
 
     async def send_letter(self, letter: Letter) -> str:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
@@ -113,7 +109,10 @@ class SlackSink:
         return await self._judge_answer(answer)
 
     async def _judge_answer(self, answer: httpx.Response) -> dict[str, Any]:
-        raise_if_delayed(answer, "Slack", unsure=True)
+        if answer.status_code == _TOO_MANY_REQUESTS:
+            raise DeliveryDelayedError("Slack limits the rate", after_s=retry_after(answer))
+        if answer.is_server_error:
+            raise DeliveryDelayedError(f"Slack answered HTTP {answer.status_code}", unsure=True)
         try:
             result = await object_of(answer)
         except ValueError:
@@ -142,28 +141,6 @@ class SlackSink:
         if error == "missing_scope":
             return "Slack: the bot lacks a permission: give it chat:write (and channels:history)"
         return f"Slack refuses the message ({error})"
-
-
-def open_client(secret: str, **settings: Any) -> httpx.AsyncClient:
-    """Open an HTTP client; no log shows the secret, or a URL that contains it."""
-    add_secret(secret)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    return httpx.AsyncClient(timeout=_TIMEOUT_S, verify=shared_ssl_context(), **settings)
-
-
-@cache
-def shared_ssl_context() -> ssl.SSLContext:
-    """Return the SSL context with the public authorities' certificates, which are slow to
-    read."""
-    return httpx.create_ssl_context()
-
-
-def raise_if_delayed(answer: httpx.Response, receiver: str, *, unsure: bool) -> None:
-    """Raise DeliveryDelayedError if the receiver is overloaded or failing."""
-    if answer.status_code == _TOO_MANY_REQUESTS:
-        raise DeliveryDelayedError(f"{receiver} limits the rate", after_s=retry_after(answer))
-    if answer.is_server_error:
-        raise DeliveryDelayedError(f"{receiver} answered HTTP {answer.status_code}", unsure=unsure)
 
 
 def slack_text(message: Message) -> str:

@@ -1,9 +1,6 @@
 """Messages as JSON to any URL. The receiver drops repeats by the header Idempotency-Key."""
 
-import httpx
-
-from services.launcher.adapters.bounded_http import ask
-from services.launcher.notify.adapters.slack import open_client, raise_if_delayed
+from services.common.adapters.webhook import WebhookError, is_webhook_url, post_json
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Letter
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
@@ -16,36 +13,30 @@ class WebhookSink:
     def __init__(self, target: DeliveryTarget, url: str) -> None:
         self._target = target
         self._url = url
-        self._client = open_client(url)
 
     async def send_letter(self, letter: Letter) -> str:
-        if not self._url.startswith(("http://", "https://")):
+        variable = self._target.secret_env
+        if not is_webhook_url(self._url):
             raise DeliveryRefusedError(
-                f"the environment variable {self._target.secret_env} holds no http(s) URL: set it"
-                " where the launcher starts, or leave launcher.notify.webhook_env out"
+                f"the environment variable {variable} holds no http(s) URL: set it where the"
+                " launcher starts, or leave launcher.notify.webhook_env out"
             )
-        headers = {"Idempotency-Key": letter.key}
         try:
-            body = webhook_body(letter)
-            answer = await ask(self._client, "POST", self._url, json=body, headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # The text of some of these errors is the URL.
-            raise DeliveryDelayedError(
-                f"the webhook cannot be reached: {type(error).__name__}"
-            ) from None
-        raise_if_delayed(answer, "the webhook", unsure=False)
-        if not answer.is_success:
+            await post_json(self._url, webhook_body(letter), {"Idempotency-Key": letter.key})
+        except WebhookError as error:
+            if error.again:
+                why = f"the webhook {error}"
+                raise DeliveryDelayedError(why, after_s=error.after_s) from error
             raise DeliveryRefusedError(
-                f"the webhook in {self._target.secret_env} answered HTTP {answer.status_code}:"
-                " check its URL"
-            )
+                f"the webhook in {variable} {error}: check its URL"
+            ) from error
         return ""
 
     async def find_thread(self, letter: Letter) -> str | None:
         return None
 
     async def close(self) -> None:
-        await self._client.aclose()
+        """Each letter has a connection of its own."""
 
 
 def webhook_body(letter: Letter) -> dict[str, object]:

@@ -1,12 +1,12 @@
 """Alarms as chat messages: POST {"text": ...}, as accepted by Slack, Mattermost and others."""
 
+import asyncio
 import os
 import queue
 import threading
 import time
 
-import httpx
-
+from services.common.adapters.webhook import WebhookError, is_webhook_url, post_json
 from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
 from services.common.text.redaction import add_secret
@@ -17,7 +17,6 @@ _TIMEOUT_S = 5.0
 _TRIES = 5
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_TOO_MANY_REQUESTS = 429
 
 
 def webhook_url(configured: str) -> str:
@@ -28,7 +27,7 @@ def webhook_url(configured: str) -> str:
     if configured.startswith("$"):
         # Removed, because a tracker's child processes inherit our environment.
         url = os.environ.pop(configured[1:], "")
-        if not url.startswith(("http://", "https://")):
+        if not is_webhook_url(url):
             raise ConfigError(
                 f"learner.alarms.webhook: the environment variable {configured[1:]} holds no"
                 " http(s) URL; set it, or leave the key out"
@@ -84,34 +83,22 @@ class WebhookAlarmSink:
             _log.warning("alarms did not reach the webhook", messages=self.dropped)
 
     def _send_queued(self) -> None:
-        with httpx.Client(timeout=self._timeout_s) as client:
-            while (text := self._queue.get()) is not None:
-                self._post_with_retries(client, text)
+        while (text := self._queue.get()) is not None:
+            self._post_with_retries(text)
 
-    def _post_with_retries(self, client: httpx.Client, text: str) -> None:
+    def _post_with_retries(self, text: str) -> None:
         pause_s = self._first_pause_s
         for left in reversed(range(_TRIES)):
-            problem, again = self._post_once(client, text)
-            if not problem:
+            try:
+                asyncio.run(post_json(self._url, {"text": text}, timeout_s=self._timeout_s))
+            except WebhookError as error:
+                if not error.again or not left or self._closing.wait(pause_s):
+                    self._count_lost(str(error))
+                    return
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
                 self._failing = False
                 return
-            if not again or not left or self._closing.wait(pause_s):
-                self._count_lost(problem)
-                return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _post_once(self, client: httpx.Client, text: str) -> tuple[str, bool]:
-        """Post once; return the problem, if any, and whether a retry may succeed."""
-        try:
-            # The status suffices, so the content is not read.
-            with client.stream("POST", self._url, json={"text": text}) as answer:
-                pass
-        except httpx.HTTPError as error:
-            return repr(error), True
-        if answer.is_success:
-            return "", False
-        again = answer.status_code == _TOO_MANY_REQUESTS or answer.is_server_error
-        return f"HTTP {answer.status_code}", again
 
     def _count_lost(self, why: str) -> None:
         self.dropped += 1

@@ -83,7 +83,7 @@ def test_a_server_that_keeps_failing_costs_the_message_and_is_logged_once() -> N
         hook.close()
     assert len(texts) == 15
     reported = [line for line in lines if line["event"].startswith("the webhook accepts no")]
-    assert [line["error"] for line in reported] == ["HTTP 500"]
+    assert [line["error"] for line in reported] == ["answered HTTP 500"]
 
 
 def test_what_is_refused_is_not_sent_again() -> None:

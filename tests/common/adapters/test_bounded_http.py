@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.text.parsing import TextLimits
-from services.launcher.adapters.bounded_http import (
+from services.common.adapters.bounded_http import (
     AnswerError,
     ask,
     json_of,
     object_of,
     retry_after,
 )
+from services.common.text.parsing import TextLimits
 from services.launcher.agent.adapters.spot_notice import MetadataNotices
 from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky.cloud_audit import LambdaCloud

@@ -2,14 +2,18 @@
 block the caller."""
 
 import asyncio
+import logging
 import math
+import ssl
+from functools import cache
 from typing import Any
 
 import httpx
 
 from services.common.text.parsing import TextLimits, parse_json_aside
+from services.common.text.redaction import add_secret
 
-# Ample for every API that a launcher polls.
+# Ample for every API that is polled.
 ANSWERS = TextLimits(bytes=2**20, values=2**14)
 _WHOLE_S = 30.0
 _LONGEST_WAIT_S = 3600.0
@@ -17,6 +21,20 @@ _LONGEST_WAIT_S = 3600.0
 
 class AnswerError(httpx.HTTPError):
     """A response that was not read; the message states the cause."""
+
+
+def open_client(secret: str, timeout_s: float, **settings: Any) -> httpx.AsyncClient:
+    """Open an HTTP client; no log shows the secret, or a URL that contains it."""
+    add_secret(secret)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return httpx.AsyncClient(timeout=timeout_s, verify=shared_ssl_context(), **settings)
+
+
+@cache
+def shared_ssl_context() -> ssl.SSLContext:
+    """Return the SSL context with the public authorities' certificates, which are slow to
+    read."""
+    return httpx.create_ssl_context()
 
 
 async def ask(
