@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.launcher.doctor.findings import Finding, FindingError, NotApplicableError, Status
-from services.launcher.doctor.memory import check_candidates, check_gpus, measure_needs
-from services.launcher.doctor.memory_estimate import MemoryNeeds, describe_needs
-from services.launcher.doctor.run_context import RunContext, make_run_context, read_sections
+from services.launcher.doctor.memory import check_requested, measure_needs
+from services.launcher.doctor.memory_estimate import describe_needs
+from services.launcher.doctor.run_context import make_run_context, read_sections
 from services.launcher.run_spec import BadSpecError, RunSpec
 
 
@@ -26,7 +26,7 @@ async def describe_memory(read: RunSpec, runs: Path, gpus: tuple[int, ...]) -> S
         return [f"memory: not computed, {error}"]
     except FindingError as error:
         return [f"memory: not computed, {_explain(context.shared.policy.model, error.finding)}"]
-    found = list(_judge(context, needs))
+    found = list(check_requested(context, needs))
     refused = [finding.detail for finding in found if finding.status is Status.FAIL]
     if refused:
         raise BadSpecError("\n".join((f"memory: {describe_needs(needs)}", *refused)))
@@ -40,10 +40,3 @@ def _explain(model: str, finding: Finding) -> str:
     if Path(model).is_dir():
         return finding.detail
     return f"the config.json of {model} is not on this machine; `flotilla doctor` fetches it"
-
-
-def _judge(context: RunContext, needs: MemoryNeeds) -> Sequence[Finding]:
-    if context.gpus:
-        config = context.plan.config
-        return list(check_gpus(context.gpus, needs, config, "the machine of --gpus"))
-    return list(check_candidates(context, needs))

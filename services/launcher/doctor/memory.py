@@ -40,13 +40,18 @@ _GPU_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,n
 async def probe_memory(context: RunContext) -> list[Finding]:
     needs, config = await measure_needs(context), context.plan.config
     estimate = ok(describe_needs(needs))
-    if context.gpus:
-        return [estimate, *check_gpus(context.gpus, needs, config, "the machine of --gpus")]
-    if context.backend == "local":
-        gpus = await _list_gpu_memory()
-        found = _check_here(needs, config.replica_counts()[ROLLOUT], gpus)
-        return [estimate, *found, *check_gpus(gpus, needs, config, "this machine")]
-    return [estimate, *check_candidates(context, needs)]
+    if context.gpus or context.backend != "local":
+        return [estimate, *check_requested(context, needs)]
+    gpus = await _list_gpu_memory()
+    found = _check_here(needs, config.replica_counts()[ROLLOUT], gpus)
+    return [estimate, *found, *_check_gpus(gpus, needs, config, "this machine")]
+
+
+def check_requested(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
+    """Check the machines that the spec requests, or the one that has the GPUs of --gpus."""
+    if not context.gpus:
+        return _check_candidates(context, needs)
+    return _check_gpus(context.gpus, needs, context.plan.config, "the machine of --gpus")
 
 
 async def measure_needs(context: RunContext) -> MemoryNeeds:
@@ -94,7 +99,7 @@ def _check_here(needs: MemoryNeeds, replicas: int, gpus: Sequence[int]) -> Itera
         yield fail(f"{' and '.join(keys)} require a GPU, and there is none here", cpu)
 
 
-def check_gpus(
+def _check_gpus(
     gpus: Sequence[int], needs: MemoryNeeds, config: LauncherConfig, where: str
 ) -> Iterator[Finding]:
     """Check the GPUs of one machine: their size, their number, and the launcher's assignment."""
@@ -115,7 +120,7 @@ def check_gpus(
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
 
 
-def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
+def _check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
     for service in (LEARNER, ROLLOUT):
         rooms = list_capacities(context.plan.config.sky, service, context.sky_home)

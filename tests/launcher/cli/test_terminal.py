@@ -179,7 +179,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "0;owned" in capsys.readouterr().out.replace("\n", "")
     monkeypatch.setattr(doctor, "load_spec", wrong)
     for as_json in (False, True):
-        assert doctor.run_doctor(Path("x"), Path("y"), (), (), None, (), as_json=as_json) == 1
+        assert doctor.run_doctor(Path("x"), Path("y"), (), (), as_json=as_json) == 1
         printed = capsys.readouterr().out
         assert_harmless(printed if as_json else "".join(printed.split("\n")))
     assert json.loads(printed)[0]["detail"].startswith(SURROGATES)
