@@ -14,7 +14,7 @@ from services.launcher.doctor.probe_list import PROBES
 from services.learner.config.learner import LearnerConfig
 from tests.support.repository import ROOT
 
-PAGES = ("docs/launching.md", "docs/slurm.md", "docs/workflows.md")
+PAGES = ("docs/launching.md", "docs/doctor.md", "docs/slurm.md", "docs/workflows.md")
 each_page = pytest.mark.parametrize("page", PAGES)
 SECTIONS = {"launcher": LauncherConfig, "learner": LearnerConfig}
 
@@ -66,5 +66,5 @@ def test_keys_are_keys(page: str) -> None:
 
 
 def test_every_probe_of_the_doctor_is_listed() -> None:
-    page = text_of("docs/launching.md")
+    page = text_of("docs/doctor.md")
     assert [probe.name for probe in PROBES if f"`{probe.name}`" not in page] == []
