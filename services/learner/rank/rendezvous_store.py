@@ -68,7 +68,8 @@ def meet_ranks(store: Store, rendezvous: str, index: int, count: int) -> None:
             ) from error
 
     # The kernel accepts connections. The door stays open until all ranks have tried it.
-    with socket.create_server((own, 0), backlog=count) as door:
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, 0), family=family, backlog=count) as door:
         addresses = exchange("door", f"{own}:{door.getsockname()[1]}")
         with ThreadPoolExecutor(count) as pool:
             failures = list(pool.map(_try_connection, addresses))
