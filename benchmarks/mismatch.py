@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoTokenizer
 from services.common.domain.policy import PolicyId
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.control_chart import BOUNDS
+from services.learner.guard.mismatch_limits import BOUNDS
 from services.learner.guard.probes import Probe, ProbeResult, probe_batch
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.policy_loading import load_policy

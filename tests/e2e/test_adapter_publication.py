@@ -24,7 +24,7 @@ from services.common.domain.policy import PolicyId
 from services.common.rpc import rpc
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.guard.control_chart import BOUNDS
+from services.learner.guard.mismatch_limits import BOUNDS
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import Publication as Announced

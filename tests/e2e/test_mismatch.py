@@ -11,8 +11,8 @@ import pytest
 from services.common.domain.policy import PolicyId
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.control_chart import BOUNDS
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
+from services.learner.guard.mismatch_limits import BOUNDS
 from services.learner.guard.probes import ProbeResult, probe_batch, start_probes
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy

@@ -19,7 +19,7 @@ from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
-from services.env_gateway.limits.admission import OverLimitError, QueueFullError
+from services.env_gateway.limits.episode_admission import OverLimitError, QueueFullError
 from services.env_gateway.tasks.task_format import TaskError
 from services.wire.enums import NO_GRADE_REASONS
 

@@ -11,8 +11,8 @@ from services.common.rpc.deadlines import loop_time
 from services.common.telemetry import metrics
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import BreakerState
+from services.env_gateway.limits.request_gates import Gate
 from services.env_gateway.ports import HeartbeatLateness
 
 _PERIOD_S = 1.0

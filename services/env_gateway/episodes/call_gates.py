@@ -6,8 +6,8 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.capacity_gates import Gate, Passage
 from services.env_gateway.limits.circuit_breaker import CircuitBreaker
+from services.env_gateway.limits.request_gates import Gate, Passage
 from services.env_gateway.limits.shared_places import SharedPlaces
 
 

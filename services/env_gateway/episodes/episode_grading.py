@@ -14,8 +14,8 @@ from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
 from services.env_gateway.grading.verdict import no_grade
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.rate_gates import grade_gate
+from services.env_gateway.limits.request_gates import Gate
 from services.env_gateway.ports import BackendError, Instance, Submission
 
 _LOG = get_logger(__name__)

@@ -19,8 +19,8 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.tool_watch import ToolWatch
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
 from services.env_gateway.limits.rate_gates import creation_gate
+from services.env_gateway.limits.request_gates import Gate, NoPlaceError
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Recorder, Tool
 from services.env_gateway.tasks.task_format import SINGLE_TURN
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen

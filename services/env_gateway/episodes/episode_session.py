@@ -14,7 +14,7 @@ from services.common.text.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
 from services.env_gateway.grading.passed_text import PassedText
-from services.env_gateway.limits.admission import Ticket
+from services.env_gateway.limits.episode_admission import Ticket
 from services.env_gateway.ports import (
     Backend,
     CallAnswer,

@@ -26,7 +26,7 @@ from services.env_gateway.episodes.instance_deletion import InstanceDeleter
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.limits.admission import Admission, Ticket
+from services.env_gateway.limits.episode_admission import Admission, Ticket
 from services.env_gateway.ports import Backend, CallAnswer, Recorder
 from services.env_gateway.tools.computer_tool import ScaleImage, keep_unscaled
 

@@ -17,8 +17,8 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.capacity_gates import Gate, Passage
 from services.env_gateway.limits.rate_gates import deletion_gate
+from services.env_gateway.limits.request_gates import Gate, Passage
 from services.env_gateway.ports import Backend, BackendError, Orphan
 
 _LOG = get_logger(__name__)

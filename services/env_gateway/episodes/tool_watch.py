@@ -9,7 +9,7 @@ from services.common.rpc.deadlines import loop_time, seconds_left
 from services.common.telemetry.log import get_logger
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.limits.capacity_gates import NoPlaceError
+from services.env_gateway.limits.request_gates import NoPlaceError
 from services.env_gateway.ports import BackendError, Instance, Tool
 from services.env_gateway.tools.tool_drift import ToolHistory, compare_listings, digest_tools
 

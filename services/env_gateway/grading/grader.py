@@ -23,7 +23,7 @@ from services.env_gateway.grading.verdict import (
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
 from services.env_gateway.grading.world_search import search_of_world
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.capacity_gates import Gate, NoPlaceError
+from services.env_gateway.limits.request_gates import Gate, NoPlaceError
 from services.env_gateway.ports import (
     BackendError,
     Execution,

@@ -3,8 +3,8 @@
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.refusal_pace import RefusalPace
+from services.env_gateway.limits.request_gates import Gate
 from services.env_gateway.limits.token_bucket import TokenBucket
 
 

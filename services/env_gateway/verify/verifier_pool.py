@@ -9,8 +9,8 @@ from typing import Any
 
 from services.common.telemetry.log import get_logger
 from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
-from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.fair_queue import WeightOf, equal_weight
+from services.env_gateway.limits.request_gates import Gate
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
 from services.env_gateway.verify.check_report import split_report

@@ -20,6 +20,7 @@ from services.launcher.cli.command_runner import (
     run_interruptible,
     with_run_source,
 )
+from services.launcher.cli.far_run_files import SSH_VARIABLES, FarFiles, StoredFiles, find_files
 from services.launcher.cli.inspector_process import (
     INSPECTOR,
     InspectorError,
@@ -31,7 +32,6 @@ from services.launcher.cli.inspector_process import (
 )
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.restore import fetch_for_reading
-from services.launcher.cli.run_place import SSH_VARIABLES, FarFiles, StoredFiles, find_files
 from services.launcher.cli.run_source import NEWEST, RunSource, find_local_run, find_run
 from services.launcher.cli.terminal import Terminal
 from services.launcher.security.launcher_address import address_from_environment

@@ -12,7 +12,7 @@ from services.common.process.extras import install_command
 from services.common.process.line_channel import ChildLostError, LineChannel
 from services.common.process.python_command import python_command
 from services.common.rpc.errors import ConfigError
-from services.launcher.cli.run_place import SSH_VARIABLES
+from services.launcher.cli.far_run_files import SSH_VARIABLES
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.store.run_files import JOURNAL
 

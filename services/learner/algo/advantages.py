@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.learner.algo.gae import GaeEstimate, TokenValues, compute_gae, returns_to_go, whiten
-from services.learner.algo.registry import Registry
+from services.learner.algo.plugin_registry import Registry
 from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 Rewards = NDArray[np.float64]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.learner.algo.registry import Registry
+from services.learner.algo.plugin_registry import Registry
 from services.learner.algo.sequences import sequence_means
 from services.learner.config.algorithm import AlgorithmConfig
 

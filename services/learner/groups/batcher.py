@@ -3,8 +3,8 @@
 Groups leave oldest first, by curriculum position. The lease book's slots bound how many wait.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,61 +12,12 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
-from services.learner.group_types import GroupSpec
-from services.learner.groups.staleness import is_stale, keep_fresh
-from services.learner.sampling.group_signal import GroupOutcome, has_signal
+from services.learner.groups.graded_attempts import ReadyGroup
+from services.learner.groups.staleness import is_stale, keep_fresh, oldest_allowed
+from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
 WithoutSignal = Literal["mask", "drop", "replace"]
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
-    """A received try without its arrays."""
-
-    trajectory: Trajectory
-    policy_tokens: int
-    total_tokens: int
-    # Oldest and newest version that wrote any of its tokens; absent if no policy did.
-    oldest_version: int | None
-    newest_version: int | None
-    # Reason for not using it although it may have a reward: `orphan_policy`, `other_policy`.
-    dropped: str = ""
-
-    @property
-    def is_graded(self) -> bool:
-        return self.trajectory.reward is not None and not self.dropped
-
-    @property
-    def spoils_group(self) -> bool:
-        """True if no other attempt of its group may be used."""
-        failure = self.trajectory.failure
-        return failure is not None and failure.spoils_group and not self.dropped
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """A complete group with its graded attempts, in order of attempt."""
-
-    spec: GroupSpec
-    graded: tuple[AttemptRecord, ...]
-    failed: tuple[AttemptRecord, ...]
-    # Monotonic seconds of its first lease and of its end.
-    leased_at: float = 0.0
-    ended_at: float = 0.0
-
-    @property
-    def oldest_version(self) -> int | None:
-        versions = [r.oldest_version for r in self.graded if r.oldest_version is not None]
-        return min(versions, default=None)
-
-    @property
-    def rewards(self) -> list[float]:
-        return [r.trajectory.reward for r in self.graded if r.trajectory.reward is not None]
-
-    @property
-    def has_signal(self) -> bool:
-        return has_signal(self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +98,7 @@ class Batcher:
 
     def oldest_allowed(self, trainer_version: int) -> int:
         """Return the oldest version that a step from this version on may train on."""
-        return trainer_version - self._max_staleness
+        return oldest_allowed(trainer_version, self._max_staleness)
 
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
         """Remove and return the groups that the next step may no longer train on or count."""
@@ -179,26 +130,6 @@ class Batcher:
 def _draw_order(group: ReadyGroup) -> tuple[int, int]:
     """Return a group's curriculum position."""
     return group.spec.sequence_number, group.spec.requeues
-
-
-def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
-    """Make the in-memory record of a try."""
-    versions = [policy.version for policy in trajectory.policies]
-    return AttemptRecord(
-        trajectory=replace(trajectory, sequences=()),
-        policy_tokens=trajectory.policy_tokens,
-        total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
-        oldest_version=min(versions, default=None),
-        newest_version=max(versions, default=None),
-        dropped=dropped,
-    )
-
-
-def make_ended_group(spec: GroupSpec, records: Sequence[AttemptRecord], now: float) -> ReadyGroup:
-    """Make a group from the records that an earlier start left."""
-    graded = tuple(r for r in records if r.is_graded)
-    failed = tuple(record for record in records if record not in graded)
-    return ReadyGroup(spec, graded, failed, leased_at=now, ended_at=now)
 
 
 def build_train_batch(

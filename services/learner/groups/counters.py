@@ -10,7 +10,7 @@ from services.common.telemetry.log import get_logger
 from services.common.text.printable_text import first_line
 from services.learner.alarms.types import SpoiledGroup, Streak
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import AttemptRecord, ReadyGroup
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.groups.staleness import STALE
 
 _log = get_logger(__name__)

@@ -15,8 +15,9 @@ from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
-from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
+from services.learner.groups.batcher import Batch, Batcher
 from services.learner.groups.counters import Tally
+from services.learner.groups.graded_attempts import make_ended_group, make_record
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.lease_idempotency import DrainingError, LeaseAnswers, LeaseRequest
 from services.learner.groups.leases import LeaseBook

@@ -8,8 +8,9 @@ from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.rpc.deadlines import loop_time
 from services.common.run_folder.record_digests import CORRUPT
 from services.learner.group_types import EndedGroup, GroupSpec
-from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
+from services.learner.groups.batcher import Batch, Batcher
 from services.learner.groups.counters import Tally
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import TOOLS_CHANGED
 from services.learner.groups.staleness import STALE

@@ -19,6 +19,11 @@ class SampledGroup(Protocol):
 G = TypeVar("G", bound=SampledGroup)
 
 
+def oldest_allowed(trainer_version: int, max_staleness: int) -> int:
+    """Return the oldest version that a step from `trainer_version` on may train on."""
+    return trainer_version - max_staleness
+
+
 def is_stale(group: SampledGroup, oldest_allowed: int) -> bool:
     """Return True if a version older than `oldest_allowed` wrote any of a group."""
     return group.oldest_version is not None and group.oldest_version < oldest_allowed

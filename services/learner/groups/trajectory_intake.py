@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import SubmittedTry
-from services.learner.groups.batcher import make_record
+from services.learner.groups.graded_attempts import make_record
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError

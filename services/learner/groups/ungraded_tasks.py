@@ -3,8 +3,8 @@
 from services.common.domain.attempts import FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.counters import Tally
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
 from services.learner.sampling.suspect_tasks import SuspectTask, Witnesses

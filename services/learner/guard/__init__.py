@@ -1,1 +1,1 @@
-"""Mismatch guard: engine against trainer. `control_chart.py` is pure."""
+"""Mismatch guard: engine against trainer. `mismatch_limits.py` is pure."""

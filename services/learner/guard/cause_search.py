@@ -8,8 +8,8 @@ import numpy as np
 
 from services.common.spec.spec import PolicyConfig
 from services.common.telemetry.log import get_logger
-from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.diagnosis import diagnose_mismatch
+from services.learner.guard.mismatch_limits import MismatchBound
 from services.learner.guard.mismatch_report import MismatchFinding
 from services.learner.ports import RankError, Ranks
 from services.learner.types import Comparison, TrainBatch, VersionMismatch

@@ -17,7 +17,7 @@ from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.guard.cause_search import CauseSearch, errors_by_worker
-from services.learner.guard.control_chart import (
+from services.learner.guard.mismatch_limits import (
     ChartRules,
     ChartVerdict,
     ControlChart,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.rpc.errors import ConfigError
-from services.learner.guard.control_chart import Excess, MismatchBound
 from services.learner.guard.diagnosis import Diagnosis
+from services.learner.guard.mismatch_limits import Excess, MismatchBound
 from services.learner.types import Comparison
 
 REPORT_FILE = "mismatch_report.json"

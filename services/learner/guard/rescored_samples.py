@@ -7,7 +7,8 @@ from itertools import chain, takewhile, zip_longest
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
-from services.learner.groups.batcher import AttemptRecord, ReadyGroup, make_train_sequence
+from services.learner.groups.batcher import make_train_sequence
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.journal.store import Journal
 from services.learner.types import TrainSequence
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.common.domain.trajectory import Experts
 from services.learner.algo.packing import Segments, first_fit_decreasing
-from services.learner.algo.policy_tokens import predicting_positions
+from services.learner.algo.predicting_positions import predicting_positions
 from services.learner.algo.prefix_sharing import (
     PrefixCluster,
     Prompted,

@@ -14,7 +14,7 @@ from services.common.domain.trajectory import Experts
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.packing import Segments
-from services.learner.algo.policy_tokens import predicting_positions
+from services.learner.algo.predicting_positions import predicting_positions
 from services.learner.config.rank import RankConfig
 from services.learner.rank.lora import Adapters
 from services.learner.rank.model import Policy

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.objective import Objective
-from services.learner.algo.registry import load_plugins
+from services.learner.algo.plugin_registry import load_plugins
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import step_report

@@ -11,8 +11,8 @@ from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher import GroupDispatcher
-from services.learner.guard.control_chart import bound_of
 from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
+from services.learner.guard.mismatch_limits import bound_of
 from services.learner.journal.store import Journal
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_schedule import EvalSchedule

@@ -12,7 +12,7 @@ from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.domain.policy import PolicyId
 from services.learner.config.learner import EvalMoment
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import ReadyGroup
+from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.group_signal import has_signal
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from services.learner.groups.batcher import AttemptRecord, ReadyGroup
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.types import Histogram
 
 _BINS = 32

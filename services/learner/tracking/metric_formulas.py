@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from services.common.domain.pass_rates import PASS_REWARD
-from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
+from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters, Tally
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.groups.staleness import STALE
 
 

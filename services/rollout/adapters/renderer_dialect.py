@@ -31,7 +31,7 @@ from services.rollout.dialects.template import render_conversation, strip_stop
 from services.rollout.dialects.template_turns import THINKING_FIELD
 from services.rollout.dialects.text_calls import PYTHON_TAG, find_unread_call
 from services.rollout.dialects.thinking import ANSWER, THOUGHT, ThinkingForm, ThinkingMarks
-from services.rollout.dialects.tool_replies import (
+from services.rollout.dialects.tool_reply_text import (
     make_conversation,
     make_tool_messages,
     native_reply_text,

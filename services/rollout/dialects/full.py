@@ -13,7 +13,7 @@ from services.rollout.dialects.tagged_calls import CALL_END, CALL_START, LENIENT
 from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
 from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
-from services.rollout.dialects.tool_replies import make_turn_message
+from services.rollout.dialects.tool_reply_text import make_turn_message
 from services.rollout.dialects.turns import (
     OK,
     PlayedTurn,

@@ -16,7 +16,7 @@ from services.rollout.dialects.template_turns import (
     make_call_id,
 )
 from services.rollout.dialects.thinking import ThinkingForm, ThinkingMarks
-from services.rollout.dialects.tool_replies import (
+from services.rollout.dialects.tool_reply_text import (
     make_conversation,
     make_tool_messages,
     native_reply_text,

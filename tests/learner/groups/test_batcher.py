@@ -5,7 +5,8 @@ import pytest
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup
+from services.learner.groups.batcher import Batcher
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.sampling.tasks import Task
 
 

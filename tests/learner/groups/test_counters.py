@@ -3,8 +3,8 @@
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import AttemptRecord
 from services.learner.groups.counters import Tally
+from services.learner.groups.graded_attempts import AttemptRecord
 from services.learner.sampling.tasks import Task
 
 SPEC = GroupSpec("g", 0, Task("t", "shop", "{}"), Purpose.TRAIN, 2, 1.0)

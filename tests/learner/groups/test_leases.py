@@ -11,7 +11,8 @@ from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
-from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup, WithoutSignal
+from services.learner.groups.batcher import Batcher, WithoutSignal
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError, LeaseRules
 from services.learner.sampling.tasks import Task

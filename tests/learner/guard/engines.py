@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.control_chart import BOUNDS
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
+from services.learner.guard.mismatch_limits import BOUNDS
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy
 from services.learner.rank.policy_loading import load_policy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.guard.control_chart import BOUNDS, MismatchBound
+from services.learner.guard.mismatch_limits import BOUNDS, MismatchBound
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (

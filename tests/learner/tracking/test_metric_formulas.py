@@ -12,8 +12,9 @@ from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.learner.config.learner import EvalSetConfig
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
+from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters, Tally
+from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.run.eval_report import (
     TaskResult,
     eval_metrics,

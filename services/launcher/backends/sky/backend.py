@@ -21,7 +21,6 @@ from services.launcher.backends.ports import (
     ResourceOffer,
 )
 from services.launcher.backends.sky import names, orphan_names
-from services.launcher.backends.sky.cleanup import SkyCleaner
 from services.launcher.backends.sky.cloud_audit import CloudAuditor, LambdaCloud
 from services.launcher.backends.sky.cluster import ClusterManager
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER, CodeError, pin_code
@@ -36,6 +35,7 @@ from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.price_catalog import open_catalog
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.signs_of_life import SignsOfLife
+from services.launcher.backends.sky.verified_cleanup import SkyCleaner
 from services.launcher.config.sky import Machines
 from services.launcher.security import secret_names
 from services.launcher.security.sealed_secrets import forget_key, load_or_make_key, seal_secrets

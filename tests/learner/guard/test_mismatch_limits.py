@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.learner.config.guard import GuardConfig
-from services.learner.guard.control_chart import (
+from services.learner.guard.mismatch_limits import (
     BOUNDS,
     MIN_TOKENS,
     ChartRules,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.tool_replies import (
+from services.rollout.dialects.tool_reply_text import (
     make_conversation,
     make_tool_messages,
     native_reply_text,

@@ -1,4 +1,4 @@
-"""Masks of the trained tokens."""
+"""Positions whose logits predict the trained tokens."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.limits.admission import Admission, OverLimitError, QueueFullError, Ticket
+from services.env_gateway.limits.episode_admission import (
+    Admission,
+    OverLimitError,
+    QueueFullError,
+    Ticket,
+)
 from tests.support.examples import examples
 
 WAIT_S = 5.0

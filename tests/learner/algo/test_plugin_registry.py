@@ -9,7 +9,7 @@ import pytest
 
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.objective import Objective
-from services.learner.algo.registry import Registry, load_plugins
+from services.learner.algo.plugin_registry import Registry, load_plugins
 from tests.learner.algo.support import config
 from tests.support.repository import ROOT
 
@@ -42,7 +42,7 @@ import torch
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards
 from services.learner.algo.losses import LOSSES, LossInput
 from services.learner.algo.objective import Objective
-from services.learner.algo.registry import load_plugins
+from services.learner.algo.plugin_registry import load_plugins
 from services.learner.config.algorithm import AlgorithmConfig
 
 config = AlgorithmConfig(
