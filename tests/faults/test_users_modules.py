@@ -36,6 +36,10 @@ EXCEPTIONS = {
     "services/env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/canary_results.py",
+    # Names the launcher's interpreter for what runs it by `python_command.python_command`.
+    "services/launcher/security/launcher_address.py",
+    # `sky` is next to the interpreter.
+    "services/launcher/cli/far_run_files.py",
     # Hand an interpreter on to what runs it by `python_command.python_command`.
     "services/launcher/doctor/run_context.py",
     "services/launcher/doctor/clouds.py",
