@@ -35,7 +35,9 @@ class SmallEngine(FakeEngine):
         self, tokenizer: Tokenizer, turn_end_id: int, folder: Path, *, turn_s: float
     ) -> None:
         super().__init__(tokenizer, turn_end_id)
-        listed = [json.loads(path.read_text())["tasks"] for path in folder.glob("*.json")]
+        # A run's spec may be in the same folder.
+        files = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+        listed = [file["tasks"] for file in files if "tasks" in file]
         self._tasks: dict[str, Any] = {task["prompt"]: task for task in chain(*listed)}
         self._words = tokenizer
         self._end = turn_end_id
