@@ -16,7 +16,7 @@ from services.launcher.backends.sky import names
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body
 from services.launcher.run_progress import Alarm, Progress
-from services.launcher.state import Cleanup, Cost, Outcome, ReplicaKey, RunMode, RunState
+from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store.ledger import RunEvent, StoredRun
 from services.launcher.store.roster import Member
 from services.wire.enums import EnumCodec
@@ -49,9 +49,13 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
     """Convert the current state of a run; `brief` omits its spec and most metrics."""
     found = stored.run
     replicas = [
-        run_pb.ServiceReplica(**replica_body(replica), machine=_machine_of(stored, key, folder))
-        for key, replica in sorted(found.replicas.items())
+        run_pb.ServiceReplica(**replica_body(found.replicas[key])) for key in sorted(found.replicas)
     ]
+    if found.backend == "sky":
+        owner = names.owner_of(folder)
+        for each in replicas:
+            key = (each.service, each.replica)
+            each.machine = names.member_name(owner, found.run_id, key)
     return run_pb.Run(
         run_id=found.run_id,
         name=found.name,
@@ -77,12 +81,6 @@ def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb
         step=stored.step,
         total_steps=stored.total_steps,
     )
-
-
-def _machine_of(stored: StoredRun, key: ReplicaKey, folder: Path) -> str:
-    if stored.run.backend != "sky":
-        return ""
-    return names.member_name(names.owner_of(folder), stored.run.run_id, key)
 
 
 def _cost_to_pb(found: Cost, stored: StoredRun) -> run_pb.Cost:

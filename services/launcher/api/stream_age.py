@@ -16,16 +16,16 @@ _FOLLOW_S = 0.2
 async def wait_for_change(change: asyncio.Event, deadline: float) -> None:
     """Wait for a change. A stream past its age ends with UNAVAILABLE, and the client
     reconnects."""
-    check_age(deadline)
+    _check_age(deadline)
     await wait_for_event(change, max(0.0, deadline - time.monotonic()))
 
 
 async def wait_to_poll(deadline: float) -> None:
-    check_age(deadline)
+    _check_age(deadline)
     await asyncio.sleep(_FOLLOW_S)
 
 
-def check_age(deadline: float) -> None:
+def _check_age(deadline: float) -> None:
     """Raise UNAVAILABLE, STREAM_AGE, past the deadline."""
     if time.monotonic() >= deadline:
         message = "this stream reached its maximum age; reconnect and continue where it ended"

@@ -64,7 +64,6 @@ def inspect_runs(run_id: str | None, runs: Path, options: PageOptions) -> int:
         place = find_files(run, address_from_environment())
         if isinstance(place, FarFiles):
             return await _serve(_inspector_there(place, options), options, interrupts)
-        check_inspector_is_installed()
         async with _fetched(place, interrupts) as fetched:
             return await _serve(_inspector_here(fetched, run.run_id, options), options, interrupts)
 
@@ -131,7 +130,9 @@ def _report_bundle(out: Path) -> int:
 
 @asynccontextmanager
 async def _fetched(place: StoredFiles, interrupts: Interrupts) -> AsyncGenerator[Path]:
-    """Yield a folder of runs with the files that readers need, fetched from the store."""
+    """Yield a folder of runs with the files that readers need, fetched from the store. Raises
+    ConfigError, before anything is fetched, if the inspector's packages are missing here."""
+    check_inspector_is_installed()
     with TemporaryDirectory(prefix="flotilla-") as folder:
         fetching = fetch_for_reading(place.url, place.spec, Path(folder), Terminal())
         await interrupts.unless_interrupted(fetching)

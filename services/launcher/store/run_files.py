@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
+from services.common.run_folder.journal_file import JOURNAL_FILE as JOURNAL
+from services.common.run_folder.journal_file import LOCK
 from services.launcher.state import ReplicaKey
+
+__all__ = ["JOURNAL", "RUN_ID_PATTERN", "SPEC_FILE", "describe_missing", "log_path", "write_spec"]
 
 RUN_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 SPEC_FILE = "spec.json"
-# The learner's files: the lock exists once a learner has begun; runs resume from the journal.
-_LOCK, JOURNAL = "journal.lock", "journal.sqlite"
 
 
 def log_path(run_dir: Path, key: ReplicaKey) -> Path:
@@ -30,6 +32,7 @@ def describe_missing(runs: Path, run_id: str) -> str:
         return f"{run_dir} is a symbolic link: put the run's own folder there"
     if not run_dir.is_dir():
         return f"its folder {run_dir} is gone"
-    if (run_dir / _LOCK).exists() and not (run_dir / JOURNAL).exists():
+    # The lock exists once a learner has begun; runs resume from the journal.
+    if (run_dir / LOCK).exists() and not (run_dir / JOURNAL).exists():
         return f"its journal {run_dir / JOURNAL} is gone (--accept-loss resumes without it)"
     return ""
