@@ -67,6 +67,10 @@ class Dialect(Protocol):
         """Ids that end a turn; the first is the template's own."""
         ...
 
+    # True if the chat template itself tells the policy of its tools, False if the dialect does, in
+    # a message of its own.
+    template_shows_tools: bool
+
     @property
     def thinking(self) -> "ThinkingMarks":
         """Marks of a thinking at the start of a turn."""

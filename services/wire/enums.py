@@ -15,7 +15,7 @@ from services.common.domain.attempts import (
     StopReason,
     ToolOutcome,
 )
-from services.common.domain.trajectory import Author
+from services.common.domain.trajectory import Author, SequenceCause
 
 E = TypeVar("E", bound=StrEnum)
 V = TypeVar("V", bound=int, covariant=True)
@@ -58,6 +58,7 @@ class EnumCodec(Generic[E, V]):
 
 
 AUTHORS = EnumCodec(Author, trajectory_pb2.Author)
+SEQUENCE_CAUSES = EnumCodec(SequenceCause, trajectory_pb2.SequenceCause)
 STOP_REASONS = EnumCodec(StopReason, trajectory_pb2.StopReason)
 FAILURE_KINDS = EnumCodec(FailureKind, trajectory_pb2.FailureKind)
 PURPOSES = EnumCodec(Purpose, group_service_pb2.Purpose)

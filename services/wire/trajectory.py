@@ -16,10 +16,11 @@ from services.common.domain.trajectory import (
     Facts,
     Media,
     Sequence,
+    SequenceCause,
     Trajectory,
     wire_arrays,
 )
-from services.wire.enums import FAILURE_KINDS, STOP_REASONS
+from services.wire.enums import FAILURE_KINDS, SEQUENCE_CAUSES, STOP_REASONS
 from services.wire.trajectory_columns import decode_turns, span_fields, turn_fields
 
 # Bytes of arrays in one message, which keeps the whole message under 1 MiB.
@@ -68,6 +69,7 @@ def decode_trajectory(
         turns=decode_turns(header.turns),
         counts=_decode_counts(header.counts),
         facts=_decode_facts(header),
+        tools=header.tools,
     )
 
 
@@ -95,6 +97,7 @@ def _header_fields(trajectory: Trajectory) -> _Fields:
         "prompt_digest": bytes.fromhex(facts.prompt_digest),
         "instance_id": facts.instance_id,
         "content_digest": trajectory.content_digest,
+        "tools": trajectory.tools,
     }
 
 
@@ -152,6 +155,12 @@ def _sequence_fields(sequence: Sequence) -> _Fields:
         "spans": span_fields(sequence.spans),
         "media": [_media_fields(item) for item in sequence.media],
         "experts": _shape_fields(sequence),
+        "messages_bytes": len(sequence.messages),
+        "cause": None
+        if sequence.cause is SequenceCause.WHOLE
+        else SEQUENCE_CAUSES.encode(sequence.cause),
+        "parent": sequence.parent,
+        "shared_tokens": sequence.shared,
     }
 
 
@@ -166,7 +175,13 @@ def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
     """Yield the arrays in order, filling each message: a message costs more than 100 kB of data."""
     token_ids, logprobs, experts = (array.tobytes() for array in wire_arrays(sequence))
     media = b"".join(item.content for item in sequence.media)
-    arrays = {"token_ids": token_ids, "logprobs": logprobs, "media": media, "experts": experts}
+    arrays = {
+        "token_ids": token_ids,
+        "logprobs": logprobs,
+        "media": media,
+        "experts": experts,
+        "messages": sequence.messages,
+    }
     ends = list(accumulate(map(len, arrays.values())))
     begins = (0, *ends)
     for start in range(0, ends[-1], CHUNK_BYTES):

@@ -65,9 +65,23 @@ def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
     return np.uint8 if experts <= 2**8 else np.uint16
 
 
+class SequenceCause(StrEnum):
+    """Why a sequence begins: it is the whole conversation, or a part that the policy saw at once
+    after its context was compacted, in a branch (a subagent's, for instance), or in one step."""
+
+    WHOLE = "whole"
+    COMPACTION = "compaction"
+    BRANCH = "branch"
+    STEP = "step"
+
+
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Tokens that the policy saw at once. `logprobs` cover only its own tokens, in order."""
+    """Tokens that the policy saw at once. `logprobs` cover only its own tokens, in order.
+
+    A sequence may continue another of its attempt: its first `shared` tokens are the first of
+    sequence `parent`, which comes before it. They are its prompt, are trained in the parent only,
+    and travel and are stored there only."""
 
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
@@ -75,6 +89,11 @@ class Sequence:
     media: tuple[Media, ...] = ()
     # Experts that the engine chose, from the first token on; the last token never passes the model.
     experts: Experts | None = None
+    # What its own tokens say, encoded (see `messages`); without any, only authors are known.
+    messages: bytes = field(default=b"", repr=False)
+    cause: SequenceCause = SequenceCause.WHOLE
+    parent: int | None = None
+    shared: int = 0
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
@@ -154,6 +173,9 @@ class Trajectory:
     turns: tuple[TurnTiming, ...] = ()
     counts: Counts = field(default_factory=Counts)
     facts: Facts = Facts()
+    # The tools that the chat template was given, as a JSON array; empty if unknown. The journal
+    # keeps them once, under the digest in `facts`.
+    tools: bytes = field(default=b"", repr=False)
 
     @property
     def is_graded(self) -> bool:
@@ -197,11 +219,27 @@ def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:
 
 
 def wire_arrays(sequence: Sequence) -> tuple[memoryview, memoryview, memoryview]:
-    """Return token ids, logprobs and expert ids as they are on the wire and on disk: little-endian
-    and flat, copied only if they are not so already."""
+    """Return token ids, logprobs and expert ids as they are on the wire and on disk: without what a
+    parent has, little-endian and flat, copied only if they are not so already."""
     experts = sequence.experts if sequence.experts is not None else _NO_EXPERTS
+    if sequence.shared:
+        experts = experts[sequence.shared :]
     return (
-        np.ascontiguousarray(sequence.token_ids, "<i4").data,
+        np.ascontiguousarray(sequence.token_ids[sequence.shared :], "<i4").data,
         np.ascontiguousarray(sequence.logprobs, "<f4").data,
         np.ascontiguousarray(experts, experts.dtype.newbyteorder("<")).reshape(-1).data,
     )
+
+
+def join_parent(
+    parent: Sequence, shared: int, token_ids: NDArray[np.int32], experts: Experts | None
+) -> tuple[NDArray[np.int32], Experts | None]:
+    """Return the whole arrays of a sequence from its own and its parent's. Raises ValueError."""
+    if not 0 < shared <= len(parent.token_ids):
+        raise ValueError(f"shares {shared} tokens of {len(parent.token_ids)} of its parent")
+    joined = np.concatenate([parent.token_ids[:shared], token_ids])
+    if experts is None:
+        return joined, None
+    if parent.experts is None or len(parent.experts) < shared:
+        raise ValueError("has experts, but its parent has none of the shared tokens")
+    return joined, np.concatenate([parent.experts[:shared], experts])

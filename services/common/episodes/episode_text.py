@@ -4,30 +4,37 @@
     for message in episode.messages:
         print(message.role, message.content, [call.name for call in message.calls])
 
-The policy's own tokenizer decodes the texts, special tokens included, and they stay raw in `runs`;
-messages are parsed from them on a best-effort basis (see `assistant_text`, `chat_markup`). Texts
-come from an episode and may be hostile: no code here trusts them."""
+The policy's own tokenizer decodes the texts, special tokens included, and they stay raw in `runs`.
+The rollout recorded the messages (see `common/domain/messages`); a sequence without any is shown by
+its authors. Texts come from an episode and may be hostile: no code here trusts them."""
 
+import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, TurnTiming
-from services.common.episodes.assistant_text import AssistantText, EpisodeCall, read_assistant
-from services.common.episodes.chat_markup import (
-    Role,
-    open_role,
-    split_marked,
-    split_replies,
-    strip_turn,
+from services.common.domain.messages import (
+    ChatCall,
+    ChatMessage,
+    ChatRole,
+    MessageText,
+    TokenText,
+    decode_messages,
 )
+from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, TurnTiming
 
 # Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]
 # Authors of the tokens of one turn.
 _TURN_AUTHORS = (Author.POLICY, Author.FORCED)
+# Roles of runs whose messages are unknown.
+_ROLES: dict[Author, ChatRole] = {
+    Author.PROMPT: "user",
+    Author.POLICY: "assistant",
+    Author.ENVIRONMENT: "tool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +49,31 @@ class TextRun:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeCall:
+    """A call that a policy made; `arguments` are text if they are not a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeMessage:
     """A message of the conversation.
 
-    `run` is the run that holds it. A tool's message has the `name` and `call_id` of the call that
-    it answers, if known. `media` are indices into the sequence's media."""
+    `run` is the run that holds its end. A tool's message has the `name` and `call_id` of the call
+    that it answers, and its `outcome`. `media` are indices into the sequence's media."""
 
-    role: Role
+    role: ChatRole
     content: str
     run: int
     thinking: str = ""
     calls: tuple[EpisodeCall, ...] = ()
     name: str = ""
     call_id: str = ""
+    outcome: str = ""
     media: tuple[int, ...] = ()
+    by_template: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the format of chat templates and of OpenAI's API."""
@@ -66,6 +84,8 @@ class EpisodeMessage:
             row["tool_calls"] = [_call_to_json(call) for call in self.calls]
         if self.role == "tool":
             row |= {"tool_call_id": self.call_id, "name": self.name}
+        if self.by_template:
+            row["by_template"] = True
         return row
 
 
@@ -91,8 +111,7 @@ class SequenceText:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeText:
-    """All sequences of an attempt. There are several if the conversation was rendered again: each
-    later one repeats the earlier content."""
+    """All sequences of an attempt."""
 
     sequences: tuple[SequenceText, ...]
 
@@ -115,99 +134,69 @@ class EpisodeText:
 
 
 def read_episode(trajectory: Trajectory, decode: Decode) -> EpisodeText:
-    """Read an attempt. Total: any sampled text can be read."""
+    """Read an attempt. Raises MessagesError for messages that no learner accepts."""
     found = list[SequenceText]()
     played = 0
-    for sequence in trajectory.sequences:
-        text = _SequenceReader(sequence, decode, played, trajectory.turns).read()
+    recorded = recorded_messages(trajectory)
+    for sequence, messages in zip(trajectory.sequences, recorded, strict=True):
+        text = _read_sequence(sequence, messages, decode, trajectory.turns[played:], played)
         played += len(text.turns)
         found.append(text)
     return EpisodeText(tuple(found))
 
 
-class _SequenceReader:
-    """One pass through the runs of a sequence."""
+def recorded_messages(trajectory: Trajectory) -> list[tuple[ChatMessage, ...]]:
+    """Return the messages of each sequence, those that it shares with its parent included.
 
-    def __init__(
-        self, sequence: Sequence, decode: Decode, played: int, timings: Items[TurnTiming]
-    ) -> None:
-        self._sequence = sequence
-        self._runs = tuple(_read_runs(sequence, decode))
-        self._played = played
-        self._timings = timings
-        self._messages: list[EpisodeMessage] = []
-        self._turns: list[EpisodeTurn] = []
-        # Calls without an answer yet.
-        self._waiting: list[EpisodeCall] = []
-        self._role: Role | None = None
-        self._thinking_open = False
+    Raises MessagesError for messages that no learner accepts."""
+    found = list[tuple[ChatMessage, ...]]()
+    for sequence in trajectory.sequences:
+        shared = () if sequence.parent is None else found[sequence.parent]
+        before = (each for each in shared if each.end <= sequence.shared)
+        found.append((*before, *decode_messages(sequence.messages)))
+    return found
 
-    def read(self) -> SequenceText:
-        for number, run in enumerate(self._runs):
-            if run.author in _TURN_AUTHORS:
-                self._read_turn(number, run)
-            else:
-                self._read_markup(number, run)
-        return SequenceText(self._runs, tuple(self._messages), tuple(self._turns))
 
-    def _read_turn(self, number: int, run: TextRun) -> None:
-        turn = read_assistant(strip_turn(run.text), thinking_open=self._thinking_open)
-        self._role, self._thinking_open = open_role(run.text), False
-        self._add_assistant(number, turn)
-        played = self._played + len(self._turns)
-        timing = self._timings[played] if played < len(self._timings) else None
-        self._turns.append(EpisodeTurn(played + 1, number, len(self._messages) - 1, timing))
+def _read_sequence(
+    sequence: Sequence,
+    recorded: Items[ChatMessage],
+    decode: Decode,
+    timings: Items[TurnTiming],
+    played: int,
+) -> SequenceText:
+    runs, token_ids = tuple(_read_runs(sequence, decode)), sequence.token_ids.tolist()
+    shown = recorded or [
+        ChatMessage(_ROLES[run.author], run.end, TokenText(run.start, run.end)) for run in runs
+    ]
+    places = {item.sha256: place for place, item in enumerate(sequence.media)}
 
-    def _read_markup(self, number: int, run: TextRun) -> None:
-        """Read a prompt or an environment's output; its end may open the next turn."""
-        pieces = split_marked(run.text, self._role)
-        self._role = None
-        media = self._media_of(run)
-        if pieces and pieces[-1].role == "assistant":
-            opened = pieces[-1].text.rstrip()
-            self._thinking_open = opened.endswith(("<think>", "<seed:think>", "[THINK]"))
-            if self._thinking_open or not opened or opened.endswith("</think>"):
-                pieces.pop()
-        before = len(self._messages)
-        for piece in pieces:
-            # Some templates write the system's text without a mark.
-            unmarked: Role = "system" if number == 0 and len(pieces) > 1 else "user"
-            role = piece.role or ("tool" if self._waiting else unmarked)
-            self._add_piece(number, role, piece.text)
-        if media and len(self._messages) > before:
-            self._messages[-1] = replace(self._messages[-1], media=media)
+    def text_of(text: MessageText) -> str:
+        return text if isinstance(text, str) else text.read(token_ids, decode)
 
-    def _add_piece(self, number: int, role: Role, text: str) -> None:
-        if role == "assistant":
-            self._add_assistant(number, read_assistant(text))
-            return
-        replies = split_replies(text, len(self._waiting)) if role in ("user", "tool") else None
-        if replies is None and role == "tool":
-            replies = [text]
-        if replies is None:
-            self._messages.append(EpisodeMessage(role, text, number))
-        for reply in replies or ():
-            self._add_reply(number, reply)
-
-    def _add_reply(self, number: int, text: str) -> None:
-        call = self._waiting.pop(0) if self._waiting else None
-        name, call_id = (call.name, call.call_id) if call else ("", "")
-        self._messages.append(EpisodeMessage("tool", text, number, name=name, call_id=call_id))
-
-    def _add_assistant(self, number: int, turn: AssistantText) -> None:
-        place = len(self._messages)
-        calls = tuple(
-            replace(call, call_id=call.call_id or f"call_{place}_{index}")
-            for index, call in enumerate(turn.calls)
+    messages, turns, at = list[EpisodeMessage](), list[EpisodeTurn](), 0
+    for message in shown:
+        while at + 1 < len(runs) and message.end > runs[at].end:
+            at += 1
+        if message.role == "assistant" and runs[at].author is Author.POLICY:
+            timing = timings[len(turns)] if len(turns) < len(timings) else None
+            turns.append(EpisodeTurn(played + len(turns) + 1, at, len(messages), timing))
+        messages.append(
+            EpisodeMessage(
+                message.role,
+                text_of(message.content),
+                at,
+                text_of(message.thinking),
+                tuple(
+                    EpisodeCall(each.id, each.name, _read_arguments(each)) for each in message.calls
+                ),
+                message.name,
+                message.call_id,
+                message.outcome,
+                tuple(places[each] for each in message.media if each in places),
+                message.by_template,
+            )
         )
-        self._waiting = list(calls)
-        self._messages.append(
-            EpisodeMessage("assistant", turn.content, number, turn.thinking, calls)
-        )
-
-    def _media_of(self, run: TextRun) -> tuple[int, ...]:
-        media = enumerate(self._sequence.media)
-        return tuple(i for i, each in media if run.start <= each.token_offset < run.end)
+    return SequenceText(runs, tuple(messages), tuple(turns))
 
 
 def _read_runs(sequence: Sequence, decode: Decode) -> Iterator[TextRun]:
@@ -222,7 +211,18 @@ def _run_author(span: Span) -> Author:
     return Author.POLICY if span.author in _TURN_AUTHORS else span.author
 
 
+def _read_arguments(call: ChatCall) -> dict[str, Any] | str:
+    try:
+        value = json.loads(call.arguments, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _call_to_json(call: EpisodeCall) -> dict[str, Any]:
-    arguments = call.arguments if call.arguments is not None else call.arguments_text
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.call_id, "type": "function", "function": function}

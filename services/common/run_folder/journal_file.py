@@ -9,7 +9,7 @@ from services.common.files.table_dump import dump_command
 from services.common.process.own_version import own_version
 
 JOURNAL_FILE = "journal.sqlite"
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 # Locked by the learner that writes the journal.
 LOCK = "journal.lock"
 

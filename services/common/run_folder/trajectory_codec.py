@@ -2,7 +2,8 @@
 
 The journal holds what people may read as JSON (`summary_json`), and the arrays as one blob
 (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian, then the kept part of its media, then the ids of its experts."""
+little-endian, then the kept part of its media, then the ids of its experts, then its messages.
+Tokens and experts that a sequence shares with its parent are only the parent's."""
 
 import hashlib
 import json
@@ -21,9 +22,11 @@ from services.common.domain.trajectory import (
     Facts,
     Media,
     Sequence,
+    SequenceCause,
     Span,
     Trajectory,
     TurnTiming,
+    join_parent,
     wire_arrays,
 )
 
@@ -65,11 +68,8 @@ def summary_json(trajectory: Trajectory) -> str:
             "turns": trajectory.turns,
             "counts": _named_fields(trajectory.counts),
             "facts": _named_fields(trajectory.facts),
-            "sequences": [
-                {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
-                for s in trajectory.sequences
-            ],
-            "experts": [_expert_row(s.experts) for s in trajectory.sequences],
+            "sequences": [_sequence_row(s) for s in trajectory.sequences],
+            "experts": [_expert_row(s) for s in trajectory.sequences],
             "media": [[_media_row(item) for item in s.media] for s in trajectory.sequences],
         }
     )
@@ -80,7 +80,8 @@ def array_bytes(trajectory: Trajectory) -> bytes:
     parts: list[bytes | memoryview] = []
     for sequence in trajectory.sequences:
         token_ids, logprobs, experts = wire_arrays(sequence)
-        parts += (token_ids, logprobs, *(item.content for item in sequence.media), experts)
+        parts += (token_ids, logprobs, *(item.content for item in sequence.media))
+        parts += (experts, sequence.messages)
     return b"".join(parts)
 
 
@@ -121,6 +122,17 @@ def _named_fields(value: Counts | Facts) -> dict[str, Any]:
     return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
+def _sequence_row(sequence: Sequence) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "tokens": len(sequence.token_ids) - sequence.shared,
+        "spans": [_span_row(span) for span in sequence.spans],
+        "messages": len(sequence.messages),
+    }
+    if sequence.cause is not SequenceCause.WHOLE or sequence.parent is not None:
+        row |= {"cause": sequence.cause, "parent": sequence.parent, "shared": sequence.shared}
+    return row
+
+
 def _media_row(item: Media) -> dict[str, Any]:
     row = asdict(item)
     return {**row, "content": len(row.pop("content"))}
@@ -132,9 +144,12 @@ def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
     return Media(**values)
 
 
-def _expert_row(experts: Experts | None) -> list[Any] | None:
-    """Return the bytes per id, and the shape."""
-    return [experts.itemsize, *experts.shape] if experts is not None else None
+def _expert_row(sequence: Sequence) -> list[Any] | None:
+    """Return the bytes per id, and the shape of what is stored."""
+    experts = sequence.experts
+    if experts is None:
+        return None
+    return [experts.itemsize, max(len(experts) - sequence.shared, 0), *experts.shape[1:]]
 
 
 def _row_to_experts(row: list[Any] | None, arrays: bytes, offset: int) -> Experts | None:
@@ -178,5 +193,16 @@ def _rows_to_sequences(
             offset += len(kept[-1].content)
         chosen = _row_to_experts(expert_row, arrays, offset)
         offset += chosen.nbytes if chosen is not None else 0
-        found.append(Sequence(token_ids, spans, logprobs, tuple(kept), chosen))
+        messages = arrays[offset : offset + row["messages"]]
+        offset += len(messages)
+        cause, parent = SequenceCause(row.get("cause", "whole")), row.get("parent")
+        shared: int = row.get("shared", 0)
+        if parent is not None:
+            token_ids, chosen = join_parent(found[parent], shared, token_ids, chosen)
+        found.append(
+            Sequence(
+                *(token_ids, spans, logprobs, tuple(kept), chosen),
+                *(messages, cause, parent, shared),
+            )
+        )
     return tuple(found)

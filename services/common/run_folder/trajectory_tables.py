@@ -35,9 +35,7 @@ def trajectory_row(trajectory: Trajectory) -> Row:
     key, digest = trajectory.key, trajectory_codec.record_digest(trajectory)
     summary = trajectory_codec.summary_json(trajectory)
     payload = trajectory_codec.array_bytes(trajectory)
-    # Checked against these bytes on arrival; they are complete if no media are kept.
-    whole = not any(item.content for each in trajectory.sequences for item in each.media)
-    arrays = trajectory.content_digest if whole else digest_arrays([payload])
+    arrays = digest_arrays([payload])
     sealed = (
         *(key.group_id, key.attempt_index, key.attempt_try),
         *(trajectory.reward, trajectory.failure, digest, trajectory.content_digest),
@@ -56,6 +54,17 @@ def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> bool:
     if known != digest:
         raise ContentConflictError(f"other content is journaled under {key}")
     return False
+
+
+def put_tools(db: sqlite3.Connection, digest: str, tools: bytes) -> None:
+    """Keep the tools of a trajectory unless they are known."""
+    db.execute("INSERT OR IGNORE INTO tools VALUES (?, ?)", (digest, tools))
+
+
+def tools_of(db: sqlite3.Connection, digest: str) -> bytes:
+    """Return the tools of trajectories with this digest, as JSON; empty if they are unknown."""
+    row = db.execute("SELECT tools FROM tools WHERE digest = ?", (digest,)).fetchone()
+    return row[0] if row else b""
 
 
 def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:

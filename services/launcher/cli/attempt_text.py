@@ -6,11 +6,17 @@ from typing import Any
 
 from rich.text import Text
 
+from services.common.domain.messages import TokenText
+
 Decode = Callable[[Sequence[int]], str]
 Attempt = dict[str, Any]
 
 _MARGIN = 13
-_STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow", "forced": "magenta"}
+# Of roles, and of authors.
+_STYLES = {
+    **{"assistant": "cyan", "tool": "yellow"},
+    **{"prompt": "dim", "policy": "cyan", "environment": "yellow", "forced": "magenta"},
+}
 # Authors of the tokens of one turn.
 _TURN_AUTHORS = ("policy", "forced")
 
@@ -28,10 +34,11 @@ def draw_attempt(attempt: Attempt, decode: Decode, *, whole: bool = False) -> Te
         _append_field(
             text, "tokens", "pruned with a checkpoint; each step's first group is kept", "dim"
         )
-    for number, sequence in enumerate(attempt["sequences"]):
+    pairs = zip(attempt["sequences"], attempt["messages"], strict=True)
+    for number, (sequence, messages) in enumerate(pairs):
         if len(attempt["sequences"]) > 1:
             _append_field(text, "sequence", str(number), "bold")
-        _append_turns(text, sequence, attempt["turns"], decode, whole)
+        _append_turns(text, sequence, messages, attempt["turns"], _Shown(sequence, decode, whole))
     _append_checks(text, attempt)
     return text
 
@@ -79,24 +86,67 @@ def _format_policies(attempt: Attempt) -> str:
     return f"{', '.join(versions)} (run epoch:version), temperature {', '.join(temperatures)}"
 
 
+class _Shown:
+    """Texts of a sequence, and the whole of those that the policy saw in part, by their hashes."""
+
+    def __init__(self, sequence: Sequence[Any], decode: Decode, whole: bool) -> None:
+        self.ids = [token for span in sequence for token in span["token_ids"]]
+        self.decode = decode
+        self.whole = whole
+        answers = [answer for span in sequence for answer in span.get("whole", ())]
+        self.answers = {answer["sha256"]: answer for answer in answers}
+
+    def text_of(self, text: str | Sequence[int]) -> str:
+        """Return a message's text, which may be the range of its tokens."""
+        return text if isinstance(text, str) else TokenText(*text).read(self.ids, self.decode)
+
+
 def _append_turns(
-    text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode, whole: bool
+    text: Text,
+    sequence: Sequence[Any],
+    messages: Sequence[Any],
+    timings: Sequence[Any],
+    shown: _Shown,
 ) -> None:
-    turn = 0
+    turn, end, left = 0, 0, list(messages)
     for is_turn, spans in groupby(sequence, key=lambda span: span["author"] in _TURN_AUTHORS):
         parts = list(spans)
+        end += sum(len(part["token_ids"]) for part in parts)
         if is_turn:
             turn += 1
             _append_field(
                 text, f"turn {turn}", _format_turn(parts, timings[turn - 1 : turn]), "dim"
             )
-        for author, run in groupby(parts, key=lambda span: span["author"]):
-            written = list(run)
-            ids = [token for part in written for token in part["token_ids"]]
-            label = "observation" if author == "environment" else str(author)
-            _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
-            for answer in (each for part in written for each in part.get("whole", ())):
-                _append_field(text, "whole answer", _format_answer(answer, whole), "dim")
+        while left and left[0]["end"] <= end:
+            _append_message(text, left.pop(0), shown)
+        if not messages:
+            _append_authors(text, parts, shown)
+
+
+def _append_message(text: Text, message: Mapping[str, Any], shown: _Shown) -> None:
+    role, style = message["role"], _STYLES.get(message["role"], "dim")
+    if thinking := message.get("thinking"):
+        _append_field(text, "thinking", shown.text_of(thinking), style)
+    content, outcome = shown.text_of(message.get("content", "")), message.get("outcome", "")
+    if outcome not in ("", "ok"):
+        content = f"{outcome}: {content}"
+    if content or role != "assistant":
+        _append_field(text, role, content, style)
+    for call in message.get("calls", ()):
+        _append_field(text, "call", f"{call['name']} {call['arguments']}", style)
+    for answer in (shown.answers[each] for each in message.get("media", ())):
+        _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
+
+
+def _append_authors(text: Text, parts: Sequence[Any], shown: _Shown) -> None:
+    """Append the raw text of tokens whose messages were not recorded."""
+    for author, run in groupby(parts, key=lambda span: span["author"]):
+        written = list(run)
+        ids = [token for part in written for token in part["token_ids"]]
+        label = "observation" if author == "environment" else str(author)
+        _append_field(text, label, shown.decode(ids).strip("\n"), _STYLES[author])
+        for answer in (each for part in written for each in part.get("whole", ())):
+            _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
 
 
 def _format_answer(answer: Mapping[str, Any], whole: bool) -> str:
@@ -118,12 +168,15 @@ def _append_checks(text: Text, attempt: Attempt) -> None:
 
 
 def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:
+    forced = sum(len(part["token_ids"]) for part in parts if part["author"] == "forced")
     parts = [part for part in parts if part["author"] == "policy"]
     count = sum(len(part["token_ids"]) for part in parts)
     total = sum(part["mean_logprob"] * len(part["token_ids"]) for part in parts)
     policies = dict.fromkeys(part["policy"] for part in parts)
     facts = [f"policy {'+'.join(policies)}", f"{count} tokens"]
     facts.append(f"mean logprob {total / max(count, 1):.3f}")
+    if forced:
+        facts.append(f"{forced} forced tokens")
     for times in timing:
         if thought := times["thinking_tokens"]:
             acted = times["generated_tokens"] - thought

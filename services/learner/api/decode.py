@@ -7,7 +7,8 @@ from math import isfinite
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Trajectory, digest_arrays
+from services.common.domain.messages import MOST_MESSAGES_BYTES, MOST_TOOLS_BYTES
+from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays
 from services.learner.api.sequence_decode import (
     MalformedRequestError,
     SequenceArrays,
@@ -43,6 +44,10 @@ class TrajectoryAssembler:
         spans = sum(len(sequence.spans.lengths) for sequence in sequences)
         if spans > _MAX_SPANS:
             raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
+        if len(header.tools) > MOST_TOOLS_BYTES:
+            raise MalformedRequestError(
+                f"{len(header.tools)} bytes of tools; at most {MOST_TOOLS_BYTES} are taken"
+            )
         # Upper bound on the bytes that follow.
         self.announced_bytes = sum(
             self._announced_bytes(sequence, f"sequence {number}")
@@ -67,7 +72,8 @@ class TrajectoryAssembler:
             )
         # Each access to a field copies it.
         ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
-        size = len(ids) + len(scores) + len(media) + len(experts)
+        messages = chunk.messages
+        size = len(ids) + len(scores) + len(media) + len(experts) + len(messages)
         if not size:
             # A stream of empty chunks would never end.
             raise MalformedRequestError("a chunk is empty")
@@ -79,6 +85,7 @@ class TrajectoryAssembler:
         arrays.scores = _extend(arrays.scores, scores)
         arrays.media = _extend(arrays.media, media)
         arrays.experts = _extend(arrays.experts, experts)
+        arrays.messages = _extend(arrays.messages, messages)
 
     def build_trajectory(self) -> Trajectory:
         """Build the whole trajectory once the stream has ended."""
@@ -86,13 +93,11 @@ class TrajectoryAssembler:
         digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
         if digest_arrays(chain.from_iterable(digested)) != header.content_digest:
             raise MalformedRequestError("content_digest does not match the chunks received")
-        sequences = tuple(
-            decode_sequence(item, arrays, self._limits, f"sequence {number}")
-            for number, (item, arrays) in enumerate(
-                zip(header.sequences, self._arrays, strict=True)
-            )
-        )
-        trajectory = decode_trajectory(header, sequences)
+        sequences: list[Sequence] = []
+        for item, arrays in zip(header.sequences, self._arrays, strict=True):
+            where = f"sequence {len(sequences)}"
+            sequences.append(decode_sequence(item, arrays, self._limits, where, sequences))
+        trajectory = decode_trajectory(header, tuple(sequences))
         _check_trajectory(trajectory)
         return trajectory
 
@@ -103,8 +108,16 @@ class TrajectoryAssembler:
             raise MalformedRequestError(
                 f"{where} has {tokens} tokens; 1 to {self._limits.max_tokens} are allowed"
             )
+        if sequence.messages_bytes > MOST_MESSAGES_BYTES:
+            raise MalformedRequestError(
+                f"{where}: {sequence.messages_bytes} bytes of messages;"
+                f" at most {MOST_MESSAGES_BYTES} are taken"
+            )
         return (
-            8 * tokens + check_media(sequence, where) + check_experts(sequence, self._limits, where)
+            8 * tokens
+            + check_media(sequence, where)
+            + check_experts(sequence, self._limits, where)
+            + sequence.messages_bytes
         )
 
 

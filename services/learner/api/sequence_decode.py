@@ -10,16 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.messages import check_messages
 from services.common.domain.trajectory import (
     MOST_MEDIA_BYTES,
     Author,
     Experts,
     Media,
     Sequence,
+    SequenceCause,
     Span,
     expert_dtype,
+    join_parent,
 )
 from services.learner.types import ExpertShape
+from services.wire.enums import SEQUENCE_CAUSES
 from services.wire.trajectory import decode_media
 from services.wire.trajectory_columns import decode_spans
 
@@ -57,6 +61,7 @@ class SequenceArrays:
     scores: bytes | bytearray = b""
     media: bytes | bytearray = b""
     experts: bytes | bytearray = b""
+    messages: bytes | bytearray = b""
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> int:
@@ -93,7 +98,9 @@ def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, wh
             f"{where}: experts of {shape.token_count} tokens; there are {header.token_count}"
         )
     size = expert_dtype(own.experts)().itemsize
-    return size * shape.token_count * shape.layers * shape.chosen
+    # Those of the shared tokens are the parent's.
+    tokens = max(shape.token_count - header.shared_tokens, 0)
+    return size * tokens * shape.layers * shape.chosen
 
 
 def _decode_experts(
@@ -111,7 +118,7 @@ def _decode_experts(
         return None
     shape, own = header.experts, limits.experts
     dtype = np.dtype(expert_dtype(own.experts)).newbyteorder("<")
-    found = np.frombuffer(content, dtype).reshape(shape.token_count, shape.layers, shape.chosen)
+    found = np.frombuffer(content, dtype).reshape(-1, shape.layers, shape.chosen)
     if found.max() >= own.experts:
         raise MalformedRequestError(f"{where}: an expert is outside 0..{own.experts - 1}")
     return found
@@ -132,12 +139,21 @@ def _decode_media(
 
 
 def decode_sequence(
-    header: trajectory_pb2.SequenceHeader, arrays: SequenceArrays, limits: TokenLimits, where: str
+    header: trajectory_pb2.SequenceHeader,
+    arrays: SequenceArrays,
+    limits: TokenLimits,
+    where: str,
+    earlier: Items[Sequence] = (),
 ) -> Sequence:
-    """Return the sequence of a header. `where` names it in a refusal."""
-    ids, scores = arrays.ids, arrays.scores
-    if len(ids) != 4 * header.token_count:
-        raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
+    """Return the sequence of a header; `where` names it in a refusal, and `earlier` are those
+    before it."""
+    ids, scores, shared = arrays.ids, arrays.scores, header.shared_tokens
+    if shared >= header.token_count:
+        raise MalformedRequestError(f"{where}: has no token of its own")
+    if len(ids) != 4 * (header.token_count - shared):
+        raise MalformedRequestError(
+            f"{where}: {len(ids)} bytes for {header.token_count - shared} token ids"
+        )
     spans = _decode_spans(header, where)
     covered = sum(span.length for span in spans)
     if covered != header.token_count:
@@ -162,7 +178,39 @@ def decode_sequence(
     _check_logprobs(logprobs, where)
     media = tuple(_decode_media(header, arrays.media, where))
     experts = _decode_experts(header, arrays.experts, limits, where)
-    return Sequence(token_ids, spans, logprobs, media, experts)
+    messages, parent = bytes(arrays.messages), None
+    if len(messages) != header.messages_bytes:
+        raise MalformedRequestError(
+            f"{where}: {len(messages)} bytes for {header.messages_bytes} bytes of messages"
+        )
+    try:
+        check_messages(
+            messages, shared, header.token_count, frozenset(item.sha256 for item in media)
+        )
+        if shared or header.HasField("parent"):
+            parent = header.parent
+            token_ids, experts = _join_parent(header, earlier, spans[0], token_ids, experts)
+    except ValueError as error:
+        raise MalformedRequestError(f"{where}: {error}") from None
+    cause = SEQUENCE_CAUSES.find_member(header.cause) or SequenceCause.WHOLE
+    return Sequence(token_ids, spans, logprobs, media, experts, messages, cause, parent, shared)
+
+
+def _join_parent(
+    header: trajectory_pb2.SequenceHeader,
+    earlier: Items[Sequence],
+    prompt: Span,
+    token_ids: NDArray[np.int32],
+    experts: Experts | None,
+) -> tuple[NDArray[np.int32], Experts | None]:
+    """Return the arrays of a sequence that continues an earlier one. Raises ValueError."""
+    if not header.HasField("parent") or header.parent >= len(earlier):
+        raise ValueError("shares tokens with a parent that is not before it")
+    if header.shared_tokens > prompt.length:
+        raise ValueError(
+            f"shares {header.shared_tokens} tokens, of which only {prompt.length} are its prompt"
+        )
+    return join_parent(earlier[header.parent], header.shared_tokens, token_ids, experts)
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:

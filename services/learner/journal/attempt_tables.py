@@ -7,6 +7,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.trajectory_tables import (
+    put_tools,
     put_trajectory,
     record_digest,
     trajectories_of,
@@ -49,8 +50,14 @@ class AttemptTables(TableAccess):
         """Add a trajectory; return True if it is new. Raises ContentConflictError.
 
         `dropped` is the reason why it will not be used, if already known."""
-        row = trajectory_row(trajectory)
-        return await self.run_transaction(lambda db: put_trajectory(db, row, dropped))
+        row, digest = trajectory_row(trajectory), trajectory.facts.tool_schema_digest
+
+        def insert_trajectory(db: sqlite3.Connection) -> bool:
+            if trajectory.tools:
+                put_tools(db, digest, trajectory.tools)
+            return put_trajectory(db, row, dropped)
+
+        return await self.run_transaction(insert_trajectory)
 
     async def drop_try(self, key: AttemptKey, reason: str) -> None:
         """Record why a journaled trajectory is not used after all."""

@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS trajectories (
   summary TEXT NOT NULL, array_digest BLOB NOT NULL, row_digest BLOB NOT NULL,
   received REAL NOT NULL, dropped TEXT NOT NULL, payload BLOB,
   PRIMARY KEY (group_id, attempt_index, try));
+-- Tools that chat templates were given, by the digest in `facts` of the trajectories' summaries.
+CREATE TABLE IF NOT EXISTS tools (digest TEXT PRIMARY KEY, tools BLOB NOT NULL);
 -- One step's attempts in order and settings, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,

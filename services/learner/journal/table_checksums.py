@@ -34,6 +34,7 @@ SEALED: Mapping[str, tuple[str, ...]] = {
         *("group_id", "attempt_index", "try", "row_digest", "received", "dropped"),
         "payload IS NULL",
     ),
+    "tools": ("digest", "tools"),
     "plans": ("step", "run_epoch", "attempts", "settings", "row_digest"),
     "publications": ("run_epoch", "version", "fingerprint"),
     "checkpoints": ("step", "directory", "files", "made"),

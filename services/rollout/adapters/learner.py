@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -9,6 +10,7 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
+from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.common.rpc.rpc import describe_error, refusal_reason
@@ -31,6 +33,7 @@ T = TypeVar("T")
 POLL_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 10.0
 WITHDRAW_TIMEOUT_S = 1.0
+MOST_KNOWN_TOOLS = 4096
 
 log = get_logger(__name__)
 
@@ -47,6 +50,8 @@ class GroupClient:
         self._request_id = uuid.uuid4().hex
         # The unanswered poll.
         self._poll: group_pb.LeaseGroupRequest | None = None
+        # Epochs and digests whose tools the learner has acknowledged.
+        self._known_tools: BoundedDict[tuple[Metadata, str], None] = BoundedDict(MOST_KNOWN_TOOLS)
 
     async def lease_group(self, holding: PolicyId, free_attempts: int) -> Lease | None:
         request = self._lease_request(holding, free_attempts)
@@ -119,6 +124,10 @@ class GroupClient:
         self, lease: Lease, trajectory: Trajectory, timeout_s: float
     ) -> bool:
         submission = make_submission(trajectory, lease, self._identity.worker_id)
+        # Under an epoch, because a learner may resume without its disk.
+        known = (self._epoch.metadata, submission.facts.tool_schema_digest)
+        if known in self._known_tools:
+            submission = replace(submission, tools=b"")
         try:
             answer = await self._call_learner(
                 lambda left, md: self._stub.SubmitTrajectory(
@@ -131,6 +140,8 @@ class GroupClient:
             raise LeaseLost(
                 f"not submitted in {timeout_s:.0f} s: {describe_error(error)}"
             ) from error
+        if submission.tools:
+            self._known_tools[known] = None
         return answer is not None and answer.group_complete
 
     async def _call_learner(

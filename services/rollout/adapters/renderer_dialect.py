@@ -91,6 +91,8 @@ class RendererDialect:
     """Dialect of one family. Raises ConfigError on options that the renderer does not accept, and
     TemplateError if the tokenizer lacks a token that the family needs."""
 
+    template_shows_tools = True
+
     def __init__(
         self,
         tokenizer: TransformersTokenizer,

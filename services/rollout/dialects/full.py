@@ -37,6 +37,8 @@ class FullDialect:
     token, or cannot render a user's message after a turn.
     """
 
+    template_shows_tools = False
+
     def __init__(self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.structure_tokens)

@@ -41,6 +41,8 @@ class TemplateDialect:
     token, or cannot render tools' answers.
     """
 
+    template_shows_tools = True
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -51,6 +51,23 @@ class ThinkingMarks:
         end = self._find_end(ids)
         return len(ids) if end is None else end
 
+    def find_text(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Return the start and end of the text between the marks in the tokens of a thinking."""
+        opening = [] if self.is_open else self._tokenizer.encode(self._open)
+        closing = self._tokenizer.encode(self._close)
+        within = range(min(_SPACES, len(ids)))
+        begin = next((n for n in within if list(ids[n : n + len(opening)]) == opening), None)
+        start = 0 if begin is None else begin + len(opening)
+        end = len(ids)
+        if list(ids[end - len(closing) :]) == closing and end - len(closing) >= start:
+            end -= len(closing)
+        return start, end
+
+    def strip_marks(self, text: str) -> str:
+        """Return the text of a thinking without the marks that `find_text` may leave: some are
+        spelled by tokens that spell other text too."""
+        return text.removeprefix(self._open).removesuffix(self._close).strip()
+
     def is_thinking(self, ids: Sequence[int]) -> bool:
         """Return True if a turn of these ids ends inside its thinking."""
         return self._thinks(ids) and self._find_end(ids) is None

@@ -13,6 +13,7 @@ from services.common.domain.trajectory import (
     TurnTiming,
     content_digest,
 )
+from services.rollout.episodes.conversation import Conversation
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.types import EpisodeInfo, Lease
 
@@ -27,7 +28,11 @@ class AttemptState:
     transcript: Transcript = field(default_factory=lambda: Transcript([]))
     counts: Counts = field(default_factory=Counts)
     turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
+    # What the verifier reads.
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    conversation: Conversation = field(default_factory=Conversation)
+    # The tools that the chat template was given, as JSON.
+    tools: bytes = b""
     calls_made: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     info: EpisodeInfo | None = None
     answer: str | None = None
@@ -44,7 +49,9 @@ class AttemptState:
 def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
-    sequences = (state.transcript.sequence,)
+    sequence = state.transcript.sequence
+    messages = state.conversation.encode(len(sequence.token_ids))
+    sequences = (replace(sequence, messages=messages),)
     return Trajectory(
         key=key,
         lease_id="",
@@ -62,6 +69,7 @@ def make_finished_trajectory(
         turns=tuple(state.turns),
         counts=state.counts,
         facts=_make_facts(state),
+        tools=state.tools,
     )
 
 
@@ -88,7 +96,7 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
     if not trajectory.is_graded:
-        trajectory = replace(trajectory, sequences=(), content_digest=content_digest(()))
+        trajectory = replace(trajectory, sequences=(), content_digest=content_digest(()), tools=b"")
     return replace(
         trajectory,
         lease_id=lease.lease_id,

@@ -12,6 +12,7 @@ from services.common.domain.attempts import (
     NoGradeReason,
     StopReason,
 )
+from services.common.domain.messages import MessageText
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.domain.transcripts import encode_transcript
 from services.common.telemetry.watchdog import Watchdog
@@ -24,6 +25,7 @@ from services.rollout.episodes.attempt_record import (
     make_finished_trajectory,
 )
 from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
+from services.rollout.episodes.conversation import Conversation, MessageReader, place_text
 from services.rollout.episodes.observation_cut import ObservationCutter
 from services.rollout.episodes.prompt_cache import PromptCache
 from services.rollout.episodes.transcript import Transcript
@@ -83,7 +85,8 @@ class AttemptRunner:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._limits = limits
-        self._prompts = PromptCache(dialect)
+        self._messages = MessageReader(tokenizer, dialect)
+        self._prompts = PromptCache(dialect, self._messages)
         self._cutter = ObservationCutter(tokenizer, limits)
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
@@ -162,6 +165,8 @@ class AttemptRunner:
             "tool_schema_digest": prompt.tool_schema_digest,
             "prompt_digest": prompt.prompt_digest,
         }
+        state.conversation = Conversation(list(prompt.messages))
+        state.tools = prompt.tools_json
         state.counts.tools = len(prompt.tools)
         state.messages.append({"role": "user", "content": state.info.facts.task})
         if observe is not None:
@@ -196,6 +201,11 @@ class AttemptRunner:
         )
         stop = self._stop_reason(turn, completion, budget, outcome, state)
         if stop is not None:
+            # The policy does not read them any more.
+            for reply in outcome.replies:
+                self._add_reply(
+                    state, reply, self._dialect.reply_text(reply), state.conversation.end
+                )
             return stop
         await self._show_replies(outcome.replies, completion, state, observe)
         return None
@@ -214,21 +224,35 @@ class AttemptRunner:
         before = state.transcript.token_ids[: len(state.transcript) - len(written)]
         texts = [self._dialect.reply_text(reply) for reply in replies]
 
-        def show() -> tuple[list[Reply], list[int]]:
+        def show() -> tuple[list[Reply], list[int], list[MessageText]]:
             cut = [self._cutter.cut_reply(reply) for reply in replies]
-            return cut, self._dialect.bridge_ids(before, written, cut, tools)
+            ids = self._dialect.bridge_ids(before, written, cut, tools)
+            return cut, ids, self._messages.find_replies(ids, cut)
 
-        cut, ids = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
-        whole = [
-            text
-            for text, reply, shown in zip(texts, replies, cut, strict=True)
-            if shown is not reply
-        ]
-        state.transcript.add_observation(ids, whole)
+        cut, ids, found = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
+        start = len(state.transcript)
+        state.transcript.add_observation(ids)
+        for text, reply, shown, content in zip(texts, replies, cut, found, strict=True):
+            whole = (state.transcript.keep_text(text, start),) if shown is not reply else ()
+            self._add_reply(state, reply, content, start, whole)
         # The verifier reads the tools' whole answers, even if the policy saw only a part.
         state.messages += [{"role": "tool", "content": text} for text in texts]
         for reply in cut:
             observe("observation", self._dialect.reply_text(reply))
+
+    def _add_reply(
+        self,
+        state: AttemptState,
+        reply: Reply,
+        found: MessageText,
+        start: int,
+        whole: Sequence[str] = (),
+    ) -> None:
+        """Add a reply to the conversation; `found` is its text in the tokens from `start` on, and
+        `whole` the hash of what it is a part of."""
+        content, media = place_text(found, start, state.transcript.keep_text)
+        as_user = not self._dialect.template_shows_tools
+        state.conversation.add_reply(reply, content, (*whole, *media), as_user=as_user)
 
     async def _read_turn(
         self,
@@ -244,9 +268,14 @@ class AttemptRunner:
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
         tools = state.info.tools if state.info else ()
-        turn = await run_aside(
-            len(text), lambda: self._dialect.parse_turn(before, ids, tools), ASIDE_CHARACTERS
-        )
+
+        def read() -> Turn:
+            turn = self._dialect.parse_turn(before, ids, tools)
+            message = self._messages.read_turn(ids, turn, shown, state.transcript.keep_text)
+            state.conversation.add_turn(message, turn.items)
+            return turn
+
+        turn = await run_aside(len(text), read, ASIDE_CHARACTERS)
         if turn.done or state.is_single_turn:
             state.answer = turn.answer
         return turn

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.aio.bounded_dict import BoundedDict
+from services.common.domain.messages import ChatMessage
+from services.rollout.episodes.conversation import MessageReader
 from services.rollout.ports import Dialect
 from services.rollout.types import EpisodeInfo, PromptFacts, Tool
 
@@ -19,7 +21,8 @@ MOST_PROMPTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's token ids and tools, with hex digests of both.
+    """A prompt's token ids, messages and tools, with hex digests of ids and tools. `tools_json` are
+    the tools as the chat template was given them, if it was.
 
     All attempts share one tools object: dialects cache what they derive from it by identity."""
 
@@ -27,13 +30,16 @@ class Prompt:
     tools: tuple[Tool, ...]
     tool_schema_digest: str
     prompt_digest: str
+    messages: tuple[ChatMessage, ...] = ()
+    tools_json: bytes = b""
 
 
 class PromptCache:
     """Prompts of one dialect by facts and tools, in a least-recently-used cache."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, reader: MessageReader) -> None:
         self._dialect = dialect
+        self._reader = reader
         self._prompts: BoundedDict[tuple[str, str], asyncio.Task[Prompt]] = BoundedDict(
             MOST_PROMPTS
         )
@@ -57,10 +63,13 @@ class PromptCache:
     def _make_prompt(
         self, facts: PromptFacts, tools: tuple[Tool, ...], tool_schema_digest: str
     ) -> Prompt:
-        token_ids = np.array(self._dialect.prompt_ids(facts, tools), np.int32)
+        ids = self._dialect.prompt_ids(facts, tools)
+        messages = tuple(self._reader.read_prompt(ids, facts.task))
+        token_ids = np.array(ids, np.int32)
         token_ids.flags.writeable = False
         digest = hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
-        return Prompt(token_ids, tools, tool_schema_digest, digest)
+        shown = self._reader.encode_tools(tools)
+        return Prompt(token_ids, tools, tool_schema_digest, digest, messages, shown)
 
 
 def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:

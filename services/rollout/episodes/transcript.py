@@ -56,16 +56,20 @@ class Transcript:
             for span in completion.spans
         ]
 
-    def add_observation(self, ids: Sequence[int], whole: Sequence[str] = ()) -> None:
-        """Append the environment's tokens; `whole` are the full texts of cut answers.
-
-        An observation that reaches the window ends there."""
+    def add_observation(self, ids: Sequence[int]) -> None:
+        """Append the environment's tokens. An observation that reaches the window ends there."""
         ids = ids[: self._window - len(self._ids)]
-        for text in whole:
-            room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
-            self._media.append(keep_whole(text, len(self._ids), room))
         self._ids = np.concatenate([self._ids, np.array(ids, dtype=np.int32)])
         self._spans.append(Span(Author.ENVIRONMENT, len(ids)))
+
+    def keep_text(self, text: str, offset: int) -> str:
+        """Keep a text that the policy saw in part or not at all as media of the token at `offset`,
+        once; return its hash."""
+        room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
+        kept = keep_whole(text, min(offset, len(self._ids) - 1), room)
+        if all(item.sha256 != kept.sha256 for item in self._media):
+            self._media.append(kept)
+        return kept.sha256
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

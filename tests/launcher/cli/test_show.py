@@ -12,11 +12,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
+from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import (
     Author,
     Counts,
     Facts,
+    Media,
     Span,
     Trajectory,
     TurnTiming,
@@ -59,7 +61,9 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
     answered = tuple(
         keep_whole(text, 6, room) for text, room in (("room7 and\nmore", 99), ("y", 0))
     )
-    sequences = (replace(_tokens(WORDS, spans), media=answered),)
+    # Those of the first group recorded their messages.
+    messages = _messages(answered) if group.sequence_number == 0 else b""
+    sequences = (replace(_tokens(WORDS, spans), media=answered, messages=messages),)
     passed, failed = ("[C] booked",), ("[X] not booked",)
     return Trajectory(
         key=AttemptKey(group.group_id, index, 0),
@@ -74,6 +78,22 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
         turns=(TurnTiming(0.5, 0.25, 3, 3, 0.75, thinking_tokens=2), TurnTiming(0.5, 0.0, 7, 1)),
         counts=Counts(turns=2, tool_calls=1),
         facts=Facts(env_key=group.task.env_key, worker_id="rollout-1"),
+    )
+
+
+def _messages(answered: Sequence[Media]) -> bytes:
+    call = ChatCall("call_1_0", "find_room", '{"floor": 7}')
+    return encode_messages(
+        [
+            ChatMessage("user", 3, TokenText(0, 3)),
+            ChatMessage("assistant", 6, "", TokenText(3, 5), calls=(call,)),
+            ChatMessage(
+                *("tool", 7, TokenText(6, 7), "", (), call.id, call.name, "tool_error"),
+                media=tuple(item.sha256 for item in answered),
+            ),
+            ChatMessage("assistant", 8, TokenText(7, 8)),
+            ChatMessage("tool", 8, "never seen", outcome="ok"),
+        ]
     )
 
 
@@ -141,6 +161,28 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     assert "[C] booked" in output
     assert "1 of 1 attempts" in output
     assert "\x1b" not in output, "no colours in a pipe"
+
+
+async def test_show_prints_the_messages_that_the_rollout_recorded(runs: Path) -> None:
+    code, output = await show(runs, "--passed", "--group", "g000000r0", "--whole")
+    assert code == 0, output
+    fields = [
+        line[2:].split(maxsplit=1)
+        for line in output.partition("worker rollout-1\n")[2].splitlines()
+        if line[2:3].strip()
+    ]
+    told = [(label, text) for label, text in fields if label != "turn"]
+    assert told[:7] == [
+        ("user", "book a room"),
+        ("thinking", "well enough"),
+        ("call", 'find_room {"floor": 7}'),
+        ("tool", "tool_error: room7"),
+        ("whole", "answer room7 and"),
+        ("whole", "answer 1 bytes, not kept"),
+        ("assistant", "<done>"),
+    ]
+    assert told[7] == ("tool", "never seen")
+    assert output.count("1 forced tokens") == 1
 
 
 async def test_an_answer_that_was_cut_is_named_and_shown_on_request(runs: Path) -> None:

@@ -75,6 +75,7 @@ ATTEMPT: dict[str, Any] = {
         **{"open_s": 0.0, "grade_s": 0.0, "tool_errors": {SURROGATES: 1}},
     },
     "sequences": [[{"author": "environment", "token_ids": [1]}]],
+    "messages": [[{"role": "tool", "end": 1, "content": [0, 1], "outcome": SURROGATES}]],
     "turns": [],
     "checks_passed": [SURROGATES],
     "checks_failed": [SURROGATES],

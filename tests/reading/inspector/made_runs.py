@@ -34,6 +34,7 @@ from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task
+from tests.reading.inspector.chat_messages import record_messages
 
 T = TypeVar("T")
 RUN = "booking-20260101-120000"
@@ -168,6 +169,7 @@ class MadeRun:
             spans,
             -chooser.exponential(0.6, sampled).astype(np.float32),
             made.media,
+            messages=record_messages(made.parts, self.tokenizer.encode, made.media),
         )
         turns = [ids for who, ids in runs if who is Author.POLICY]
         return Trajectory(

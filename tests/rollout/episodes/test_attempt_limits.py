@@ -1,11 +1,13 @@
 """A limit that ends an attempt is its stop reason; it is graded, and nothing is added or lost."""
 
+import hashlib
 import json
 from typing import Any
 
 import pytest
 
 from services.common.domain.attempts import StopReason, ToolOutcome
+from services.common.domain.messages import decode_messages
 from services.common.domain.trajectory import Author, Trajectory
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
@@ -107,10 +109,12 @@ async def test_an_answer_that_is_cut_is_kept_whole_where_the_policy_read_its_par
     (sequence,) = trajectory.sequences
     prompt, policy = (span.length for span in sequence.spans[:2])
     assert sequence.spans[2].author is Author.ENVIRONMENT
-    assert [(one.content.decode(), one.token_offset) for one in sequence.media] == [
-        (LONG, prompt + policy)
-    ] * 2
-    assert {one.size_bytes for one in sequence.media} == {len(LONG)}
+    # Two equal answers are kept once.
+    [kept] = sequence.media
+    assert (kept.content.decode(), kept.token_offset) == (LONG, prompt + policy)
+    assert (kept.sha256, kept.size_bytes) == (hashlib.sha256(LONG.encode()).hexdigest(), len(LONG))
+    messages = decode_messages(sequence.messages)
+    assert [each.media for each in messages if each.role == "tool"] == [(kept.sha256,)] * 2
     short = await play([LOOK, "<done>"], observation_tokens=400)
     assert not short.sequences[0].media
 

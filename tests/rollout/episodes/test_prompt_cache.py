@@ -13,6 +13,7 @@ from services.common.domain.attempts import FailureKind, StopReason, ToolOutcome
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes import prompt_cache
+from services.rollout.episodes.conversation import MessageReader
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt_cache import PromptCache
 from services.rollout.tokenizer_port import TemplateError
@@ -112,7 +113,7 @@ async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> No
 
 async def test_tools_that_a_server_lists_in_another_order_have_the_same_prompt() -> None:
     dialect = CountingDialect()
-    prompts = PromptCache(dialect)
+    prompts = PromptCache(dialect, MessageReader(tokenizer(), dialect))
     tools = (TOOL, replace(TOOL, name="another"))
     one = await prompts.get_prompt(replace(INFO, tools=tools))
     assert await prompts.get_prompt(replace(INFO, tools=tools[::-1])) is one
@@ -152,7 +153,7 @@ async def test_a_long_answer_of_a_tool_is_not_rendered_on_the_event_loop() -> No
 )
 async def test_what_differs_in_anything_shown_is_rendered_by_itself(other: EpisodeInfo) -> None:
     dialect = CountingDialect()
-    prompts = PromptCache(dialect)
+    prompts = PromptCache(dialect, MessageReader(tokenizer(), dialect))
     first = await prompts.get_prompt(INFO)
     again = await prompts.get_prompt(replace(INFO, episode_id="f", facts=replace(FACTS)))
     await prompts.get_prompt(other)
@@ -163,7 +164,7 @@ async def test_what_differs_in_anything_shown_is_rendered_by_itself(other: Episo
 async def test_prompts_are_kept_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_cache, "MOST_PROMPTS", 2)
     dialect = CountingDialect()
-    prompts = PromptCache(dialect)
+    prompts = PromptCache(dialect, MessageReader(tokenizer(), dialect))
     for text in ("a", "b", "a", "c", "a", "b"):
         await prompts.get_prompt(replace(INFO, facts=replace(FACTS, prompt=text)))
     assert dialect.made == ["a", "b", "c", "b"]
@@ -177,7 +178,7 @@ async def test_a_prompt_that_cannot_be_rendered_fails_its_attempt_and_no_later_o
 
 async def test_an_attempt_that_is_cancelled_leaves_the_others_their_prompt() -> None:
     dialect = CountingDialect()
-    prompts = PromptCache(dialect)
+    prompts = PromptCache(dialect, MessageReader(tokenizer(), dialect))
     info = replace(INFO, facts=LARGE)
     requests = [asyncio.create_task(prompts.get_prompt(info)) for _ in range(3)]
     await asyncio.to_thread(dialect.begun.wait)

@@ -66,7 +66,7 @@ def _partitions(layout: Layout) -> list[str]:
     split = layout.gpu_nodes
     parts = {"gpu": layout.nodes[:split], "cpu": layout.nodes[split:]}
     return [
-        f"PartitionName={name} Nodes={','.join(nodes)} MaxTime=1:00:00 State=UP"
+        f"PartitionName={name} Nodes={','.join(nodes)} MaxTime=4:00:00 State=UP"
         + (" Default=YES" if name == "cpu" else "")
         for name, nodes in parts.items()
         if nodes

@@ -20,6 +20,36 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _SequenceCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SequenceCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SequenceCause.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SEQUENCE_CAUSE_UNSPECIFIED: _SequenceCause.ValueType  # 0
+    SEQUENCE_CAUSE_WHOLE: _SequenceCause.ValueType  # 1
+    """It is the whole conversation."""
+    SEQUENCE_CAUSE_COMPACTION: _SequenceCause.ValueType  # 2
+    """The context before it was compacted."""
+    SEQUENCE_CAUSE_BRANCH: _SequenceCause.ValueType  # 3
+    """Another conversation of the attempt, such as a subagent's."""
+    SEQUENCE_CAUSE_STEP: _SequenceCause.ValueType  # 4
+    """One step, rendered again."""
+
+class SequenceCause(_SequenceCause, metaclass=_SequenceCauseEnumTypeWrapper):
+    """Why a sequence begins."""
+
+SEQUENCE_CAUSE_UNSPECIFIED: SequenceCause.ValueType  # 0
+SEQUENCE_CAUSE_WHOLE: SequenceCause.ValueType  # 1
+"""It is the whole conversation."""
+SEQUENCE_CAUSE_COMPACTION: SequenceCause.ValueType  # 2
+"""The context before it was compacted."""
+SEQUENCE_CAUSE_BRANCH: SequenceCause.ValueType  # 3
+"""Another conversation of the attempt, such as a subagent's."""
+SEQUENCE_CAUSE_STEP: SequenceCause.ValueType  # 4
+"""One step, rendered again."""
+global___SequenceCause = SequenceCause
+
 class _Author:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -223,6 +253,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     SUSPICION_FIELD_NUMBER: builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """The lease under which the attempt was made."""
     worker_id: builtins.str
@@ -259,6 +290,11 @@ class TrajectoryHeader(google.protobuf.message.Message):
     truncation, reordering and damage, and makes repeats comparable. It need not
     resist deliberate collisions: a worker that sends both contents of an attempt
     gains nothing from one.
+    """
+    tools: builtins.bytes
+    """The tools that the chat template was given: a JSON array of function
+    schemas. Absent if it was given none, or if the learner has acknowledged them
+    under this `tool_schema_digest` in its present run epoch. At most 512 KiB.
     """
     @property
     def key(self) -> global___TrajectoryKey: ...
@@ -302,9 +338,10 @@ class TrajectoryHeader(google.protobuf.message.Message):
         instance_id: builtins.str = ...,
         suspicion: builtins.str = ...,
         content_digest: builtins.bytes = ...,
+        tools: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
@@ -322,7 +359,21 @@ class SequenceHeader(google.protobuf.message.Message):
     SPANS_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
     EXPERTS_FIELD_NUMBER: builtins.int
+    MESSAGES_BYTES_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: builtins.int
     token_count: builtins.int
+    messages_bytes: builtins.int
+    """Length of the messages that follow in chunks; at most 4 MiB."""
+    cause: global___SequenceCause.ValueType
+    """Unspecified is WHOLE."""
+    parent: builtins.int
+    """An earlier sequence, whose first `shared_tokens` tokens are the first of this
+    one. They count in `token_count`, `spans` (as a part of the prompt) and the
+    tokens of `experts`, but not in the arrays, nor in the messages.
+    """
+    shared_tokens: builtins.int
     @property
     def spans(self) -> global___Spans:
         """Their lengths sum to `token_count`."""
@@ -340,9 +391,14 @@ class SequenceHeader(google.protobuf.message.Message):
         spans: global___Spans | None = ...,
         media: collections.abc.Iterable[global___MediaReference] | None = ...,
         experts: global___RoutedExperts | None = ...,
+        messages_bytes: builtins.int = ...,
+        cause: global___SequenceCause.ValueType = ...,
+        parent: builtins.int | None = ...,
+        shared_tokens: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["experts", b"experts", "spans", b"spans"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["experts", b"experts", "media", b"media", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_parent", b"_parent", "experts", b"experts", "parent", b"parent", "spans", b"spans"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_parent", b"_parent", "cause", b"cause", "experts", b"experts", "media", b"media", "messages_bytes", b"messages_bytes", "parent", b"parent", "shared_tokens", b"shared_tokens", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_parent", b"_parent"]) -> typing.Literal["parent"] | None: ...
 
 global___SequenceHeader = SequenceHeader
 
@@ -668,6 +724,7 @@ class SequenceChunk(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
     EXPERTS_FIELD_NUMBER: builtins.int
+    MESSAGES_FIELD_NUMBER: builtins.int
     sequence_index: builtins.int
     token_ids: builtins.bytes
     logprobs: builtins.bytes
@@ -677,6 +734,21 @@ class SequenceChunk(google.protobuf.message.Message):
     """Ids of experts, [tokens, layers, chosen]: uint8 for a model with at most 256
     experts, else uint16.
     """
+    messages: builtins.bytes
+    """The messages of the sequence's own tokens, as a JSON array of objects (in
+    UTF-8; fields that have their default are left out):
+
+    - `role`: "system", "developer", "user", "assistant" or "tool".
+    - `end`: the token after its last. It begins where the message before it
+      ends, so that messages cover all tokens once, in order.
+    - `content`, `thinking`: [start, end) of the tokens that decode to the text,
+      or the text itself if it is in no token.
+    - `calls`: objects of `id`, `name` and `arguments` (JSON, as executed).
+    - `call_id`, `name`, `outcome`: of a tool's message, the call that it answers
+      and "ok" or a kind of error.
+    - `media`: hexadecimal SHA-256 of media of the sequence that it shows.
+    - `by_template`: true if a chat template wrote it by itself.
+    """
     def __init__(
         self,
         *,
@@ -685,7 +757,8 @@ class SequenceChunk(google.protobuf.message.Message):
         logprobs: builtins.bytes = ...,
         media: builtins.bytes = ...,
         experts: builtins.bytes = ...,
+        messages: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experts", b"experts", "logprobs", b"logprobs", "media", b"media", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experts", b"experts", "logprobs", b"logprobs", "media", b"media", "messages", b"messages", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
 
 global___SequenceChunk = SequenceChunk

@@ -99,8 +99,8 @@ class _SampleMaker:
         if message.role == "tool":
             shown |= {"tool_call_id": fit(message.call_id), "function": fit(message.name)}
         for call in message.calls:
-            text = {"(not a JSON object)": call.arguments_text}
-            arguments = text if call.arguments is None else call.arguments
+            given = call.arguments
+            arguments = {"(not a JSON object)": given} if isinstance(given, str) else given
             named = {"id": call.call_id, "function": call.name, "arguments": arguments}
             shown.setdefault("tool_calls", []).append(fit(named))
         return shown

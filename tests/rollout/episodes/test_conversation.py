@@ -1,0 +1,268 @@
+"""The messages of an attempt cover its tokens and are what was said, in every dialect."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.common.domain.attempts import ToolOutcome
+from services.common.domain.messages import (
+    MOST_TEXT,
+    ChatMessage,
+    MessageText,
+    check_messages,
+    decode_messages,
+)
+from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.trajectory import Sequence as TokenSequence
+from services.rollout.adapters.fake import LOGPROB, FakeEngine
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.full import FullDialect
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.ports import Dialect
+from services.rollout.types import Completion, PolicySpan, Sampling, ToolResult
+from tests.rollout.dialects.families import FAMILIES
+from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
+from tests.rollout.dialects.stages import Stage, stage_of
+from tests.support.examples import examples
+from tests.support.rollout import FACTS, POLICY, FakeEnvironment, attempt, limits, runner, tokenizer
+
+# One for each way to spell a call and to end a turn.
+_QUICK = ("Llama 3.2", "Qwen3", "DeepSeek V3.1", "GLM-4.5, GLM-4.6", "Kimi K2", "gpt-oss")
+_NAMES = [
+    pytest.param(
+        family.name,
+        marks=()
+        if family.name in _QUICK
+        else (pytest.mark.slow, pytest.mark.filterwarnings("default")),
+    )
+    for family in FAMILIES
+]
+_ODD = (
+    *("", "null", "  padded  ", "Zoë 東京 👩‍👩‍👧", "<|im_end|>", "</think> <tool_call>"),
+    *("line\n\nline", "{}"),
+)
+
+
+class ScriptedEngine(FakeEngine):
+    """Writes these token ids, a list for each turn and in as many requests as it takes, and then
+    only ends."""
+
+    def __init__(self, tokenizer: TransformersTokenizer, end: int, turns: Sequence[list[int]]):
+        super().__init__(tokenizer, end, policy=POLICY)
+        self._left = [list(turn) for turn in turns]
+        self._end = end
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
+    ) -> Completion:
+        turn = self._left.pop(0) if self._left else [self._end]
+        ids, rest = turn[:max_tokens], turn[max_tokens:]
+        if rest:
+            self._left.insert(0, rest)
+        spans = (PolicySpan(POLICY, len(ids)),)
+        scores = np.full(len(ids), LOGPROB, np.float32)
+        return Completion(np.array(ids, np.int32), scores, spans, cut=bool(rest))
+
+
+def play_turns(
+    tokenizer: TransformersTokenizer,
+    dialect: Dialect,
+    turns: Sequence[list[int]],
+    environment: FakeEnvironment,
+    **changes: Any,
+) -> Trajectory:
+    bounds = {"max_turns": 20, "max_input_length": 50_000, "max_model_len": 60_000, **changes}
+
+    async def run() -> Trajectory:
+        engine = ScriptedEngine(tokenizer, dialect.stop_ids[0], turns)
+        runner = AttemptRunner(engine, environment, tokenizer, dialect, limits(**bounds))
+        return await runner.run_attempt(attempt())
+
+    return asyncio.run(run())
+
+
+def check_told(trajectory: Trajectory) -> tuple[TokenSequence, list[ChatMessage]]:
+    """Check that the messages of an attempt cover its tokens, in order and once."""
+    (sequence,) = trajectory.sequences
+    media = frozenset(item.sha256 for item in sequence.media)
+    check_messages(sequence.messages, 0, len(sequence.token_ids), media)
+    messages = list(decode_messages(sequence.messages))
+    starts = [0, *(message.end for message in messages)]
+    joined = [
+        token
+        for message, start in zip(messages, starts, strict=False)
+        for token in sequence.token_ids[start : message.end].tolist()
+    ]
+    assert joined == sequence.token_ids.tolist()
+    # What the policy wrote is in its own messages, and all of each of its turns in one.
+    at = 0
+    for span in sequence.spans:
+        at += span.length
+        if span.author in (Author.POLICY, Author.FORCED):
+            message = next(each for each in messages if each.end >= at)
+            assert message.role == "assistant"
+    return sequence, messages
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[int, list[Case | str], dict[str, Any]]:
+    """Draw a seed, turns (cases, or a text that may be no readable call), and limits."""
+    turns = draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from(CASES),
+                st.sampled_from(['<tool_call>{"name": ', "I wonder.", "", *_ODD]),
+            ),
+            max_size=4,
+        )
+    )
+    bounds = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "max_generate_length": st.integers(4, 60),
+                "observation_tokens": st.integers(4, 40),
+                "max_model_len": st.integers(700, 2500),
+                "calls": st.integers(1, 3),
+                "continue_turns": st.booleans(),
+            },
+        )
+    )
+    return draw(st.integers(0, 2**20)), turns, bounds
+
+
+def odd_environment(seed: int) -> FakeEnvironment:
+    """An environment of odd answers, some of which are errors."""
+    chooser = random.Random(seed)
+
+    def answer(name: str, arguments: str) -> ToolResult:
+        outcome = chooser.choice([ToolOutcome.OK, ToolOutcome.OK, ToolOutcome.TOOL_ERROR])
+        text = chooser.choice([*_ODD, json.dumps({"found": [1, 2]}), "long answer " * 50])
+        return ToolResult(outcome, (text,), done=chooser.random() < 0.1)
+
+    return FakeEnvironment(answer, tools=TOOLS)
+
+
+def written(stage: Stage, turn: Case | str) -> list[int]:
+    if isinstance(turn, str):
+        return [*stage.tokenizer.encode(turn), stage.dialect.stop_ids[0]]
+    single = stage.family.single_call and len(turn.calls) > 1
+    case = replace(turn, calls=turn.calls[:1]) if single else turn
+    return stage.writer.encode(stage.write(case))
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+)
+@given(story=stories())
+def test_messages_cover_all_tokens_and_name_the_calls_that_were_made(
+    name: str, story: tuple[int, list[Case | str], dict[str, Any]]
+) -> None:
+    stage = stage_of(name)
+    seed, turns, bounds = story
+    environment = odd_environment(seed)
+    ids = [written(stage, turn) for turn in turns]
+    trajectory = play_turns(stage.tokenizer, stage.dialect, ids, environment, **bounds)
+    sequence, messages = check_told(trajectory)
+    assert list(answered_calls(messages)) == environment.episodes[0].calls
+    [task] = [each for each in messages[:2] if each.role == "user"]
+    if sequence.spans[0].length < len(sequence.token_ids):
+        assert text_of(task.content, sequence, stage.tokenizer) == FACTS.task
+
+
+def answered_calls(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, str]]:
+    """Yield the calls that have an answer before the next turn: a policy may repeat its own ids."""
+    for place, message in enumerate(messages):
+        answers = takewhile(lambda each: each.role != "assistant", messages[place + 1 :])
+        answered = {each.call_id for each in answers}
+        yield from ((c.name, c.arguments) for c in message.calls if c.id in answered)
+
+
+def text_of(text: MessageText, sequence: TokenSequence, tokenizer: TransformersTokenizer) -> str:
+    if isinstance(text, str):
+        return text
+    return text.read(sequence.token_ids.tolist(), tokenizer.decode)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_native_turn_is_told_as_it_was_meant(name: str) -> None:
+    """Thinking, text, calls and answers are apart, without the family's marks."""
+    stage = stage_of(name)
+    thinks = bool(stage.family.think)
+    call = ("search", {"query": "red shoes"})
+    thought = "The user wants shoes." if thinks else ""
+    answer = "Seven pairs were found."
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)), tools=TOOLS)
+    turns = [
+        written(stage, Case("one", (call,), "", thought)),
+        [*stage.tokenizer.encode("It is done."), stage.dialect.stop_ids[0]],
+    ]
+    sequence, messages = check_told(play_turns(stage.tokenizer, stage.dialect, turns, environment))
+    texts = {
+        (each.role, field): text_of(getattr(each, field), sequence, stage.tokenizer)
+        for each in messages[:-1]
+        for field in ("content", "thinking")
+    }
+    assert texts["user", "content"] == FACTS.task
+    assert texts["tool", "content"].strip('"') == answer
+    assert texts["assistant", "content"] == ""
+    if not stage.family.drops_thinking:
+        assert texts["assistant", "thinking"] == thought
+    [made] = [each for message in messages for each in message.calls]
+    assert (made.name, json.loads(made.arguments)) == call
+    assert [m.call_id for m in messages if m.role == "tool"] == [made.id]
+    system = texts.get(("system", "content"), "")
+    assert stage.family.hides_tools or "search" in system or stage.family.calls_are_text
+
+
+def test_what_the_dialect_itself_says_of_the_tools_is_no_template_s() -> None:
+    dialect = FullDialect(tokenizer())
+    turns = [tokenizer().encode('I look.<tool_call>{"name": "look", "arguments": {}}</tool_call>')]
+    trajectory = play_turns(tokenizer(), dialect, turns, FakeEnvironment())
+    sequence, messages = check_told(trajectory)
+    assert [each.by_template for each in messages[:2]] == [False, False]
+    assert messages[0].role == "system"
+    said = text_of(messages[0].content, sequence, tokenizer())
+    assert said.startswith("You are a helpful agent.")
+    assert trajectory.tools == b""
+    assert [each.role for each in messages[2:5]] == ["assistant", "tool", "assistant"]
+    assert text_of(messages[2].content, sequence, tokenizer()) == "I look."
+
+
+async def test_results_that_the_policy_does_not_see_are_told_all_the_same() -> None:
+    text = "It is over. " * 500
+    done = ToolResult(ToolOutcome.OK, (text,), done=True)
+    call = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+    trajectory = await runner(FakeEnvironment(lambda *_: done), [call]).run_attempt(attempt())
+    sequence, messages = check_told(trajectory)
+    last = messages[-1]
+    assert (last.role, last.outcome, last.end) == ("tool", "ok", len(sequence.token_ids))
+    assert last.content == text[:MOST_TEXT]
+    [kept] = sequence.media
+    assert (kept.content.decode(), last.media) == (text, (kept.sha256,))
+
+
+async def test_tools_are_told_as_the_template_got_them() -> None:
+    trajectory = await runner(FakeEnvironment(), ["<done>"]).run_attempt(attempt())
+    [tool] = json.loads(trajectory.tools)
+    assert tool["type"] == "function"
+    assert tool["function"]["name"] == "look"
