@@ -31,8 +31,9 @@ from tokenizers.models import WordLevel
 from benchmarks.rank_step import SHAPES, load_shape, random_batch
 from services.common.domain.attempts import AttemptKey, Purpose, StopReason
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Span, Trajectory, content_digest
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.domain.trajectory import Trajectory, content_digest
 from services.common.run_folder.dump_files import rollouts_path
 from services.common.run_folder.token_stats import stats_path
 from services.learner.config.algorithm import AlgorithmConfig

@@ -26,8 +26,9 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey, Purpose, StopReason
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.domain.trajectory import Trajectory, TurnTiming, content_digest
 from services.common.run_folder.journal_file import JOURNAL_FILE, connect_journal
 from services.learner.group_types import GroupSpec, Lease
 from services.learner.journal.progress_mark import MARK_FILE as MARK

@@ -5,8 +5,9 @@ import numpy as np
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.domain.trajectory import Trajectory, TurnTiming, content_digest
 from services.learner.api.decode import TrajectoryAssembler
 from services.learner.api.sequence_decode import TokenLimits
 from services.wire.trajectory import encode_submission

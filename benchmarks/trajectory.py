@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.submission import TOKENS, decode_messages, encode_trajectory, make_trajectory
-from services.common.domain.trajectory import Author, Trajectory, content_digest
+from services.common.domain.token_authors import Author, policy_mask
+from services.common.domain.trajectory import Trajectory, content_digest
 
 PAIRS, REPEATS = 15, 10
 ADVANTAGE = 0.37
@@ -125,7 +126,7 @@ def summarise(found: dict[str, list[float]], tokens: int) -> dict[str, Any]:
 def make_tensors(trajectory: Trajectory) -> list[Tensor]:
     """Return the tensors of a training step."""
     sequence = trajectory.sequences[0]
-    mask = sequence.policy_mask
+    mask = policy_mask(sequence.spans)
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[mask] = sequence.logprobs
     return [

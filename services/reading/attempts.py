@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author, Media
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Media
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.episodes.episode_text import recorded_messages
 from services.common.process.private_process import keep_private

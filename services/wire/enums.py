@@ -15,7 +15,8 @@ from services.common.domain.attempts import (
     StopReason,
     ToolOutcome,
 )
-from services.common.domain.trajectory import Author, SequenceCause
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import SequenceCause
 
 E = TypeVar("E", bound=StrEnum)
 V = TypeVar("V", bound=int, covariant=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Span, TurnTiming
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import TurnTiming
 from services.wire.enums import AUTHORS
 from services.wire.policy import decode_policy
 

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from environments.api import ENV_KEYS
 from environments.task_generator import Split
 from environments.tasks import make_tasks
-from services.common.domain.trajectory import Author, Sequence, Trajectory
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Sequence, Trajectory
 from services.common.run_folder.journal_file import open_read_only
 from services.common.run_folder.trajectory_tables import keys_of, trajectory_of
 from services.common.spec.spec import PolicyConfig

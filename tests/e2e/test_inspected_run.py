@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from services.common.domain.attempts import AttemptKey
+from services.common.domain.token_authors import policy_mask
 from services.common.run_folder.journal_file import open_read_only
 from services.common.run_folder.token_stats import read_token_stats, stats_path
 from services.common.run_folder.trajectory_tables import trajectory_of
@@ -88,7 +89,7 @@ def check_tokens(watched: WatchedPage, run_dir: Path, key: AttemptKey, step: int
     with open_read_only(run_dir / "journal.sqlite") as db:
         sequence = trajectory_of(db, key).sequences[0]
     stats = read_token_stats(stats_path(run_dir, step)).sequences[key, 0]
-    ours = np.flatnonzero(sequence.policy_mask)
+    ours = np.flatnonzero(policy_mask(sequence.spans))
     for place in (0, len(ours) // 2, len(ours) - 1):
         shown = numbers_shown(page, int(ours[place]))
         assert int(shown["id"]) == sequence.token_ids[ours[place]]

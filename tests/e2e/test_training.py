@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.adapters.token_text import load_decoder
 from services.common.domain.attempts import FailureKind
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author, policy_mask
 from services.common.episodes.episode_rows import key_of_row
 from services.common.run_folder.token_stats import read_token_stats, stats_path
 from services.common.weights.shared_memory import SHARED_MEMORY
@@ -203,7 +203,7 @@ def test_token_stats_are_the_trainers_numbers(finished: FinishedRun, scorers: li
                 continue
             sequence = kept[key].sequences[index]
             [temperature] = {s.temperature for s in sequence.spans if s.temperature is not None}
-            places = np.flatnonzero(sequence.policy_mask)
+            places = np.flatnonzero(policy_mask(sequence.spans))
             expected = scorers[step - 1].logprobs(sequence.token_ids, places, temperature)
             np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from environments.api import ENV_KEYS
 from environments.tasks import make_tasks
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Author, Sequence
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Sequence
 from services.common.models.multimodal_models import other_parts
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
 from tests.support.architectures import ARCHITECTURES, MULTIMODAL, PARALLEL, TOLERANCE, Architecture

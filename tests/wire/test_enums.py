@@ -6,7 +6,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from flotilla.env_gateway.v1 import episode_service_pb2
 from flotilla.learner.v1 import group_service_pb2, trajectory_pb2
 from services.common.domain import attempts
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author
 from services.wire.enums import STOP_REASONS, EnumCodec
 
 TWINS = [

@@ -23,15 +23,14 @@ from services.common.domain.attempts import (
     StopReason,
 )
 from services.common.domain.policy import PolicyId
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
     MOST_MEDIA_BYTES,
-    Author,
     Counts,
     Experts,
     Facts,
     Media,
     Sequence,
-    Span,
     Trajectory,
     TurnTiming,
     content_digest,

@@ -1,9 +1,8 @@
-"""One try at one attempt: its tokens and their authors, its outcome and its circumstances."""
+"""One try at one attempt: its tokens, its outcome and its circumstances."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -12,27 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
-
-
-class Author(StrEnum):
-    """Author of a run of tokens."""
-
-    PROMPT = "prompt"
-    POLICY = "policy"
-    ENVIRONMENT = "environment"
-    # Inserted into a policy's turn, such as the end of thinking over its budget: not sampled.
-    FORCED = "forced"
-
-
-# A trajectory has dozens of these: a tuple costs half as much as a frozen dataclass.
-class Span(NamedTuple):
-    """A run of tokens with one author and, if a policy wrote it, one policy."""
-
-    author: Author
-    length: int
-    policy: PolicyId | None = None
-    temperature: float | None = None
-
+from services.common.domain.token_authors import Span
 
 # Limit of the media bytes kept per sequence: room for a handful of tool answers of any length that
 # fits a context, and small beside the rest of a group in the journal.
@@ -94,15 +73,6 @@ class Sequence:
     cause: SequenceCause = SequenceCause.WHOLE
     parent: int | None = None
     shared: int = 0
-
-    @property
-    def policy_mask(self) -> NDArray[np.bool_]:
-        """Mask that is True on the tokens that a policy wrote, shape [tokens]."""
-        # Python 3.11 looks up an enum member on each access.
-        policy = Author.POLICY
-        by_policy = [span.author is policy for span in self.spans]
-        lengths = [span.length for span in self.spans]
-        return np.repeat(np.array(by_policy, dtype=np.bool_), lengths)
 
 
 # A tuple, for the same reason as Span.

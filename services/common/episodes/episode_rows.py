@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Sequence, Trajectory
 from services.common.episodes.episode_text import Decode, EpisodeText, read_episode
 from services.common.process.own_version import own_version
 from services.common.run_folder.token_stats import SequenceKey, SequenceStats

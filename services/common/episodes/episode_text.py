@@ -23,7 +23,8 @@ from services.common.domain.messages import (
     TokenText,
     decode_messages,
 )
-from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, TurnTiming
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Sequence, Trajectory, TurnTiming
 
 # Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]

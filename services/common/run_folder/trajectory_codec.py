@@ -15,15 +15,14 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
-    Author,
     Counts,
     Experts,
     Facts,
     Media,
     Sequence,
     SequenceCause,
-    Span,
     Trajectory,
     TurnTiming,
     join_parent,

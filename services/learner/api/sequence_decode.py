@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.messages import check_messages
+from services.common.domain.token_authors import Span
 from services.common.domain.trajectory import (
     MOST_MEDIA_BYTES,
-    Author,
     Experts,
     Media,
     Sequence,
     SequenceCause,
-    Span,
     expert_dtype,
     join_parent,
 )

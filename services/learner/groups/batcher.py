@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.token_authors import policy_mask
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.groups.graded_attempts import ReadyGroup
@@ -155,7 +156,7 @@ def make_train_sequence(
     attempt: Trajectory, reward: float, sequence: Sampled, staleness: int
 ) -> TrainSequence:
     """Return one of an attempt's sequences as the ranks take it."""
-    mask = sequence.policy_mask
+    mask = policy_mask(sequence.spans)
     logprobs = np.zeros(len(mask), dtype=np.float32)
     logprobs[mask] = sequence.logprobs
     temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]

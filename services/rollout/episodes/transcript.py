@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Experts, Media, Span
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import MOST_MEDIA_BYTES, Experts, Media
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion

@@ -12,7 +12,8 @@ from services.common.domain.messages import (
     TokenText,
     encode_messages,
 )
-from services.common.domain.trajectory import Author, Media, Sequence, SequenceCause, TurnTiming
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Media, Sequence, SequenceCause, TurnTiming
 from services.common.episodes.episode_text import EpisodeText, read_episode
 from tests.common.episodes.texts import (
     decode,

@@ -6,7 +6,8 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Media, Sequence, Span, Trajectory, TurnTiming
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Media, Sequence, Trajectory, TurnTiming
 
 _POLICY = PolicyId(1, 0, b"f")
 Part = tuple[Author, str]

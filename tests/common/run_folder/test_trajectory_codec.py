@@ -7,15 +7,8 @@ import pytest
 
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import (
-    Author,
-    Experts,
-    Media,
-    Sequence,
-    Span,
-    Trajectory,
-    content_digest,
-)
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Experts, Media, Sequence, Trajectory, content_digest
 from services.common.run_folder.trajectory_codec import (
     array_bytes,
     record_digest,

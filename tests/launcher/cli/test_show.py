@@ -14,12 +14,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
 from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
 from services.common.domain.policy import PolicyId
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
-    Author,
     Counts,
     Facts,
     Media,
-    Span,
     Trajectory,
     TurnTiming,
     content_digest,

@@ -13,7 +13,8 @@ import pytest
 
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Sequence, Trajectory, content_digest
 from services.common.rpc.deadlines import loop_time
 from services.common.run_folder.trajectory_tables import ContentConflictError
 from services.learner.group_types import Lease, SubmittedTry

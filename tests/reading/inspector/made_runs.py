@@ -13,12 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
 from services.common.domain.policy import PolicyId
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
-    Author,
     Counts,
     Facts,
     Media,
-    Span,
     Trajectory,
     TurnTiming,
     content_digest,

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author, policy_mask
 from services.common.run_folder.token_stats import read_token_stats, stats_path
 from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
 from services.reading.inspector.adapters.token_texts import load_run_tokenizer
@@ -85,7 +85,7 @@ def test_the_numbers_of_a_token_are_those_of_the_journal_and_the_trainer(
     open_tokens(watched.page, attempt_url(served.base, WORST, "tokens"))
     sequence = made_run.trajectories[WORST].sequences[0]
     stats = read_token_stats(stats_path(made_run.folder, 3)).sequences[WORST, 0]
-    ours = np.flatnonzero(sequence.policy_mask)
+    ours = np.flatnonzero(policy_mask(sequence.spans))
     for place in (0, len(ours) // 2, len(ours) - 1):
         shown = numbers_shown(watched.page, int(ours[place]))
         assert int(shown["id"]) == sequence.token_ids[ours[place]]
@@ -129,7 +129,7 @@ def test_keys_change_colours_and_lead_through_turns_and_tokens(
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("ArrowRight")
-    first = int(np.flatnonzero(made_run.trajectories[WORST].sequences[0].policy_mask)[0])
+    first = int(np.flatnonzero(policy_mask(made_run.trajectories[WORST].sequences[0].spans))[0])
     assert page.evaluate("document.activeElement.dataset.i") == str(first)
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.dataset.i") == str(first + 1)
@@ -150,7 +150,7 @@ def test_without_scripts_the_numbers_are_a_table(
     sequence = made_run.trajectories[WORST].sequences[0]
     rows = page.locator(".numbers tbody tr")
     assert rows.count() == len(sequence.token_ids)
-    first = int(np.flatnonzero(sequence.policy_mask)[0])
+    first = int(np.flatnonzero(policy_mask(sequence.spans))[0])
     cells = rows.nth(first).locator("td").all_inner_texts()
     assert np.float32(cells[3]) == sequence.logprobs[0]
     context.close()
@@ -432,7 +432,7 @@ def test_a_bundle_opens_from_its_files_alone(
         page.get_by_role("link", name="Tokens").click()
         page.wait_for_selector("#token-view[data-ready]")
         sequence = made_run.trajectories[WORST].sequences[0]
-        place = int(np.flatnonzero(sequence.policy_mask)[3])
+        place = int(np.flatnonzero(policy_mask(sequence.spans))[3])
         assert np.float32(numbers_shown(page, place)["logprob"]) == sequence.logprobs[3]
         page.get_by_role("link", name="Curves").click()
         page.locator("#plot canvas").wait_for()

@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Locator
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author, Media
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Media
 from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
 from services.reading.inspector.adapters.token_texts import load_run_tokenizer
 from services.reading.inspector.bundle import BundleMaker

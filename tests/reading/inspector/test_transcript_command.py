@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author, policy_mask
 from services.reading.inspector.queries.run_folders import read_journal
 from services.reading.inspector.queries.transcript_attempts import (
     TranscriptSubject,
@@ -97,7 +97,7 @@ def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
     turns = sample_of(log, key).metadata["turns"]
     texts, logprobs = zip(*(pair for turn in turns for pair in turn["logprobs"]), strict=True)
     assert np.array(logprobs, np.float32).tolist() == sequence.logprobs.tolist()
-    ids = sequence.token_ids[sequence.policy_mask].tolist()
+    ids = sequence.token_ids[policy_mask(sequence.spans)].tolist()
     text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
     assert "".join(texts) == text
     assert [turn["turn"] for turn in turns] == [1, 2]

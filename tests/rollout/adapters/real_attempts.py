@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from transformers import AddedToken, PreTrainedModel
 
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Author, Sequence
+from services.common.domain.token_authors import Author, policy_mask
+from services.common.domain.trajectory import Sequence
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes.episode import AttemptRunner
@@ -30,7 +31,7 @@ def make_thinker() -> TransformersTokenizer:
 def check_trained_tokens(sequence: Sequence, model: PreTrainedModel, tolerance: float) -> None:
     """The policy's tokens alone have logprobs, each given all tokens before it."""
     expected: NDArray[np.float32] = reference_logprobs(model, sequence.token_ids)
-    expected = expected[sequence.policy_mask[1:]]
+    expected = expected[policy_mask(sequence.spans)[1:]]
     assert len(sequence.logprobs) == len(expected)
     assert np.abs(sequence.logprobs - expected).max() < tolerance
 

@@ -8,7 +8,8 @@ import pytest
 
 from services.common.domain.attempts import StopReason, ToolOutcome
 from services.common.domain.messages import decode_messages
-from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.token_authors import Author, policy_mask
+from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.common.spec.spec import SharedConfig
@@ -39,7 +40,7 @@ def text_of(trajectory: Trajectory) -> str:
 def written(trajectory: Trajectory) -> str:
     """Return the policy's text, and check that it alone carries logprobs."""
     sequence = trajectory.sequences[0]
-    ids = sequence.token_ids[sequence.policy_mask]
+    ids = sequence.token_ids[policy_mask(sequence.spans)]
     assert len(ids) == len(sequence.logprobs)
     return tokenizer().decode(ids.tolist())
 

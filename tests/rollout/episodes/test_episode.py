@@ -15,7 +15,8 @@ from services.common.domain.attempts import (
     StopReason,
     ToolOutcome,
 )
-from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.rollout.adapters.dialect_choice import choose_dialect

@@ -3,7 +3,7 @@
 import pytest
 
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author
 from services.rollout.types import PromptFacts
 from tests.support.rollout import FakeEnvironment, attempt, dialect, runner, tokenizer
 

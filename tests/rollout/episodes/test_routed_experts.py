@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.types import Completion, Sampling

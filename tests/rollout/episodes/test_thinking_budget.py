@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from transformers import AddedToken
 
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.token_authors import Author, policy_mask
+from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
@@ -60,7 +61,7 @@ async def play(
     trajectory = await runner.run_attempt(attempt())
     assert trajectory.is_graded
     sequence = trajectory.sequences[0]
-    assert len(sequence.logprobs) == sequence.policy_mask.sum(), "nothing else carries logprobs"
+    assert policy_mask(sequence.spans).sum() == len(sequence.logprobs), "nothing else carries any"
     return trajectory, engine.requests, environment
 
 
@@ -100,7 +101,7 @@ async def test_what_was_put_in_stands_in_the_tokens_and_has_no_gradient(
     sequence = trajectory.sequences[0]
     text = thinker.decode(sequence.token_ids.tolist())
     assert f"\n</think>\n\n{LOOK}<|im_end|>" in text
-    trained = thinker.decode(sequence.token_ids[sequence.policy_mask].tolist())
+    trained = thinker.decode(sequence.token_ids[policy_mask(sequence.spans)].tolist())
     assert "</think>" not in trained
 
 

@@ -20,7 +20,7 @@ from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common.aio.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author
+from services.common.domain.token_authors import Author
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment

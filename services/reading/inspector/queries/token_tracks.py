@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import Author, Span
+from services.common.domain.token_authors import Author, Span, policy_mask
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.run_folder.token_stats import SequenceStats
 
@@ -52,7 +52,7 @@ class TokenTrack:
 
 def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) -> TokenTrack:
     """Align the engine's values and, if kept, the trainer's with the tokens."""
-    mask = sequence.policy_mask
+    mask = policy_mask(sequence.spans)
     spans, lengths = sequence.spans, [span.length for span in sequence.spans]
     count = len(sequence.token_ids)
     if stats is not None and len(stats.advantages) != int(mask.sum()):
