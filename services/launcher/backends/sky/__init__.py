@@ -2,7 +2,7 @@
 writes their task documents.
 
 `orphan_names.py` identifies orphans by the names of inactive runs, `orphan_machines.py` finds those
-that a cloud bills and SkyPilot does not know; `verified_cleanup.py` ends the former,
+that a cloud bills and SkyPilot does not know; `machines_gone.py` ends the former,
 `cloud_audit.py` the latter.
 
 Only `sdk*.py`, `errors.py` and `cloud_audit.py` talk to vendors."""

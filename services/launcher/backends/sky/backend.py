@@ -30,12 +30,12 @@ from services.launcher.backends.sky.machine_candidates import (
     machines_of,
     with_place_last,
 )
+from services.launcher.backends.sky.machines_gone import SkyCleaner
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.price_catalog import open_catalog
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.signs_of_life import SignsOfLife
-from services.launcher.backends.sky.verified_cleanup import SkyCleaner
 from services.launcher.config.sky import Machines
 from services.launcher.security import secret_names
 from services.launcher.security.sealed_secrets import forget_key, load_or_make_key, seal_secrets

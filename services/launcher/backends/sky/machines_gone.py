@@ -1,4 +1,4 @@
-"""Cleanup of leftovers at SkyPilot, with a check that they are gone."""
+"""Proof that machines are gone: they are ended at SkyPilot until it and the clouds show none."""
 
 import asyncio
 import time
