@@ -28,12 +28,9 @@ from services.learner.guard.mismatch_limits import BOUNDS
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import Publication as Announced
+from services.learner.weights.attached_worker import AttachedWorker
 from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_broadcast import (
-    Announcement,
-    AttachedWorker,
-    WeightBroadcast,
-)
+from services.learner.weights.weight_broadcast import Announcement, WeightBroadcast
 from services.learner.weights.weight_server import WeightServerConfig
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.adapters.policy_feed import PolicyClient

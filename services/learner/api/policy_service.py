@@ -31,10 +31,10 @@ from services.learner.config.learner import WeightsConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import Probe, ProbeError, ProbeResult
+from services.learner.weights.attached_worker import AttachedWorker
 from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.transfer_choice import choose_transfer
 from services.learner.weights.weight_broadcast import (
-    AttachedWorker,
     NoCommonTransportError,
     UnknownWorkerError,
     WeightBroadcast,

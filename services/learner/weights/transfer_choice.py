@@ -1,8 +1,11 @@
-"""Choice of the backend over which weights are sent into a worker's engine."""
+"""Choice of the transport of weights: of the backend over which they are sent into a worker's
+engine, when it attaches, and of the transport of each update."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
+from services.common.domain.policy import PolicyId
 from services.learner.config.learner import WeightsConfig
+from services.learner.weights.attached_worker import AttachedWorker
 
 
 def choose_transfer(
@@ -28,3 +31,17 @@ def choose_transfer(
             return None
         wanted = "nccl" if sends_from_gpu and "nccl" in offered else "gloo"
     return wanted if wanted in offered else None
+
+
+def choose_transport(
+    member: AttachedWorker,
+    policy: PolicyId,
+    can_send: Callable[[PolicyId, frozenset[str]], bool] | None,
+) -> str:
+    """Choose a member's transport: never into its engine while `fetch_next` is set."""
+    if member.fetch_next and member.can_fetch:
+        return "grpc"
+    transfer = None if member.fetch_next else member.transfer
+    if transfer and can_send and can_send(policy, member.shared_devices):
+        return transfer
+    return "shm" if member.shares_memory else "grpc"

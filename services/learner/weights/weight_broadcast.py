@@ -6,7 +6,7 @@ worker attaches again first; a newer stream of a worker ends the older one."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from services.common.domain.policy import PolicyId
 from services.common.rpc.deadlines import loop_time
 from services.learner.guard.probes import Probe
 from services.learner.types import Publication
+from services.learner.weights.attached_worker import AttachedWorker
+from services.learner.weights.transfer_choice import choose_transport
 
 # Publications whose canary is kept, for late reports: a worker that is slow to load must not be
 # refused as wrong.
@@ -51,31 +53,6 @@ class WeightUpdate:
     reload: bool = False
     # Keep its bytes, because the next may come as a difference.
     keep: bool = False
-
-
-@dataclass(slots=True)
-class AttachedWorker:
-    """One attached worker."""
-
-    worker_id: str
-    incarnation: str
-    devices: int
-    shares_memory: bool
-    can_fetch: bool
-    # Backend over which weights are sent into its engine; None if they are not.
-    transfer: str | None = None
-    # Devices of its engine that the sender must share, all of them, for `ipc`.
-    shared_devices: frozenset[str] = frozenset()
-    # It fetches all publications, and may receive differences.
-    fetches_changes: bool = False
-    holding: PolicyId | None = None
-    sent: PolicyId | None = None
-    # The next update goes through WeightService: a late joiner, or shared memory failed.
-    fetch_next: bool = True
-    # True if the engine's current weights must not be trusted.
-    reload_next: bool = False
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: bool = False
 
 
 class WeightBroadcast:
@@ -192,23 +169,12 @@ class WeightBroadcast:
             return None
         update = WeightUpdate(
             newest,
-            self._choose_transport(member, newest.policy),
+            choose_transport(member, newest.policy, self._can_send),
             member.reload_next,
             member.fetches_changes,
         )
         member.sent, member.fetch_next, member.reload_next = newest.policy, False, False
         return update
-
-    def _choose_transport(self, member: AttachedWorker, policy: PolicyId) -> str:
-        """Choose a member's transport: never into its engine while `fetch_next` is set."""
-        if member.fetch_next and member.can_fetch:
-            return "grpc"
-        if member.transfer is not None and not member.fetch_next and self._is_sent(policy, member):
-            return member.transfer
-        return "shm" if member.shares_memory else "grpc"
-
-    def _is_sent(self, policy: PolicyId, member: AttachedWorker) -> bool:
-        return self._can_send is not None and self._can_send(policy, member.shared_devices)
 
     def _note_sync(self) -> None:
         newest = self.newest

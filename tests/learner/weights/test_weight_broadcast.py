@@ -7,11 +7,8 @@ import pytest
 
 from services.common.domain.policy import PolicyId
 from services.learner.types import Publication
-from services.learner.weights.weight_broadcast import (
-    Announcement,
-    AttachedWorker,
-    WeightBroadcast,
-)
+from services.learner.weights.attached_worker import AttachedWorker
+from services.learner.weights.weight_broadcast import Announcement, WeightBroadcast
 
 NOTHING = np.zeros(0, np.float32)
 
