@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from services.launcher.control.budget import WARN_SHARE
 from services.launcher.run_progress import Alarm
-from services.launcher.state import Cleanup, Outcome, Run, RunState
+from services.launcher.state import Cleanup, Outcome, Run
 
 _TEXT_CHARACTERS = 1_500
 _LOG_CHARACTERS = 2_500
@@ -62,22 +62,6 @@ class RunFacts:
     log: str = ""
 
 
-def state_messages(state: RunState, facts: RunFacts, *, resumed: bool = False) -> list[Message]:
-    """Return the messages about a change of state; most changes have none."""
-    match state:
-        case RunState.PREFLIGHT:
-            return [_started_message(facts, resumed=resumed)]
-        case RunState.COMPLETED:
-            done = Message(MessageKind.COMPLETED, "Run completed", _ending_facts(facts))
-            return [done, *_leak_messages(facts)]
-        case RunState.FAILED:
-            return [_failed_message(facts), *_leak_messages(facts)]
-        case RunState.STOPPED:
-            return [_stopped_message(facts), *_leak_messages(facts)]
-        case _:
-            return []
-
-
 def spending_messages(facts: RunFacts) -> dict[str, Message]:
     """Return a message for each limit that is near or exceeded, by a key that is the same each
     time."""
@@ -110,7 +94,7 @@ def alarm_message(run_id: str, alarm: Alarm) -> Message:
     return Message(kind, title, pairs, text[:_TEXT_CHARACTERS])
 
 
-def _started_message(facts: RunFacts, *, resumed: bool) -> Message:
+def started_message(facts: RunFacts, *, resumed: bool) -> Message:
     services = ", ".join(
         f"{count} {service}" for service, count in sorted(facts.run.wanted.items())
     )
@@ -143,10 +127,10 @@ def _estimate_text(facts: RunFacts) -> str:
     return text
 
 
-def _failed_message(facts: RunFacts) -> Message:
+def failed_message(facts: RunFacts) -> Message:
     log = facts.log[-_LOG_CHARACTERS:]
     text = _without_lines_of(log, facts.run.error)[:_TEXT_CHARACTERS]
-    return Message(MessageKind.FAILED, "Run failed", _ending_facts(facts), text, log)
+    return Message(MessageKind.FAILED, "Run failed", ending_facts(facts), text, log)
 
 
 def _without_lines_of(log: str, error: str) -> str:
@@ -156,18 +140,18 @@ def _without_lines_of(log: str, error: str) -> str:
     return "\n".join([head, *(line for line in quoted if line not in known)])
 
 
-def _stopped_message(facts: RunFacts) -> Message:
+def stopped_message(facts: RunFacts) -> Message:
     title = {
         Outcome.BUDGET: "Run stopped: its budget is spent",
         Outcome.DEADLINE: "Run stopped: its time is up",
         Outcome.CAPACITY: "Run stopped: no such machines are available",
     }.get(facts.run.outcome, "Run cancelled")
     return Message(
-        MessageKind.STOPPED, title, _ending_facts(facts), facts.run.error[:_TEXT_CHARACTERS]
+        MessageKind.STOPPED, title, ending_facts(facts), facts.run.error[:_TEXT_CHARACTERS]
     )
 
 
-def _leak_messages(facts: RunFacts) -> list[Message]:
+def leak_messages(facts: RunFacts) -> list[Message]:
     if facts.run.cleanup is not Cleanup.LEAK_SUSPECTED:
         return []
     pairs = (
@@ -178,7 +162,7 @@ def _leak_messages(facts: RunFacts) -> list[Message]:
     return [Message(MessageKind.LEAK_SUSPECTED, "Machines may be left running", pairs, text)]
 
 
-def _ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
+def ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
     pairs = [
         ("Run", facts.run.run_id),
         ("Outcome", facts.run.outcome.value),

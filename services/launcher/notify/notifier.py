@@ -12,19 +12,15 @@ from typing import Any
 from services.common.aio.concurrency import running_tasks
 from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
-from services.launcher.config.launcher import LauncherConfig, parse_launcher
+from services.launcher.config.launcher import parse_launcher
 from services.launcher.config.notify import NotifyConfig
-from services.launcher.notify import messages, run_facts
+from services.launcher.notify import run_facts
 from services.launcher.notify.delivery import DeliveryWorker
-from services.launcher.notify.messages import Message
+from services.launcher.notify.message_selection import EVENT_KINDS, select_messages
 from services.launcher.notify.outbox import DeliveryTarget, Outbox
 from services.launcher.notify.sinks import Sink
-from services.launcher.run_progress import Alarm
-from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, RunEvent, StoredRun
 
-# Alarm of a failing learner; the launcher's own message is more precise.
-_RUN_FAILED = "run_failed"
 _LOOK_S = 5.0
 _log = get_logger(__name__)
 
@@ -59,10 +55,11 @@ class Notifier:
         except ConfigError:
             # Another version of the launcher may have started the run.
             return
-        if event.kind not in ("state", "cost", "alarm"):
+        if event.kind not in EVENT_KINDS:
             return
         self._note_evaluation(stored)
-        for key, message in self._messages_for_event(stored, spec, config, event).items():
+        found = select_messages(stored, spec, config, event, self._runs, self._outbox)
+        for key, message in found.items():
             targets = targets_of(config.notify)
             self._outbox.put_message(stored.run.run_id, key, message, targets, time.time())
             self._post.wake_up()
@@ -82,48 +79,10 @@ class Notifier:
         for stored in self._store.list_unended():
             self._note_evaluation(stored)
 
-    def _messages_for_event(
-        self, stored: StoredRun, spec: dict[str, Any], config: LauncherConfig, event: RunEvent
-    ) -> dict[str, Message]:
-        if event.kind == "alarm":
-            return _alarm_messages(stored, event)
-        run_id, key = stored.run.run_id, f"state/{event.number}"
-        state = RunState(event.body["state"]) if event.kind == "state" else None
-        known = run_facts.gather_facts(
-            stored,
-            spec,
-            config,
-            self._runs,
-            before=self._outbox.get_first_evaluation(run_id),
-            now=time.time(),
-            with_log=state is RunState.FAILED,
-        )
-        # Each start of a run warns of its limits again.
-        limit = f"limit/{stored.begun:.0f}"
-        found_messages = {
-            f"{limit}/{name}": message
-            for name, message in messages.spending_messages(known).items()
-        }
-        if state is not None:
-            resumed = self._outbox.has_begun_before(run_id, key)
-            for number, message in enumerate(
-                messages.state_messages(state, known, resumed=resumed)
-            ):
-                found_messages[f"{key}/{number}"] = message
-        return found_messages
-
     def _note_evaluation(self, stored: StoredRun) -> None:
         run_id, metrics = stored.run.run_id, stored.metrics
         if run_facts.FIRST_LAST in metrics:
             self._outbox.note_evaluation(run_id, metrics[run_facts.FIRST_LAST])
-
-
-def _alarm_messages(stored: StoredRun, event: RunEvent) -> dict[str, Message]:
-    body = dict(event.body)
-    if body.pop("change") == "cleared" or body["rule"] == _RUN_FAILED:
-        return {}
-    message = messages.alarm_message(stored.run.run_id, Alarm(**body))
-    return {f"alarm/{event.number}": message}
 
 
 @asynccontextmanager

@@ -16,12 +16,12 @@ from services.launcher.control import ledger_writer
 from services.launcher.notify.adapters.slack import SlackSink, slack_text
 from services.launcher.notify.adapters.webhook import WebhookSink
 from services.launcher.notify.delivery import DeliveryWorker
+from services.launcher.notify.message_selection import state_messages
 from services.launcher.notify.messages import (
     Message,
     MessageKind,
     RunFacts,
     spending_messages,
-    state_messages,
 )
 from services.launcher.notify.notifier import Notifier, targets_of
 from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
