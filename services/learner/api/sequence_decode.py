@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.messages import check_messages
-from services.common.domain.token_authors import Span
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
     MOST_MEDIA_BYTES,
     Experts,

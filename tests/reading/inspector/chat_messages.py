@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from tokenizers import Encoding
 
 from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
-from services.common.domain.trajectory import Author, Media
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Media
 
 _SHOWN = re.compile(
     r"<\|im_start\|>(?P<role>system|user)\n(?P<tool><tool_response>\n)?(?P<content>.*?)"

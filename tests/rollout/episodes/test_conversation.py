@@ -23,7 +23,8 @@ from services.common.domain.messages import (
     check_messages,
     decode_messages,
 )
-from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.token_authors import Author
+from services.common.domain.trajectory import Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
