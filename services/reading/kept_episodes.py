@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.common.run_folder.token_stats import (
     read_token_stats,
     stats_path,
 )
+from services.common.run_folder.trajectory_tables import tools_of
 from services.reading.attempt_filter import AttemptFilter
 
 Row = dict[str, Any]
@@ -34,6 +35,7 @@ class KeptEpisodes:
         self.pruned = 0
         # Attempts of one step or evaluation are adjacent.
         self._stats_of = lru_cache(1)(self._read_stats)
+        self._tools_of = lru_cache(64)(partial(tools_of, db))
         self._rows_of = lru_cache(1)(_read_rows)
 
     def count(self, wanted: AttemptFilter) -> int:
@@ -46,7 +48,7 @@ class KeptEpisodes:
         for attempt in find_attempts(self._db, *wanted.to_sql()):
             row = self._row_of(attempt)
             self.pruned += row is None
-            yield row
+            yield row and self._with_tools(row)
 
     def _row_of(self, attempt: StoredAttempt) -> Row | None:
         if attempt.trajectory.sequences:
@@ -54,6 +56,15 @@ class KeptEpisodes:
             return attempt_row(attempt, stats, self._decode)
         path = self._dump_of(attempt)
         return self._rows_of(path).get(attempt.trajectory.key) if path else None
+
+    def _with_tools(self, row: Row) -> Row:
+        """Add the tools that the chat template was given, as JSON, in place of what it wrote about
+        them by itself; null if it was given none."""
+        tools = self._tools_of(row["facts"]["tool_schema_digest"])
+        if not tools:
+            return {**row, "tools": None}
+        said = [each for each in row["messages"] if not each.get("by_template")]
+        return {**row, "messages": said, "tools": tools.decode()}
 
     def _dump_of(self, attempt: StoredAttempt) -> Path | None:
         if attempt.step is None:

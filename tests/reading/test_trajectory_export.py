@@ -16,13 +16,21 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
+from services.common.domain.attempts import Purpose
 from services.common.episodes.episode_rows import key_of_row
 from services.common.process.python_command import python_command
+from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from services.common.run_folder.token_stats import read_token_stats, stats_path
 from services.launcher.cli.app import app
+from services.learner.group_types import GroupSpec, Lease
+from services.learner.journal.store import open_journal
+from services.learner.sampling.tasks import Task
+from services.reading.attempt_filter import AttemptFilter
+from services.reading.kept_episodes import KeptEpisodes
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
+from tests.support.rollout import POLICY, FakeEnvironment, attempt, runner, tokenizer
 
 
 def export(
@@ -92,6 +100,31 @@ def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_p
     row = found["train"][0]
     assert [message["role"] for message in row["messages"]][:2] == ["user", "assistant"]
     assert row["reward"] in (0.0, 1.0) and row["passed"] == (row["reward"] == 1.0)
+
+
+async def test_a_chat_template_makes_the_sampled_tokens_of_messages_and_tools(
+    tmp_path: Path,
+) -> None:
+    """What the template wrote about the tools by itself is left out: it would write it again."""
+    turns = [
+        '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>',
+        "It is there.",
+    ]
+    played = await runner(FakeEnvironment(), turns).run_attempt(attempt())
+    group = GroupSpec("g", 0, Task("t", "env", '{"prompt": "Find it."}'), Purpose.TRAIN, 1, 1.0)
+    journal = open_journal(tmp_path / "run")
+    await journal.begin_epoch(1)
+    await journal.add_lease(Lease("l", group, ((0, 0),), POLICY, "w", 1.0), "i", "r", 1)
+    assert await journal.add_trajectory(played)
+    await journal.close()
+    with open_read_only(tmp_path / "run" / JOURNAL_FILE) as db:
+        episodes = KeptEpisodes(db, tmp_path / "run", tokenizer().decode)
+        [row] = episodes.find_rows(AttemptFilter(None, None, None, None))
+    assert row is not None
+    assert [each["role"] for each in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    text = tokenizer().apply_chat_template(row["messages"], json.loads(row["tools"]), False)
+    sampled = played.sequences[0].token_ids.tolist()
+    assert tokenizer().encode(text)[: len(sampled)] == sampled
 
 
 def test_filters_choose_attempts(run: Path, tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ from services.common.domain.attempts import (
     Purpose,
     StopReason,
 )
+from services.common.domain.messages import (
+    MOST_MESSAGES_BYTES,
+    MOST_TOOLS_BYTES,
+    ChatMessage,
+    encode_messages,
+)
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
@@ -31,10 +37,16 @@ from services.common.domain.trajectory import (
     Facts,
     Media,
     Sequence,
+    SequenceCause,
     Trajectory,
     TurnTiming,
     content_digest,
     expert_dtype,
+)
+from services.common.run_folder.trajectory_codec import (
+    array_bytes,
+    restore_trajectory,
+    summary_json,
 )
 from services.learner.api.decode import TrajectoryAssembler
 from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
@@ -142,6 +154,13 @@ def sequences(draw: st.DrawFn) -> Sequence:
             logprobs=st.just(logprobs),
             media=st.lists(MEDIA, max_size=2).map(tuple),
             experts=st.none() | st.integers(1, n).map(make_experts),
+            messages=st.lists(st.integers(0, n), max_size=3).map(
+                lambda ends: encode_messages(
+                    [ChatMessage("user", end) for end in (*sorted(ends), n) if ends]
+                )
+            ),
+            parent=st.none(),
+            shared=st.just(0),
         )
     )
 
@@ -177,6 +196,127 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),
         )
     )
+
+
+def branched(**changes: Any) -> Trajectory:
+    """A conversation of 6 tokens, and one that takes its first 4 and goes on differently."""
+    policy = PolicyId(1, 2, b"f" * 32)
+    ids = np.array([5, 6, 7, 8, 9, 10], np.int32)
+    whole = Sequence(
+        ids,
+        (Span(Author.PROMPT, 2), Span(Author.POLICY, 2, policy, 1.0), Span(Author.ENVIRONMENT, 2)),
+        np.array([-0.5, -0.25], np.float32),
+        experts=make_experts(5),
+        messages=encode_messages([ChatMessage("user", 2), ChatMessage("assistant", 6)]),
+    )
+    others = make_experts(6)
+    others[:4] = make_experts(5)[:4]
+    branch = Sequence(
+        np.array([5, 6, 7, 8, 11, 12], np.int32),
+        (Span(Author.PROMPT, 5), Span(Author.POLICY, 1, policy, 1.0)),
+        np.array([-0.125], np.float32),
+        experts=others,
+        messages=encode_messages([ChatMessage("tool", 5), ChatMessage("assistant", 6)]),
+        cause=SequenceCause.BRANCH,
+        parent=0,
+        shared=4,
+    )
+    held = (whole, replace(branch, **changes))
+    return Trajectory(
+        AttemptKey("g", 0, 0), "lease", held, content_digest(held), 1.0, stop_reason=StopReason.DONE
+    )
+
+
+def holding(trajectory: Trajectory, *held: Sequence) -> Trajectory:
+    return replace(trajectory, sequences=held, content_digest=content_digest(held))
+
+
+def test_tokens_that_sequences_share_are_sent_and_stored_once() -> None:
+    trajectory = branched()
+    messages = sent(trajectory)
+    assert plain(received(messages)) == plain(trajectory)
+    chunks = [pb.SubmitTrajectoryRequest.FromString(message).chunk for message in messages[1:]]
+    assert [len(chunk.token_ids) for chunk in chunks] == [4 * 6, 4 * 2]
+    assert [len(chunk.experts) for chunk in chunks] == [5 * 6 * 2, 2 * 6 * 2]
+    stored = array_bytes(trajectory)
+    assert len(stored) == sum(
+        len(data)
+        for chunk in chunks
+        for data in (chunk.token_ids, chunk.logprobs, chunk.experts, chunk.messages)
+    )
+    restored = restore_trajectory(
+        trajectory.key, 1.0, None, trajectory.content_digest, summary_json(trajectory), stored
+    )
+    assert plain(restored) == plain(trajectory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"parent": 1}, "sequence 1: shares tokens with a parent that is not before it"),
+        ({"parent": None}, "sequence 1: shares tokens with a parent that is not before it"),
+        ({"shared": 6}, "sequence 1: has no token of its own"),
+        ({"messages": b"[]!"}, "sequence 1: messages: "),
+        ({"messages": encode_messages([ChatMessage("user", 3)])}, "ends at token 3, not within 4"),
+        ({"messages": encode_messages([ChatMessage("user", 5)])}, "cover tokens up to 5; there"),
+        (
+            {
+                "spans": (Span(Author.PROMPT, 3), Span(Author.ENVIRONMENT, 3)),
+                "logprobs": np.zeros(0),
+            },
+            "shares 4 tokens, of which only 3 are its prompt",
+        ),
+    ],
+)
+def test_a_sequence_that_does_not_fit_its_parent_or_its_messages_is_refused(
+    changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(MalformedRequestError, match=problem):
+        received(sent(branched(**changes)))
+
+
+def test_a_parent_shares_no_more_than_it_has() -> None:
+    trajectory = branched()
+    whole, branch = trajectory.sequences
+    short = replace(
+        whole,
+        token_ids=whole.token_ids[:3],
+        spans=(Span(Author.PROMPT, 3),),
+        logprobs=np.zeros(0, np.float32),
+        experts=None,
+        messages=b"",
+    )
+    with pytest.raises(MalformedRequestError, match="shares 4 tokens of 3 of its parent"):
+        received(
+            sent(
+                replace(
+                    trajectory,
+                    sequences=(short, branch),
+                    content_digest=content_digest((short, branch)),
+                )
+            )
+        )
+    bare = replace(whole, experts=None)
+    with pytest.raises(MalformedRequestError, match="its parent has none of the shared tokens"):
+        received(
+            sent(
+                replace(
+                    trajectory,
+                    sequences=(bare, branch),
+                    content_digest=content_digest((bare, branch)),
+                )
+            )
+        )
+
+
+def test_more_tools_and_messages_than_are_kept_are_refused() -> None:
+    trajectory = replace(branched(), tools=b"x" * (MOST_TOOLS_BYTES + 1))
+    with pytest.raises(MalformedRequestError, match="524289 bytes of tools; at most 524288"):
+        received(sent(trajectory))
+    header = pb.SubmitTrajectoryRequest.FromString(sent(branched())[0])
+    header.header.sequences[1].messages_bytes = MOST_MESSAGES_BYTES + 1
+    with pytest.raises(MalformedRequestError, match="sequence 1: 4194305 bytes of messages"):
+        received([header.SerializeToString()])
 
 
 def sent(trajectory: Trajectory) -> list[bytes]:

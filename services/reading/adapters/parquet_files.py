@@ -72,13 +72,15 @@ _FACTS = pa.schema(
         ("timestamp", pa.float64()),
     ]
 )
-_CONVERSATIONS = pa.schema([("messages", pa.list_(_MESSAGE)), *_FACTS])
+# Tools as JSON, which TRL reads: their schemas differ from tool to tool.
+_CONVERSATIONS = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", _TEXT), *_FACTS])
 _EVERYTHING = pa.schema(
     [
         *_FACTS,
         ("input_prompt", _TEXT),
         ("output_response", _TEXT),
         ("messages", pa.list_(_MESSAGE)),
+        ("tools", _TEXT),
         ("sequences", pa.list_(_SEQUENCE)),
         # As JSON: their keys differ from attempt to attempt.
         *((name, _TEXT) for name in ("turns", "counts", "facts", "detail", "suspicion")),
@@ -94,8 +96,9 @@ configs:
 # Episodes of run {run_id}
 
 Conversations of tool-use agents, one attempt a row: `messages` with `tool_calls` (arguments as JSON
-text) and tool results, and the outcome of the attempt (`reward`, `passed`, `stop_reason`,
-checks). `train` holds attempts at tasks that the run trained on, `test` those of its evaluations.
+text) and tool results, the `tools` that the chat template was given (JSON text), and the outcome of
+the attempt (`reward`, `passed`, `stop_reason`, checks). `train` holds attempts at tasks that the
+run trained on, `test` those of its evaluations.
 
 ```python
 from datasets import load_dataset

@@ -24,8 +24,8 @@ from services.common.domain.messages import (
     decode_messages,
 )
 from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
+from services.common.domain.trajectory import Trajectory
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.full import FullDialect
