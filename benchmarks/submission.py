@@ -1,9 +1,12 @@
 """A trajectory of a tool-using policy, encoded for the wire and decoded."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as Sampled
@@ -27,7 +30,7 @@ def make_trajectory(tokens: int = TOKENS) -> Trajectory:
     spans = (Span(Author.PROMPT, prompt), *(turn * TURNS), *((last,) if last.length else ()))
     token_ids = chosen.integers(0, VOCABULARY, tokens, dtype=np.int32)
     logprobs = -chosen.exponential(0.5, TURNS * written).astype(np.float32)
-    sequence = Sampled(token_ids, spans, logprobs)
+    sequence = Sampled(token_ids, spans, logprobs, messages=make_messages(spans))
     return Trajectory(
         key=AttemptKey("group", 0, 0),
         lease_id="lease",
@@ -37,6 +40,28 @@ def make_trajectory(tokens: int = TOKENS) -> Trajectory:
         stop_reason=StopReason.DONE,
         turns=(TurnTiming(1.0, 0.5, prompt, written),) * TURNS,
     )
+
+
+def make_messages(spans: Sequence[Span]) -> bytes:
+    """Return the messages of the turns: some thinking, and a call with its answer in each."""
+    told, end = list[ChatMessage](), 0
+    call = '{"origin": "SFO", "destination": "NYC", "date": "2026-11-02", "passengers": 2}'
+    for span in spans:
+        begin, end = end, end + span.length
+        inside = TokenText(begin + 4, end - 8) if span.length > 12 else ""
+        if span.author is Author.PROMPT:
+            middle = (begin + end) // 2
+            told.append(ChatMessage("system", middle, TokenText(4, middle - 8), by_template=True))
+            told.append(ChatMessage("user", end, TokenText(middle, end - 8)))
+        elif span.author is Author.POLICY:
+            calls = (ChatCall(f"call_{len(told)}_0", "search_flights", call),)
+            told.append(ChatMessage("assistant", end, "", inside, calls))
+        else:
+            named = [each.id for each in told[-1].calls] or [""]
+            told.append(
+                ChatMessage(*("tool", end, inside, "", (), named[0], "search_flights", "ok"))
+            )
+    return encode_messages(told)
 
 
 def encode_trajectory(trajectory: Trajectory) -> list[bytes]:

@@ -1,6 +1,7 @@
 """A whole worker over real gRPC, with a fake engine, against a failing learner and gateway."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -124,6 +125,20 @@ async def test_a_leased_group_comes_back_whole() -> None:
         assert [request.opening for request in it.gateway.opened] == [3, 3, 3]
         assert it.learner.polls[0].holding.version == POLICY.version
         _check_whole(it.learner.submitted[0])
+
+
+async def test_tools_are_sent_once_to_each_epoch_of_the_learner() -> None:
+    learner = learner_with(lease("a", 1), lease("b", 1))
+    async with setup(learner, max_attempts=1) as it:
+        await until(lambda: len(it.learner.submitted) == 2)
+        learner.run_epoch = 2
+        learner.leases += [lease("c", 1), lease("d", 1)]
+        await until(lambda: len(it.learner.submitted) == 4)
+    headers = [submitted.header for submitted in learner.submitted]
+    tools = headers[0].tools
+    assert [tool["function"]["name"] for tool in json.loads(tools)] == ["look"]
+    assert [header.tools for header in headers] == [tools, b"", tools, b""]
+    assert len({header.tool_schema_digest for header in headers}) == 1
 
 
 def _check_whole(submitted: Submitted) -> None:
