@@ -134,7 +134,7 @@ def _append_message(text: Text, message: Mapping[str, Any], shown: _Shown) -> No
         _append_field(text, role, content, style)
     for call in message.get("calls", ()):
         _append_field(text, "call", f"{call['name']} {call['arguments']}", style)
-    for answer in (shown.answers[each] for each in message.get("media", ())):
+    for answer in filter(None, map(shown.answers.get, message.get("media", ()))):
         _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
 
 
