@@ -166,8 +166,13 @@ async def test_a_loss_after_the_newest_checkpoint_costs_what_came_after_it_alone
 async def test_a_run_without_its_journal_resumes_from_its_newest_checkpoint(
     run_dir: Path, tmp_path: Path, kind: str
 ) -> None:
-    for name in (JOURNAL_FILE, WAL):
-        damage(run_dir / name, kind, random.Random(kind))
+    # Half of the file has not all tables; a part of the log may have those of an older commit.
+    path = run_dir / JOURNAL_FILE
+    kept = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(kept + bytes(len(kept) if kind == "torn" else 0))
+    (run_dir / WAL).unlink()
+    if kind == "removed":
+        path.unlink()
     refused(
         run_dir,
         str(run_dir / JOURNAL_FILE),
