@@ -23,7 +23,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.token_authors import Author
 from services.common.domain.trajectory import Media
 from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.episodes.episode_text import recorded_messages
+from services.common.episodes.episode_text import told_messages
 from services.common.process.private_process import keep_private
 from services.common.run_folder.journal_file import JournalError, open_read_only
 from services.common.run_folder.trajectory_codec import outcome_fields
@@ -100,7 +100,7 @@ def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, 
         "stop_reason": trajectory.stop_reason,
         **outcome_fields(trajectory),
         "sequences": [list(_spans_to_dicts(sequence)) for sequence in trajectory.sequences],
-        "messages": [msgspec.to_builtins(each) for each in recorded_messages(trajectory)],
+        "messages": [msgspec.to_builtins(each) for each in told_messages(trajectory)],
     }
 
 

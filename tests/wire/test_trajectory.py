@@ -194,6 +194,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             turns=st.lists(every_field(TurnTiming), max_size=3).map(tuple),
             counts=every_field(Counts, tool_errors=NAMED, parse_messages=NAMED),
             facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),
+            tools=st.sampled_from((b"", b'[{"type": "function"}]')),
         )
     )
 
@@ -248,6 +249,25 @@ def test_tokens_that_sequences_share_are_sent_and_stored_once() -> None:
         trajectory.key, 1.0, None, trajectory.content_digest, summary_json(trajectory), stored
     )
     assert plain(restored) == plain(trajectory)
+
+
+def test_a_branch_of_one_token_has_the_experts_of_its_parent() -> None:
+    """Those of its own token are unknown: the engine has not read it."""
+    whole, branch = branched().sequences
+    ids, experts = branch.token_ids[:5], make_experts(4)
+    spans = (Span(Author.PROMPT, 4), Span(Author.POLICY, 1, PolicyId(1, 2, b"f" * 32), 1.0))
+    one = replace(branch, token_ids=ids, spans=spans, experts=experts, messages=b"")
+    trajectory = holding(branched(), whole, one)
+    assert plain(received(sent(trajectory))) == plain(trajectory)
+    header = pb.SubmitTrajectoryRequest.FromString(sent(trajectory)[0])
+    announced = TrajectoryAssembler(header, LIMITS).announced_bytes
+    # All that it holds once they are joined.
+    assert announced >= sum(
+        each.experts.nbytes for each in (whole, one) if each.experts is not None
+    )
+    fewer = holding(trajectory, whole, replace(one, experts=experts[:3]))
+    with pytest.raises(MalformedRequestError, match="experts of 3 tokens, fewer than the shared 4"):
+        received(sent(fewer))
 
 
 @pytest.mark.parametrize(
@@ -310,6 +330,10 @@ def test_a_parent_shares_no_more_than_it_has() -> None:
 
 
 def test_more_tools_and_messages_than_are_kept_are_refused() -> None:
+    for tools in (b"\xff\xfe", b"{}", b"[1]", b"[" * 100_000):
+        with pytest.raises(MalformedRequestError, match="tools: "):
+            received(sent(replace(branched(), tools=tools)))
+    assert received(sent(replace(branched(), tools=b'[{"a": 1}]'))).tools == b'[{"a": 1}]'
     trajectory = replace(branched(), tools=b"x" * (MOST_TOOLS_BYTES + 1))
     with pytest.raises(MalformedRequestError, match="524289 bytes of tools; at most 524288"):
         received(sent(trajectory))

@@ -12,7 +12,7 @@ sequence exactly once, in order. A template's text between two messages belongs 
 and the start of a turn to the turn."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -90,8 +90,24 @@ class ChatMessage(
     by_template: bool = False
 
 
+def shorten_message(message: ChatMessage, end: int) -> ChatMessage:
+    """Return the part of a message before token `end`."""
+    if message.end <= end:
+        return message
+
+    def cut(text: MessageText) -> MessageText:
+        if isinstance(text, str) or text.end <= end:
+            return text
+        return TokenText(min(text.start, end), end, text.skip)
+
+    return msgspec.structs.replace(
+        message, end=end, content=cut(message.content), thinking=cut(message.thinking)
+    )
+
+
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(tuple[ChatMessage, ...])
+_TOOLS = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def encode_messages(messages: Sequence[ChatMessage]) -> bytes:
@@ -130,6 +146,16 @@ def check_messages(data: bytes, begin: int, end: int, media: frozenset[str]) -> 
         at = own
     if messages and at != end:
         raise MessagesError(f"messages cover tokens up to {at}; there are {end}")
+
+
+def check_tools(data: bytes) -> None:
+    """Check that tools are a JSON array of objects, or no data. Raises MessagesError."""
+    if len(data) > MOST_TOOLS_BYTES:
+        raise MessagesError(f"{len(data)} bytes of tools; at most {MOST_TOOLS_BYTES} are taken")
+    try:
+        _TOOLS.decode(data or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessagesError(f"tools: {error}") from None
 
 
 def _refuse(number: int, problem: str) -> NoReturn:

@@ -22,10 +22,14 @@ from services.common.domain.messages import (
     MessageText,
     TokenText,
     decode_messages,
+    shorten_message,
 )
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence, Trajectory, TurnTiming
+from services.common.text.parsing import TextLimits, parse_json
 
+# Of the arguments of a call.
+_LIMITS = TextLimits(bytes=2**22, values=2**18)
 # Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]
 # Authors of the tokens of one turn.
@@ -138,44 +142,56 @@ def read_episode(trajectory: Trajectory, decode: Decode) -> EpisodeText:
     """Read an attempt. Raises MessagesError for messages that no learner accepts."""
     found = list[SequenceText]()
     played = 0
-    recorded = recorded_messages(trajectory)
-    for sequence, messages in zip(trajectory.sequences, recorded, strict=True):
+    told = told_messages(trajectory)
+    for sequence, messages in zip(trajectory.sequences, told, strict=True):
         text = _read_sequence(sequence, messages, decode, trajectory.turns[played:], played)
         played += len(text.turns)
         found.append(text)
     return EpisodeText(tuple(found))
 
 
-def recorded_messages(trajectory: Trajectory) -> list[tuple[ChatMessage, ...]]:
+def told_messages(trajectory: Trajectory) -> list[tuple[ChatMessage, ...]]:
     """Return the messages of each sequence, those that it shares with its parent included.
 
-    Raises MessagesError for messages that no learner accepts."""
+    Where none were recorded, there is one for each run of an author. Raises MessagesError for
+    messages that no learner accepts."""
     found = list[tuple[ChatMessage, ...]]()
     for sequence in trajectory.sequences:
-        shared = () if sequence.parent is None else found[sequence.parent]
-        before = (each for each in shared if each.end <= sequence.shared)
-        found.append((*before, *decode_messages(sequence.messages)))
+        before, shared = list[ChatMessage](), sequence.shared
+        for message in () if sequence.parent is None else found[sequence.parent]:
+            if before and before[-1].end >= shared:
+                break
+            before.append(shorten_message(message, shared))
+        found.append((*before, *(decode_messages(sequence.messages) or _by_authors(sequence))))
+    return found
+
+
+def _by_authors(sequence: Sequence) -> list[ChatMessage]:
+    """Return a message for each run of the sequence's own tokens."""
+    found, shared = list[ChatMessage](), sequence.shared
+    for author, start, end in _find_runs(sequence):
+        if end > shared:
+            content = TokenText(max(start, shared), end)
+            media = [item.sha256 for item in sequence.media if start <= item.token_offset < end]
+            found.append(ChatMessage(_ROLES[author], end, content, media=tuple(media)))
     return found
 
 
 def _read_sequence(
     sequence: Sequence,
-    recorded: Items[ChatMessage],
+    told: Items[ChatMessage],
     decode: Decode,
     timings: Items[TurnTiming],
     played: int,
 ) -> SequenceText:
     runs, token_ids = tuple(_read_runs(sequence, decode)), sequence.token_ids.tolist()
-    shown = recorded or [
-        ChatMessage(_ROLES[run.author], run.end, TokenText(run.start, run.end)) for run in runs
-    ]
     places = {item.sha256: place for place, item in enumerate(sequence.media)}
 
     def text_of(text: MessageText) -> str:
         return text if isinstance(text, str) else text.read(token_ids, decode)
 
     messages, turns, at = list[EpisodeMessage](), list[EpisodeTurn](), 0
-    for message in shown:
+    for message in told:
         while at + 1 < len(runs) and message.end > runs[at].end:
             at += 1
         if message.role == "assistant" and runs[at].author is Author.POLICY:
@@ -201,10 +217,16 @@ def _read_sequence(
 
 
 def _read_runs(sequence: Sequence, decode: Decode) -> Iterator[TextRun]:
+    for author, start, end in _find_runs(sequence):
+        yield TextRun(author, start, end, decode(sequence.token_ids[start:end].tolist()))
+
+
+def _find_runs(sequence: Sequence) -> Iterator[tuple[Author, int, int]]:
+    """Yield the runs of tokens by author; forced tokens are a part of the policy's."""
     start = 0
     for author, spans in groupby(sequence.spans, key=_run_author):
         end = start + sum(span.length for span in spans)
-        yield TextRun(author, start, end, decode(sequence.token_ids[start:end].tolist()))
+        yield author, start, end
         start = end
 
 
@@ -214,14 +236,12 @@ def _run_author(span: Span) -> Author:
 
 def _read_arguments(call: ChatCall) -> dict[str, Any] | str:
     try:
-        value = json.loads(call.arguments, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        value = parse_json(call.arguments, _LIMITS, strict=True)
+        # Halves of characters, which no file can hold.
+        json.dumps(value, ensure_ascii=False).encode()
+    except ValueError:
         return call.arguments
     return value if isinstance(value, dict) else call.arguments
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _call_to_json(call: EpisodeCall) -> dict[str, Any]:

@@ -12,11 +12,7 @@ Decode = Callable[[Sequence[int]], str]
 Attempt = dict[str, Any]
 
 _MARGIN = 13
-# Of roles, and of authors.
-_STYLES = {
-    **{"assistant": "cyan", "tool": "yellow"},
-    **{"prompt": "dim", "policy": "cyan", "environment": "yellow", "forced": "magenta"},
-}
+_STYLES = {"assistant": "cyan", "tool": "yellow"}
 # Authors of the tokens of one turn.
 _TURN_AUTHORS = ("policy", "forced")
 
@@ -119,8 +115,6 @@ def _append_turns(
             )
         while left and left[0]["end"] <= end:
             _append_message(text, left.pop(0), shown)
-        if not messages:
-            _append_authors(text, parts, shown)
 
 
 def _append_message(text: Text, message: Mapping[str, Any], shown: _Shown) -> None:
@@ -136,17 +130,6 @@ def _append_message(text: Text, message: Mapping[str, Any], shown: _Shown) -> No
         _append_field(text, "call", f"{call['name']} {call['arguments']}", style)
     for answer in filter(None, map(shown.answers.get, message.get("media", ()))):
         _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
-
-
-def _append_authors(text: Text, parts: Sequence[Any], shown: _Shown) -> None:
-    """Append the raw text of tokens whose messages were not recorded."""
-    for author, run in groupby(parts, key=lambda span: span["author"]):
-        written = list(run)
-        ids = [token for part in written for token in part["token_ids"]]
-        label = "observation" if author == "environment" else str(author)
-        _append_field(text, label, shown.decode(ids).strip("\n"), _STYLES[author])
-        for answer in (each for part in written for each in part.get("whole", ())):
-            _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
 
 
 def _format_answer(answer: Mapping[str, Any], whole: bool) -> str:

@@ -7,7 +7,7 @@ from math import isfinite
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import StopReason
-from services.common.domain.messages import MOST_MESSAGES_BYTES, MOST_TOOLS_BYTES
+from services.common.domain.messages import MOST_MESSAGES_BYTES, MessagesError, check_tools
 from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays
 from services.learner.api.sequence_decode import (
     MalformedRequestError,
@@ -44,10 +44,10 @@ class TrajectoryAssembler:
         spans = sum(len(sequence.spans.lengths) for sequence in sequences)
         if spans > _MAX_SPANS:
             raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
-        if len(header.tools) > MOST_TOOLS_BYTES:
-            raise MalformedRequestError(
-                f"{len(header.tools)} bytes of tools; at most {MOST_TOOLS_BYTES} are taken"
-            )
+        try:
+            check_tools(header.tools)
+        except MessagesError as error:
+            raise MalformedRequestError(str(error)) from None
         # Upper bound on the bytes that follow.
         self.announced_bytes = sum(
             self._announced_bytes(sequence, f"sequence {number}")

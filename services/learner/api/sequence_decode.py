@@ -96,10 +96,13 @@ def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, wh
         raise MalformedRequestError(
             f"{where}: experts of {shape.token_count} tokens; there are {header.token_count}"
         )
+    if shape.token_count < header.shared_tokens:
+        raise MalformedRequestError(
+            f"{where}: experts of {shape.token_count} tokens, fewer than the shared"
+            f" {header.shared_tokens}"
+        )
     size = expert_dtype(own.experts)().itemsize
-    # Those of the shared tokens are the parent's.
-    tokens = max(shape.token_count - header.shared_tokens, 0)
-    return size * tokens * shape.layers * shape.chosen
+    return size * shape.token_count * shape.layers * shape.chosen
 
 
 def _decode_experts(
@@ -108,17 +111,21 @@ def _decode_experts(
     limits: TokenLimits,
     where: str,
 ) -> Experts | None:
+    """Return the experts of the sequence's own tokens."""
     announced = check_experts(header, limits, where)
+    if announced:
+        # Those of the shared tokens are its parent's.
+        announced -= announced // header.experts.token_count * header.shared_tokens
     if len(content) != announced:
         raise MalformedRequestError(
             f"{where}: {len(content)} bytes for {announced} bytes of experts"
         )
-    if limits.experts is None or not announced:
+    if limits.experts is None or not header.experts.token_count:
         return None
     shape, own = header.experts, limits.experts
     dtype = np.dtype(expert_dtype(own.experts)).newbyteorder("<")
     found = np.frombuffer(content, dtype).reshape(-1, shape.layers, shape.chosen)
-    if found.max() >= own.experts:
+    if found.size and found.max() >= own.experts:
         raise MalformedRequestError(f"{where}: an expert is outside 0..{own.experts - 1}")
     return found
 

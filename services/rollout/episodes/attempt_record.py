@@ -50,8 +50,7 @@ def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
     sequence = state.transcript.sequence
-    messages = state.conversation.encode(len(sequence.token_ids))
-    sequences = (replace(sequence, messages=messages),)
+    sequences = (replace(sequence, messages=state.conversation.encode(sequence.spans)),)
     return Trajectory(
         key=key,
         lease_id="",

@@ -6,9 +6,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from services.common.domain.messages import (
+    MOST_MESSAGES,
+    MOST_MESSAGES_BYTES,
     MOST_TEXT,
     MOST_TOOLS_BYTES,
     ChatCall,
@@ -16,16 +20,25 @@ from services.common.domain.messages import (
     MessageText,
     TokenText,
     encode_messages,
+    shorten_message,
 )
+from services.common.domain.token_authors import Author, Span
+from services.common.telemetry.log import get_logger
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.tool_reply_text import MALFORMED
 from services.rollout.dialects.turns import DONE, ParseError, Reply, ToolCall, Turn
 from services.rollout.ports import Dialect
-from services.rollout.tokenizer_port import TemplateError, Tokenizer
-from services.rollout.types import Tool
+from services.rollout.tokenizer_port import Tokenizer
+from services.rollout.types import PromptFacts, Tool
 
-# Keeps a text as media at a token; returns its hash.
+# Keeps a text as media of a token; returns its hash, "" if there are too many.
 KeepText = Callable[[str, int], str]
+# Text of a message that is rendered in place of another, to find what a template puts around it.
+_STAND_IN = "STANDIN{}X"
+# Characters from one control token to another within the header of a message, such as its role.
+_MOST_HEADER = 64
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -73,72 +86,98 @@ class Conversation:
                 call_id=_utf8(next(found, "")),
                 name=_utf8(name),
                 outcome=reply.outcome,
-                media=tuple(media),
+                media=tuple(filter(None, media)),
             )
         )
 
-    def encode(self, tokens: int) -> bytes:
-        """Encode the messages of a sequence of so many tokens: a window may have cut it, or it may
-        end with the start of a turn that was never played, which the last message takes."""
+    def encode(self, spans: Sequence[Span]) -> bytes:
+        """Encode the messages of a sequence of these spans; empty if they are more than are kept.
 
-        def clip(text: MessageText) -> MessageText:
-            if isinstance(text, str) or text.end <= tokens:
-                return text
-            return TokenText(min(text.start, tokens), tokens, text.skip)
-
-        found = [
-            replace(
-                each,
-                end=min(each.end, tokens),
-                content=clip(each.content),
-                thinking=clip(each.thinking),
-            )
-            if each.end > tokens
-            else each
-            for each in self.messages
-        ]
-        if found:
-            found[-1] = replace(found[-1], end=tokens)
-        return encode_messages(found)
+        The window may have cut the tokens of the last messages. Tokens after them are a turn that
+        was not played to its end, or only the start of one, which the last message takes."""
+        if not self.messages:
+            return b""
+        tokens = sum(span.length for span in spans)
+        found = [shorten_message(each, tokens) for each in self.messages]
+        turn = 0
+        for span in spans:
+            sampled = span.author in (Author.POLICY, Author.FORCED)
+            if sampled and turn >= self.end:
+                found.append(ChatMessage("assistant", tokens, TokenText(turn, tokens)))
+                break
+            turn += span.length
+        found[-1] = replace(found[-1], end=tokens)
+        data = encode_messages(found)
+        if len(data) > MOST_MESSAGES_BYTES:
+            # Texts that are in no token, in whole episodes of results that nobody has read.
+            data = encode_messages([_without_texts(each) for each in found])
+        return data if len(data) <= MOST_MESSAGES_BYTES and len(found) <= MOST_MESSAGES else b""
 
 
 class MessageReader:
-    """Reader of the messages in what a dialect has rendered and a policy has sampled."""
+    """Reader of the messages in what a dialect has rendered and a policy has sampled.
+
+    It never raises: what it cannot read is told by its raw tokens. Otherwise a fault in telling
+    would cost the attempt."""
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._inert = InertText(tokenizer.structure_tokens)
-        tokens = sorted(map(re.escape, tokenizer.structure_tokens), key=len, reverse=True)
-        mark = f"(?:{'|'.join(tokens) or '(?!)'})"
-        # The start of a message at the end of a text, and at its start: marks, some of which have
-        # the name of the role between or behind them.
-        self._opening = re.compile(rf"{mark}\s*(?:\w+\s*{mark}?)?\s*\Z")
-        self._header = re.compile(rf"\A(?:{mark}|\s)*(?:[a-z_]+(?:\n|{mark}))?\s*")
-        self._closing = re.compile(rf"(?:{mark}|\s)+\Z")
+        self._marks = tuple(tokenizer.structure_tokens)
+        marks = sorted(map(re.escape, self._marks), key=len, reverse=True)
+        mark = f"(?:{'|'.join(marks) or '(?!)'})"
         self._mark = re.compile(mark)
+        # The start of a message: marks, with the name of the role between or behind them.
+        self._opening = re.compile(rf"{mark}\s*(?:\w+\s*{mark}?)?\s*")
+        self._header = re.compile(rf"(?:{mark}|\s)*(?:[a-z_]+(?:\n|{mark}))?\s*")
 
-    def read_prompt(self, ids: Sequence[int], task: str) -> list[ChatMessage]:
+    def read_prompt(
+        self, ids: Sequence[int], facts: PromptFacts, tools: Sequence[Tool]
+    ) -> list[ChatMessage]:
         """Return the messages of a prompt: the task, after what the template or the dialect says
-        before it, if it does. Raises TemplateError."""
-        spelled = _Spelled(self._tokenizer, ids)
-        task = self._inert.clean_text(task).strip()
-        before = spelled.text[: max(spelled.text.rfind(task), 0)]
+        before it, if it does."""
+        try:
+            spelled = _Spelled(self._tokenizer, ids)
+            [(begin, end)] = _find_each(
+                spelled.text, [self._inert.clean_text(facts.task)]
+            ) or _split(spelled.text, self._frame_prompt(tools), [])
+            before = spelled.text[:begin]
+            said = self._read_preamble(before)
+            content, at = spelled.at(begin, end), before.find(said)
+            system = spelled.at(at, at + len(said))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the attempt does not need it
+            log.warning("prompt not read as messages", error=repr(error))
+            return [ChatMessage("user", len(ids), TokenText(0, len(ids)))]
+        by_template = self._dialect.template_shows_tools
+        user = ChatMessage("user", _end_of(content, len(ids)), content)
+        if not isinstance(system, TokenText):
+            return [user]
+        return [ChatMessage("system", system.end, system, by_template=by_template), user]
+
+    def _frame_prompt(self, tools: Sequence[Tool]) -> list[str]:
+        """Return what is around a task in a prompt. Raises TemplateError."""
+        stand_in = _STAND_IN.format(0)
+        ids = self._dialect.prompt_ids(PromptFacts(stand_in, "", {}), tools)
+        before, _, after = self._tokenizer.decode(ids).rpartition(stand_in)
+        return [before, after]
+
+    def _read_preamble(self, before: str) -> str:
+        """Return what is said before the user's message; `before` ends where the task begins."""
         # The template may write something of its own into the message, before the task.
-        marks = [mark.end() for mark in self._mark.finditer(before)]
-        opening = self._opening.search(before, 0, marks[-1]) if marks else None
-        begin = opening.start() if opening else 0
-        said = self._closing.sub("", self._header.sub("", before[:begin]))
-        found = list[ChatMessage]()
-        if said:
-            content = spelled.find(said)
-            end = 0 if isinstance(content, str) else content.end
-            by_template = self._dialect.template_shows_tools
-            found.append(ChatMessage("system", end, content, by_template=by_template))
-        spelled.at = begin
-        content = spelled.find(task)
-        end = len(ids) if isinstance(content, str) else content.end
-        return [*found, ChatMessage("user", end, content)]
+        marks = list(self._mark.finditer(before))[-3:]
+        begin = 0
+        for mark in marks:
+            header = before[mark.start() : marks[-1].end()]
+            if len(header) <= _MOST_HEADER and self._opening.fullmatch(header):
+                begin = mark.start()
+                break
+        header = self._header.match(before[:begin])
+        said = before[header.end() if header else 0 : begin].rstrip()
+        while said.endswith(self._marks):
+            mark = max((each for each in self._marks if said.endswith(each)), key=len)
+            said = said.removesuffix(mark).rstrip()
+        return said
 
     def encode_tools(self, tools: Sequence[Tool]) -> bytes:
         """Return the tools that the chat template was given, as JSON; empty if it was given none,
@@ -152,72 +191,145 @@ class MessageReader:
     def read_turn(self, ids: Sequence[int], turn: Turn, start: int, keep: KeepText) -> ChatMessage:
         """Return a policy's turn, which begins at token `start` of the sequence, without its
         calls."""
+        end = start + len(ids)
+        try:
+            thinking, content = self._read_parts(ids, turn)
+            placed, media = place_text(content, start, keep)
+            thought, more = place_text(thinking, start, keep)
+        except Exception as error:  # noqa: BLE001 - as in `read_prompt`
+            log.warning("turn not read as a message", error=repr(error))
+            return ChatMessage("assistant", end, TokenText(start, end))
+        return ChatMessage(
+            "assistant", end, placed, thought, media=tuple(filter(None, (*media, *more)))
+        )
+
+    def _read_parts(self, ids: Sequence[int], turn: Turn) -> tuple[MessageText, MessageText]:
+        """Return thinking and content of a turn, in its own tokens."""
         end = len(ids) - (bool(ids) and ids[-1] in self._dialect.stop_ids)
-        thought = self._find_thought(ids[: turn.thinking_tokens])
-        body, at = ids[turn.thinking_tokens : end], start + turn.thinking_tokens
-        spoken = self._tokenizer.decode(body).strip()
-        content: MessageText = TokenText(at, start + end) if spoken else ""
-        media: tuple[str, ...] = ()
+        thought, marks = ids[: turn.thinking_tokens], self._dialect.thinking
+        first, last = marks.find_text(thought)
+        marked = self._tokenizer.decode(thought[first:last]).strip()
+        text = marks.strip_marks(marked)
+        thinking = TokenText(first, last) if text == marked else self._find(thought, 0, text)
+        at = turn.thinking_tokens
+        spoken = self._tokenizer.decode(ids[at:end]).strip()
         # What is no readable call is content, marks included.
         malformed = any(isinstance(item, ParseError) for item in turn.items)
-        written = spoken.replace(DONE, "").strip()
-        answer = self._dialect.thinking.strip_marks(turn.answer)
-        if not malformed and written != answer and (turn.items or answer):
-            content, media = place_text(self._find_sampled(body, answer), at, keep)
-        thinking, more = place_text(thought, start, keep)
-        return ChatMessage("assistant", start + len(ids), content, thinking, media=(*media, *more))
+        answer = marks.strip_marks(turn.answer)
+        raw = malformed or spoken.replace(DONE, "").strip() == answer
+        if raw or not (turn.items or answer):
+            return thinking if text else "", TokenText(at, end) if spoken else ""
+        return thinking if text else "", self._find(ids[:end], at, answer)
 
-    def _find_thought(self, ids: Sequence[int]) -> MessageText:
-        """Return the text of a thinking of these tokens, without its marks."""
-        thinking = self._dialect.thinking
-        begin, end = thinking.find_text(ids)
-        marked = self._tokenizer.decode(ids[begin:end]).strip()
-        text = thinking.strip_marks(marked)
-        if text == marked:
-            return TokenText(begin, end) if text else ""
-        return self._find_sampled(ids, text)
-
-    def _find_sampled(self, ids: Sequence[int], text: str) -> MessageText:
+    def _find(self, ids: Sequence[int], start: int, text: str) -> MessageText:
+        """Return the tokens from `start` on that spell a text, or the text if none do."""
         try:
-            return _Spelled(self._tokenizer, ids).find(text)
-        except TemplateError:
-            # Half of a character, which the policy may write.
-            return _utf8(text)
+            spelled = _Spelled(self._tokenizer, ids[start:])
+        except ValueError:
+            # A policy may spell a text by other tokens than a tokenizer.
+            return text
+        at = spelled.text.find(text)
+        found = spelled.at(at, at + len(text)) if text and at >= 0 else text
+        return found if isinstance(found, str) else _shift(found, start)
 
-    def find_replies(self, ids: Sequence[int], replies: Sequence[Reply]) -> list[MessageText]:
-        """Return the texts of replies in the tokens of an observation. Raises TemplateError."""
-        spelled = _Spelled(self._tokenizer, ids)
-        texts = [self._inert.clean_text(self._dialect.reply_text(reply)) for reply in replies]
-        return [spelled.find(text) for text in texts]
+    def find_replies(
+        self,
+        ids: Sequence[int],
+        before: NDArray[np.int32],
+        written: Sequence[int],
+        replies: Sequence[Reply],
+        tools: Sequence[Tool],
+    ) -> list[MessageText]:
+        """Return the texts of replies in `ids`, the tokens of an observation that follows a turn of
+        `written` tokens."""
+        shown = [self._inert.clean_text(self._dialect.reply_text(reply)) for reply in replies]
+        try:
+            spelled = _Spelled(self._tokenizer, ids)
+            places = _find_each(spelled.text, shown)
+            if not places:
+                frame = self._frame_replies(before, written, replies, tools)
+                places = _split(spelled.text, frame, shown, self._mark)
+            return [spelled.at(begin, end) for begin, end in places]
+        except Exception as error:  # noqa: BLE001 - as in `read_prompt`
+            log.debug("replies not found in their tokens", error=repr(error))
+            return [_utf8(text) for text in shown]
+
+    def _frame_replies(
+        self,
+        before: NDArray[np.int32],
+        written: Sequence[int],
+        replies: Sequence[Reply],
+        tools: Sequence[Tool],
+    ) -> list[str]:
+        """Return what is around replies in an observation. Raises TemplateError."""
+        others = [
+            each
+            if each.item is None
+            else Reply(each.item, each.outcome, [_STAND_IN.format(number)])
+            for number, each in enumerate(replies)
+        ]
+        frame = list[str]()
+        rest = self._tokenizer.decode(self._dialect.bridge_ids(before, written, others, tools))
+        for other in others:
+            piece, _, rest = rest.partition(self._dialect.reply_text(other))
+            frame.append(piece)
+        return [*frame, rest]
+
+
+def _find_each(text: str, told: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of texts that stand in a text exactly once, in order; none if any of them
+    does not."""
+    places, at = list[tuple[int, int]](), 0
+    for each in (each.strip() for each in told):
+        begin = text.find(each, at)
+        if not each or begin < 0 or text.count(each) != 1:
+            return []
+        at = begin + len(each)
+        places.append((begin, at))
+    return places
+
+
+def _split(
+    text: str, frame: Sequence[str], expected: Sequence[str], mark: re.Pattern[str] | None = None
+) -> list[tuple[int, int]]:
+    """Return the places of the texts between the pieces of a frame. Between two texts it must have
+    a mark, which data cannot spell, unless the texts are the expected ones. Raises ValueError."""
+    joined = "".join(piece + said for piece, said in zip(frame, expected, strict=False))
+    exact = bool(expected) and joined + frame[-1] == text
+    if not (text.startswith(frame[0]) and text.endswith(frame[-1])):
+        raise ValueError("the frame differs")
+    places, at = list[tuple[int, int]](), len(frame[0])
+    for number, piece in enumerate(frame[1:-1]):
+        if not exact and not (mark and mark.search(piece)):
+            raise ValueError("nothing separates two replies")
+        end = at + len(expected[number]) if exact else text.index(piece, at)
+        places.append((at, end))
+        at = end + len(piece)
+    return [*places, (at, len(text) - len(frame[-1]))]
 
 
 class _Spelled:
-    """The text of some tokens, and where in it each starts; none if they are not the tokens that
-    the tokenizer makes of the text. Raises TemplateError."""
+    """The text of some tokens, and where in it each starts. Raises TemplateError, and ValueError if
+    they are not the tokens that the tokenizer makes of the text."""
 
     def __init__(self, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = ids
         self.text = tokenizer.decode(ids)
         self._starts = tokenizer.token_starts(self.text)
-        # Where the next text is sought.
-        self.at = 0
+        if len(self._starts) != len(ids):
+            raise ValueError("other tokens spell this text")
 
-    def find(self, text: str) -> MessageText:
-        """Return the tokens that spell a text behind the last found one, or the text if none do,
-        without space around it."""
-        text, starts = text.strip(), self._starts
-        at = self.text.find(text, self.at)
-        if not text or at < 0 or len(starts) != len(self._ids):
-            return _utf8(text)
-        self.at = at + len(text)
+    def at(self, begin: int, end: int) -> MessageText:
+        """Return the tokens of the characters [begin, end), without space around them; "" for
+        nothing but space."""
+        text, starts = self.text[begin:end], self._starts
+        begin, end = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
+        if begin >= end:
+            return ""
         # Tokens of one character all start with it.
-        first = bisect_left(starts, starts[bisect_right(starts, at) - 1])
-        last = bisect_left(starts, self.at)
-        end = starts[last] if last < len(starts) else len(self.text)
-        found = TokenText(first, last, at - starts[first], end - self.at)
-        spelled = found.read(self._ids, self._tokenizer.decode)
-        return found if spelled == text else _utf8(text)
+        first = bisect_left(starts, starts[bisect_right(starts, begin) - 1])
+        last = bisect_left(starts, end)
+        close = starts[last] if last < len(starts) else len(self.text)
+        return TokenText(first, last, begin - starts[first], close - end)
 
 
 def place_text(
@@ -226,9 +338,24 @@ def place_text(
     """Return a text found in tokens that begin at `start` as a message holds it, and what is kept
     as media: a long text that is in no token."""
     if isinstance(text, TokenText):
-        return TokenText(text.start + start, text.end + start, text.skip, text.drop), ()
+        return _shift(text, start), ()
     kept = (keep(text, start),) if len(text) > MOST_TEXT else ()
     return _utf8(text[:MOST_TEXT]), kept
+
+
+def _shift(text: TokenText, start: int) -> TokenText:
+    return TokenText(text.start + start, text.end + start, text.skip, text.drop)
+
+
+def _end_of(text: MessageText, otherwise: int) -> int:
+    return otherwise if isinstance(text, str) else text.end
+
+
+def _without_texts(message: ChatMessage) -> ChatMessage:
+    content, thinking = (
+        text if isinstance(text, TokenText) else "" for text in (message.content, message.thinking)
+    )
+    return replace(message, content=content, thinking=thinking)
 
 
 def _utf8(text: str) -> str:

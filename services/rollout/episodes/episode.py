@@ -227,7 +227,7 @@ class AttemptRunner:
         def show() -> tuple[list[Reply], list[int], list[MessageText]]:
             cut = [self._cutter.cut_reply(reply) for reply in replies]
             ids = self._dialect.bridge_ids(before, written, cut, tools)
-            return cut, ids, self._messages.find_replies(ids, cut)
+            return cut, ids, self._messages.find_replies(ids, before, written, cut, tools)
 
         cut, ids, found = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
         start = len(state.transcript)

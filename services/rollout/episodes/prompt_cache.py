@@ -64,7 +64,7 @@ class PromptCache:
         self, facts: PromptFacts, tools: tuple[Tool, ...], tool_schema_digest: str
     ) -> Prompt:
         ids = self._dialect.prompt_ids(facts, tools)
-        messages = tuple(self._reader.read_prompt(ids, facts.task))
+        messages = tuple(self._reader.read_prompt(ids, facts, tools))
         token_ids = np.array(ids, np.int32)
         token_ids.flags.writeable = False
         digest = hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()

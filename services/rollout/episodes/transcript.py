@@ -12,6 +12,9 @@ from services.common.domain.trajectory import Sequence as TokenSequence
 from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion
 
+# Items of media; the learner takes four times as many.
+MOST_KEPT = 1024
+
 
 class PrefixBroken(AssertionError):
     """The engine's next tokens do not start with those that it saw before."""
@@ -31,6 +34,7 @@ class Transcript:
         self._spans = [Span(Author.PROMPT, len(self._ids))]
         self._logprobs: list[NDArray[np.float32]] = []
         self._media: list[Media] = []
+        self._hashes: set[str] = set()
         self._experts: list[Experts] = []
 
     def __len__(self) -> int:
@@ -65,11 +69,14 @@ class Transcript:
 
     def keep_text(self, text: str, offset: int) -> str:
         """Keep a text that the policy saw in part or not at all as media of the token at `offset`,
-        once; return its hash."""
+        once; return its hash, or "" for one too many."""
         room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
         kept = keep_whole(text, min(offset, len(self._ids) - 1), room)
-        if all(item.sha256 != kept.sha256 for item in self._media):
+        if kept.sha256 not in self._hashes:
+            if len(self._media) >= MOST_KEPT:
+                return ""
             self._media.append(kept)
+            self._hashes.add(kept.sha256)
         return kept.sha256
 
     @property

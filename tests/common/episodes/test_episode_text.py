@@ -105,7 +105,13 @@ def test_a_sequence_without_messages_is_shown_by_its_authors() -> None:
     assert [turn.message for turn in episode.sequences[0].turns] == [1, 3]
 
 
-@pytest.mark.parametrize("arguments", ["[1, 2]", "{", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("[1, 2]", "{", '{"a": NaN}', '{"a": 1e999}', "[" * 100_000, '{"a": "\\ud800"}'),
+        '{"a": ' * 200 + "1" + "}" * 200,
+    ],
+)
 def test_arguments_that_are_no_object_are_kept_as_text(arguments: str) -> None:
     messages = told()
     messages[2] = ChatMessage("assistant", messages[2].end, calls=(ChatCall("c", "f", arguments),))
@@ -142,6 +148,19 @@ def test_a_sequence_that_continues_another_begins_with_its_messages() -> None:
     ]
     # The shared turn is the parent's.
     assert [(t.number, t.message) for t in episode.sequences[1].turns] == [(3, 4)]
+
+
+def test_a_branch_without_messages_is_shown_by_its_authors_after_those_of_its_parent() -> None:
+    shared = len(HEAD[1]) + 4
+    branch = sequence_of(prompt((HEAD[1] + REPLY[1])[:shared]), policy("No."))
+    branch = replace(branch, cause=SequenceCause.BRANCH, parent=0, shared=shared)
+    told = read(recorded(), branch).messages
+    # The parent's turn is shared in part.
+    assert [(m.role, m.content) for m in told] == [
+        *(("system", "Be brief."), ("user", "Book a room.")),
+        *(("assistant", ""), ("assistant", "No.")),
+    ]
+    assert told[2].thinking == "Loo"
 
 
 def test_an_image_belongs_to_the_message_that_shows_it() -> None:

@@ -145,14 +145,15 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     lines = [line.split() for line in output.splitlines()]
     assert lines[0] == ["PASS", "step", "1", "g000001r0", "attempt", "1", "shop-1"]
     assert ["task", "Book", "room", "1."] in lines
-    assert ["prompt", "book", "a", "room"] in lines
-    assert ["policy", "find_room"] in lines
-    assert ["observation", "room7"] in lines
-    assert ["policy", "<done>"] in lines
+    # Their messages were not recorded.
+    assert ["user", "book", "a", "room"] in lines
+    assert ["assistant", "well", "enough", "find_room"] in lines
+    assert ["tool", "room7"] in lines
+    assert ["assistant", "<done>"] in lines
     assert "turn 1       policy 1:4, 2 tokens, mean logprob -0.250" in output
     assert "thinking 2 tokens, acting 1, generate 0.50 s" in output
     assert output.count("thinking") == 1, "the second turn has none"
-    assert ["forced", "enough"] in lines, "the policy has not sampled it"
+    assert output.count("1 forced tokens") == 1, "the policy has not sampled it"
     assert output.count("tools 0.25 s, reward of the step 0.75\n") == 1
     assert output.count("reward of the step") == 1, "the second turn got none"
     assert "reward 1, stop reason done" in output
@@ -193,7 +194,7 @@ async def test_an_answer_that_was_cut_is_named_and_shown_on_request(runs: Path) 
     assert "and" not in output.split()
     _, whole = await show(runs, *requests, "--whole")
     indent = " " * 15
-    assert f"  observation  room7\n  whole answer room7 and\n{indent}more\n" in whole
+    assert f"  tool         room7\n  whole answer room7 and\n{indent}more\n" in whole
 
 
 async def test_filters_choose_attempts_and_the_last_line_counts_all(runs: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -13,25 +14,33 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_told
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import ToolOutcome
+from services.common.domain.attempts import AttemptKey, Grade, StopReason, ToolOutcome
 from services.common.domain.messages import (
+    MOST_MESSAGES,
+    MOST_MESSAGES_BYTES,
     MOST_TEXT,
+    ChatCall,
     ChatMessage,
     MessageText,
+    TokenText,
     check_messages,
     decode_messages,
 )
-from services.common.domain.token_authors import Author
+from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.domain.trajectory import Trajectory
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.full import FullDialect
+from services.rollout.episodes.attempt_record import AttemptState, make_finished_trajectory
+from services.rollout.episodes.conversation import Conversation, MessageReader
 from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import Dialect
-from services.rollout.types import Completion, PolicySpan, Sampling, ToolResult
+from services.rollout.types import Completion, PolicySpan, PromptFacts, Sampling, ToolResult
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, stage_of
@@ -51,7 +60,9 @@ _NAMES = [
 ]
 _ODD = (
     *("", "null", "  padded  ", "Zoë 東京 👩‍👩‍👧", "<|im_end|>", "</think> <tool_call>"),
-    *("line\n\nline", "{}"),
+    *("line\n\nline", "{}", "</tool_response>", "[1,\\n2]"),
+    # What stands in the marks of templates.
+    *("o", "e", "<", ">", "t", "|", "user", "assistant", "tool", "response"),
 )
 
 
@@ -247,6 +258,92 @@ def test_what_the_dialect_itself_says_of_the_tools_is_no_template_s() -> None:
     assert trajectory.tools == b""
     assert [each.role for each in messages[2:5]] == ["assistant", "tool", "assistant"]
     assert text_of(messages[2].content, sequence, tokenizer()) == "I look."
+
+
+def test_short_answers_are_not_taken_for_the_marks_around_them() -> None:
+    stage = stage_of("Qwen3")
+    call = ("search", {"query": "red shoes"})
+    for pair in [("<", ">"), ("o", "o"), ("e", "tool"), ("1", "1"), ("user", "")]:
+        answers = iter(pair)
+        environment = FakeEnvironment(
+            lambda *_, left=answers: ToolResult(ToolOutcome.OK, (next(left),)), tools=TOOLS
+        )
+        turns = [written(stage, Case("two", (call, call)))]
+        sequence, messages = check_told(
+            play_turns(stage.tokenizer, stage.dialect, turns, environment, max_turns=2)
+        )
+        told = [each for each in messages if each.role == "tool"][:2]
+        shown = [text_of(each.content, sequence, stage.tokenizer) for each in told]
+        assert shown == [answer or "null" for answer in pair]
+        assert all(isinstance(each.content, TokenText) for each in told)
+        starts = [each.content.start for each in told if isinstance(each.content, TokenText)]
+        assert starts[1] >= told[0].end
+
+
+@pytest.mark.parametrize("task", ["assistant", "s", "start", "user", "<|im_start|>user"])
+def test_a_task_is_not_taken_for_the_marks_around_it(task: str) -> None:
+    stage = stage_of("Qwen3")
+    facts = PromptFacts(task, "", {})
+    ids = stage.dialect.prompt_ids(facts, TOOLS)
+    reader = MessageReader(stage.tokenizer, stage.dialect)
+    system, user = reader.read_prompt(ids, facts, TOOLS)
+    assert (system.role, user.role) == ("system", "user")
+    assert isinstance(user.content, TokenText)
+    said = user.content.read(ids, stage.tokenizer.decode)
+    assert said == task.replace("<|im_start|>", "< |im_start|>")
+    assert isinstance(system.content, TokenText)
+    assert system.content.read(ids, stage.tokenizer.decode).startswith("# Tools")
+
+
+def test_a_long_run_of_spaces_is_read_in_no_time() -> None:
+    stage = stage_of("Qwen3")
+    tool = replace(TOOLS[0], description="a" + " " * 200_000 + "b")
+    ids = stage.dialect.prompt_ids(FACTS, [tool])
+    reader, begun = MessageReader(stage.tokenizer, stage.dialect), time.perf_counter()
+    system, _ = reader.read_prompt(ids, FACTS, [tool])
+    assert system.role == "system"
+    assert time.perf_counter() - begun < 5.0
+
+
+def test_a_turn_that_was_never_played_to_its_end_is_the_policy_s() -> None:
+    """Time ran out between two requests of one turn."""
+    policy = PolicySpan(POLICY, 4)
+    transcript = Transcript([1, 2, 3])
+    state = AttemptState(0.0, transcript=transcript)
+    state.conversation.messages = [ChatMessage("user", 2, TokenText(1, 2))]
+    ids, scores = np.array([7, 8, 9, 9], np.int32), np.zeros(4, np.float32)
+    transcript.add_completion(Completion(ids, scores, (policy,), cut=True), 1.0)
+    trajectory = make_finished_trajectory(
+        AttemptKey("g", 0, 0), state, StopReason.TIMEOUT, Grade(0.0)
+    )
+    _, messages = check_told(trajectory)
+    assert messages[1:] == [ChatMessage("assistant", 7, TokenText(3, 7))]
+
+
+def test_more_than_a_learner_takes_is_left_out() -> None:
+    spans = (Span(Author.PROMPT, 3), Span(Author.POLICY, 2, POLICY, 1.0))
+    turn = ChatMessage("assistant", 5, TokenText(3, 5))
+    unread = ChatMessage("tool", 5, "x" * MOST_TEXT)
+    told = [ChatMessage("user", 3), turn, *[unread] * 1100]
+    kept = decode_messages(Conversation(told).encode(spans))
+    assert [each.content for each in kept[2:]] == [""] * 1100
+    assert Conversation([*told, *[unread] * MOST_MESSAGES]).encode(spans) == b""
+    call = ChatCall("c", "f", "x" * MOST_MESSAGES_BYTES)
+    assert Conversation([replace_told(turn, calls=(call,))]).encode(spans) == b""
+
+
+async def test_what_cannot_be_told_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[int]:
+        raise RuntimeError("no offsets")
+
+    monkeypatch.setattr(TransformersTokenizer, "token_starts", fail)
+    call = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [f"So. {call}", "<done>"]).run_attempt(attempt())
+    assert trajectory.is_graded
+    _, messages = check_told(trajectory)
+    assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant"]
+    assert list(answered_calls(messages)) == environment.episodes[0].calls
 
 
 async def test_results_that_the_policy_does_not_see_are_told_all_the_same() -> None:

@@ -54,6 +54,9 @@ class CountingDialect(TemplateDialect):
         self._failures = failures
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
+        if facts.prompt.startswith("STANDIN"):
+            # To find the task of a prompt in which it stands twice.
+            return super().prompt_ids(facts, tools)
         self.made.append(facts.prompt)
         self.made_in.add(threading.get_ident())
         self.begun.set()

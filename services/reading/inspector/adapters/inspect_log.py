@@ -95,7 +95,8 @@ class _SampleMaker:
             content.insert(0, {"type": "reasoning", "reasoning": fit(message.thinking)})
         content += (image for place in message.media for image in self._images(place))
         # Our own ids, because those of Inspect AI are random and slow to make.
-        shown: _Json = {"id": f"{index}", "role": message.role, "content": content}
+        role = "system" if message.role == "developer" else message.role
+        shown: _Json = {"id": f"{index}", "role": role, "content": content}
         if message.role == "tool":
             shown |= {"tool_call_id": fit(message.call_id), "function": fit(message.name)}
         for call in message.calls:
