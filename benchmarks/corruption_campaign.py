@@ -51,8 +51,10 @@ from tests.faults.kills.fork_server import ForkServer, fork_server, tail
 from tests.faults.kills.killed_run import Death, KilledRun
 
 STEPS = 8
-# Kills of a run, each copied for trials: seconds after the learner's port is open.
-STOPS_S = (0.5, 0.4, 0.4)
+# Kills of a run, each copied for trials: in the second training of a start. By time, a fast machine
+# would have done all steps.
+STOP = Death(moment="train", count=2)
+STOPS = 3
 # Step at which the run ends on its own, so that its write-ahead log is merged into the journal.
 BREAK = 4
 DAMAGED_RECORDS = f"dropped/{CORRUPT}"
@@ -206,15 +208,15 @@ class Campaign:
         run = KilledRun(self._server, self._folder / "original", self._model, STEPS)
         await run.prepare()
         stops: list[Stop] = []
-        for after_s in STOPS_S:
-            await run.start(Death(after_s=after_s))
+        for _ in range(STOPS):
+            await run.start(STOP)
             stops.append(self._copy_run(run, len(stops)))
         run.steps = BREAK
         await run.start(Death())
         stops.append(self._copy_run(run, len(stops)))
         run.steps = STEPS
-        for after_s in STOPS_S:
-            await run.start(Death(after_s=after_s))
+        for _ in range(STOPS):
+            await run.start(STOP)
             stops.append(self._copy_run(run, len(stops)))
         return stops
 
@@ -226,16 +228,14 @@ class Campaign:
     def _choose_damage(self, number: int, stops: Sequence[Stop]) -> tuple[int, Damage]:
         """Choose a stop and a damage: the journal or its log in every other trial."""
         chooser = self._chooser
-        while True:
-            which = chooser.randrange(len(stops))
-            classes = file_classes(stops[which].folder)
-            others = ("mark", "manifests", "tensors", "metrics", "shm")
-            wanted = others[number // 2 % len(others)]
-            if number % 2 == 0:
-                wanted = ("journal", "wal")[number // 2 % 2]
-            if wanted in classes:
-                kind = chooser.choice(KINDS)
-                return which, Damage(wanted, chooser.choice(classes[wanted]), kind)
+        others = ("mark", "manifests", "tensors", "metrics", "shm")
+        wanted = others[number // 2 % len(others)]
+        if number % 2 == 0:
+            wanted = ("journal", "wal")[number // 2 % 2]
+        there = {n: file_classes(stop.folder).get(wanted) for n, stop in enumerate(stops)}
+        which = chooser.choice([n for n, files in there.items() if files])
+        kind = chooser.choice(KINDS)
+        return which, Damage(wanted, chooser.choice(there[which] or []), kind)
 
     async def _run_trial(self, number: int, stops: Sequence[Stop]) -> None:
         while True:
