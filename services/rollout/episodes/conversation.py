@@ -37,6 +37,8 @@ KeepText = Callable[[str, int], str]
 _STAND_IN = "STANDIN{}X"
 # Characters from one control token to another within the header of a message, such as its role.
 _MOST_HEADER = 64
+# Tokens of a template before a text, and after it, that are decoded one by one.
+_MOST_AROUND = 48
 
 log = get_logger(__name__)
 
@@ -223,11 +225,7 @@ class MessageReader:
 
     def _find(self, ids: Sequence[int], start: int, text: str) -> MessageText:
         """Return the tokens from `start` on that spell a text, or the text if none do."""
-        try:
-            spelled = _Spelled(self._tokenizer, ids[start:])
-        except ValueError:
-            # A policy may spell a text by other tokens than a tokenizer.
-            return text
+        spelled = _Spelled(self._tokenizer, ids[start:])
         at = spelled.text.find(text)
         found = spelled.at(at, at + len(text)) if text and at >= 0 else text
         return found if isinstance(found, str) else _shift(found, start)
@@ -309,22 +307,49 @@ def _split(
 
 
 class _Spelled:
-    """The text of some tokens, and where in it each starts. Raises TemplateError, and ValueError if
-    they are not the tokens that the tokenizer makes of the text."""
+    """The text of some tokens, and which of them spell a part of it. Raises TemplateError."""
 
     def __init__(self, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
         self.text = tokenizer.decode(ids)
-        self._starts = tokenizer.token_starts(self.text)
-        if len(self._starts) != len(ids):
-            raise ValueError("other tokens spell this text")
 
     def at(self, begin: int, end: int) -> MessageText:
-        """Return the tokens of the characters [begin, end), without space around them; "" for
-        nothing but space."""
-        text, starts = self.text[begin:end], self._starts
+        """Return the tokens of the characters [begin, end), without space around them, or the
+        characters if no whole tokens spell them."""
+        text = self.text[begin:end]
         begin, end = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
         if begin >= end:
             return ""
+        for locate in (self._from_both_ends, self._from_all_starts):
+            found = locate(begin, end)
+            if found and found.read(self._ids, self._tokenizer.decode) == self.text[begin:end]:
+                return found
+        return _utf8(self.text[begin:end])
+
+    def _from_both_ends(self, begin: int, end: int) -> TokenText | None:
+        """Locate a text with little around it, as most are: tokenising it again would cost more
+        than anything else here."""
+        decode, ids, size = self._tokenizer.decode, self._ids, len(self._ids)
+        # Characters of the first tokens, and of the last.
+        first, start, reached = 0, 0, len(decode(ids[:1]))
+        while reached <= begin and first < min(_MOST_AROUND, size):
+            first, start = first + 1, reached
+            reached = len(decode(ids[: first + 1]))
+        last, close = size, len(self.text)
+        while size - last < _MOST_AROUND and last > first:
+            after = len(decode(ids[last - 1 :]))
+            if after > len(self.text) - end:
+                break
+            last, close = last - 1, len(self.text) - after
+        if reached <= begin or size - last >= _MOST_AROUND:
+            return None
+        return TokenText(first, last, begin - start, close - end)
+
+    def _from_all_starts(self, begin: int, end: int) -> TokenText | None:
+        starts = self._tokenizer.token_starts(self.text)
+        if len(starts) != len(self._ids):
+            return None
         # Tokens of one character all start with it.
         first = bisect_left(starts, starts[bisect_right(starts, begin) - 1])
         last = bisect_left(starts, end)

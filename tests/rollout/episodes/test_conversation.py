@@ -35,6 +35,7 @@ from services.common.domain.trajectory import Trajectory
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.full import FullDialect
+from services.rollout.episodes import conversation
 from services.rollout.episodes.attempt_record import AttemptState, make_finished_trajectory
 from services.rollout.episodes.conversation import Conversation, MessageReader
 from services.rollout.episodes.episode import AttemptRunner
@@ -333,10 +334,10 @@ def test_more_than_a_learner_takes_is_left_out() -> None:
 
 
 async def test_what_cannot_be_told_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> list[int]:
-        raise RuntimeError("no offsets")
+    def fail(*_: object) -> None:
+        raise RuntimeError("no text")
 
-    monkeypatch.setattr(TransformersTokenizer, "token_starts", fail)
+    monkeypatch.setattr(conversation, "_Spelled", fail)
     call = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
     environment = FakeEnvironment()
     trajectory = await runner(environment, [f"So. {call}", "<done>"]).run_attempt(attempt())
