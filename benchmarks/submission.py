@@ -58,9 +58,7 @@ def make_messages(spans: Sequence[Span]) -> bytes:
             told.append(ChatMessage("assistant", end, "", inside, calls))
         else:
             named = [each.id for each in told[-1].calls] or [""]
-            told.append(
-                ChatMessage(*("tool", end, inside, "", (), named[0], "search_flights", "ok"))
-            )
+            told.append(ChatMessage("tool", end, inside, call_id=named[0]))
     return encode_messages(told)
 
 

@@ -16,7 +16,7 @@ from services.common.domain.trajectory import (
     Facts,
     Media,
     Sequence,
-    SequenceCause,
+    SequenceOrigin,
     Trajectory,
     wire_arrays,
 )
@@ -156,11 +156,15 @@ def _sequence_fields(sequence: Sequence) -> _Fields:
         "media": [_media_fields(item) for item in sequence.media],
         "experts": _shape_fields(sequence),
         "messages_bytes": len(sequence.messages),
-        "cause": None
-        if sequence.cause is SequenceCause.WHOLE
-        else SEQUENCE_CAUSES.encode(sequence.cause),
-        "parent": sequence.parent,
-        "shared_tokens": sequence.shared,
+        "origin": _origin_fields(sequence.origin) if sequence.origin else None,
+    }
+
+
+def _origin_fields(origin: SequenceOrigin) -> _Fields:
+    return {
+        "cause": SEQUENCE_CAUSES.encode(origin.cause),
+        "parent": origin.parent,
+        "shared_tokens": origin.shared,
     }
 
 

@@ -38,6 +38,7 @@ from services.common.domain.trajectory import (
     Media,
     Sequence,
     SequenceCause,
+    SequenceOrigin,
     Trajectory,
     TurnTiming,
     content_digest,
@@ -159,8 +160,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
                     [ChatMessage("user", end) for end in (*sorted(ends), n) if ends]
                 )
             ),
-            parent=st.none(),
-            shared=st.just(0),
+            origin=st.none(),
         )
     )
 
@@ -199,6 +199,10 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
+NOT_BEFORE = "sequence 1: shares tokens with a parent that is not before it"
+BRANCH = SequenceOrigin(SequenceCause.BRANCH, 0, 4)
+
+
 def branched(**changes: Any) -> Trajectory:
     """A conversation of 6 tokens, and one that takes its first 4 and goes on differently."""
     policy = PolicyId(1, 2, b"f" * 32)
@@ -218,9 +222,7 @@ def branched(**changes: Any) -> Trajectory:
         np.array([-0.125], np.float32),
         experts=others,
         messages=encode_messages([ChatMessage("tool", 5), ChatMessage("assistant", 6)]),
-        cause=SequenceCause.BRANCH,
-        parent=0,
-        shared=4,
+        origin=BRANCH,
     )
     held = (whole, replace(branch, **changes))
     return Trajectory(
@@ -273,9 +275,15 @@ def test_a_branch_of_one_token_has_the_experts_of_its_parent() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"parent": 1}, "sequence 1: shares tokens with a parent that is not before it"),
-        ({"parent": None}, "sequence 1: shares tokens with a parent that is not before it"),
-        ({"shared": 6}, "sequence 1: has no token of its own"),
+        (
+            {"origin": replace(BRANCH, parent=1)},
+            "sequence 1: shares tokens with a parent that is not before it",
+        ),
+        (
+            {"origin": replace(BRANCH, parent=None)},
+            "sequence 1: shares tokens with a parent that is not before it",
+        ),
+        ({"origin": replace(BRANCH, shared=6)}, "sequence 1: has no token of its own"),
         ({"messages": b"[]!"}, "sequence 1: messages: "),
         ({"messages": encode_messages([ChatMessage("user", 3)])}, "ends at token 3, not within 4"),
         ({"messages": encode_messages([ChatMessage("user", 5)])}, "cover tokens up to 5; there"),

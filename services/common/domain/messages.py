@@ -11,7 +11,7 @@ tokens from the end of the one before it to its own `end`, so messages cover all
 sequence exactly once, in order. A template's text between two messages belongs to the later one,
 and the start of a turn to the turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -73,10 +73,10 @@ class ChatMessage(
     """One message. It has no tokens if `end` is that of the message before it: a tool's result
     after which the policy wrote nothing, for instance.
 
-    A tool's message has the `name` and `call_id` of the call that it answers, and its `outcome`
-    ("ok" or a kind of error). `media` are hashes of items that it shows, such as screenshots, and
-    of texts that it shows in part. `by_template` is True if a chat template wrote it by itself,
-    usually about the tools."""
+    A tool's message has the `call_id` of the call that it answers, or a `name` if it answers none,
+    and its `outcome` unless that is "ok". `media` are hashes of items that it shows, such as
+    screenshots, and of texts that it shows in part. `by_template` is True if a chat template wrote
+    it by itself, usually about the tools."""
 
     role: ChatRole
     end: int
@@ -125,7 +125,7 @@ def decode_messages(data: bytes) -> tuple[ChatMessage, ...]:
         raise MessagesError(f"messages: {error}") from None
 
 
-def check_messages(data: bytes, begin: int, end: int, media: frozenset[str]) -> None:
+def check_messages(data: bytes, begin: int, end: int, media: Iterable[str] = ()) -> None:
     """Check that the messages cover the tokens [begin, end) of a sequence with such media.
 
     Raises MessagesError."""
@@ -134,16 +134,17 @@ def check_messages(data: bytes, begin: int, end: int, media: frozenset[str]) -> 
         raise MessagesError(f"{len(messages)} messages; at most {MOST_MESSAGES}")
     at = begin
     for number, message in enumerate(messages):
-        own, content, thinking = message.end, message.content, message.thinking
-        if not at <= own <= end:
-            _refuse(number, f"ends at token {own}, not within {at}..{end}")
-        if type(content) is TokenText and not at <= content.start <= content.end <= own:
-            _refuse(number, f"has its content in {content}, not within {at}..{own}")
-        if type(thinking) is TokenText and not at <= thinking.start <= thinking.end <= own:
-            _refuse(number, f"has its thinking in {thinking}, not within {at}..{own}")
-        if message.media and not media.issuperset(message.media):
+        last, content = message.end, message.content
+        if not at <= last <= end:
+            _refuse(number, f"ends at token {last}, not within {at}..{end}")
+        if type(content) is TokenText and not at <= content.start <= content.end <= last:
+            _refuse(number, f"has its content in {content}, not within {at}..{last}")
+        thinking = message.thinking
+        if type(thinking) is TokenText and not at <= thinking.start <= thinking.end <= last:
+            _refuse(number, f"has its thinking in {thinking}, not within {at}..{last}")
+        if message.media and not {*message.media} <= {*media}:
             _refuse(number, "shows media that the sequence lacks")
-        at = own
+        at = last
     if messages and at != end:
         raise MessagesError(f"messages cover tokens up to {at}; there are {end}")
 

@@ -46,22 +46,29 @@ def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
 
 
 class SequenceCause(StrEnum):
-    """Why a sequence begins: it is the whole conversation, or a part that the policy saw at once
-    after its context was compacted, in a branch (a subagent's, for instance), or in one step."""
+    """Why a sequence is not the whole conversation: its context was compacted before it, it is a
+    branch (a subagent's, for instance), or one step."""
 
-    WHOLE = "whole"
     COMPACTION = "compaction"
     BRANCH = "branch"
     STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """Tokens that the policy saw at once. `logprobs` cover only its own tokens, in order.
+class SequenceOrigin:
+    """Why a sequence is a part of its attempt, and which other one of the attempt it continues: its
+    first `shared` tokens are the first of sequence `parent`, which comes before it.
 
-    A sequence may continue another of its attempt: its first `shared` tokens are the first of
-    sequence `parent`, which comes before it. They are its prompt, are trained in the parent only,
-    and travel and are stored there only."""
+    They are its prompt, are trained in the parent only, and travel and are stored there only."""
+
+    cause: SequenceCause
+    parent: int | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Tokens that the policy saw at once. `logprobs` cover only its own tokens, in order."""
 
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
@@ -71,9 +78,13 @@ class Sequence:
     experts: Experts | None = None
     # What its own tokens say, encoded (see `messages`); without any, only authors are known.
     messages: bytes = field(default=b"", repr=False)
-    cause: SequenceCause = SequenceCause.WHOLE
-    parent: int | None = None
-    shared: int = 0
+    # None: it is the whole conversation.
+    origin: SequenceOrigin | None = None
+
+    @property
+    def shared(self) -> int:
+        """Number of its first tokens that are its parent's."""
+        return self.origin.shared if self.origin else 0
 
 
 # A tuple, for the same reason as Span.

@@ -157,8 +157,9 @@ def told_messages(trajectory: Trajectory) -> list[tuple[ChatMessage, ...]]:
     messages that no learner accepts."""
     found = list[tuple[ChatMessage, ...]]()
     for sequence in trajectory.sequences:
-        before, shared = list[ChatMessage](), sequence.shared
-        for message in () if sequence.parent is None else found[sequence.parent]:
+        before, shared, origin = list[ChatMessage](), sequence.shared, sequence.origin
+        parent = origin.parent if origin else None
+        for message in () if parent is None else found[parent]:
             if before and before[-1].end >= shared:
                 break
             before.append(shorten_message(message, shared))
@@ -191,7 +192,10 @@ def _read_sequence(
         return text if isinstance(text, str) else text.read(token_ids, decode)
 
     messages, turns, at = list[EpisodeMessage](), list[EpisodeTurn](), 0
+    # Names of the calls, by id; a policy may use its own ids again.
+    called = dict[str, str]()
     for message in told:
+        called |= {call.id: call.name for call in message.calls}
         while at + 1 < len(runs) and message.end > runs[at].end:
             at += 1
         if message.role == "assistant" and runs[at].author is Author.POLICY:
@@ -206,9 +210,9 @@ def _read_sequence(
                 tuple(
                     EpisodeCall(each.id, each.name, _read_arguments(each)) for each in message.calls
                 ),
-                message.name,
+                message.name or called.get(message.call_id, ""),
                 message.call_id,
-                message.outcome,
+                message.outcome or ("ok" if message.role == "tool" else ""),
                 tuple(places[each] for each in message.media if each in places),
                 message.by_template,
             )

@@ -23,6 +23,7 @@ from services.common.domain.trajectory import (
     Media,
     Sequence,
     SequenceCause,
+    SequenceOrigin,
     Trajectory,
     TurnTiming,
     join_parent,
@@ -127,9 +128,15 @@ def _sequence_row(sequence: Sequence) -> dict[str, Any]:
         "spans": [_span_row(span) for span in sequence.spans],
         "messages": len(sequence.messages),
     }
-    if sequence.cause is not SequenceCause.WHOLE or sequence.parent is not None:
-        row |= {"cause": sequence.cause, "parent": sequence.parent, "shared": sequence.shared}
+    if sequence.origin is not None:
+        row["origin"] = asdict(sequence.origin)
     return row
+
+
+def _row_to_origin(row: dict[str, Any] | None) -> SequenceOrigin | None:
+    return (
+        SequenceOrigin(SequenceCause(row["cause"]), row["parent"], row["shared"]) if row else None
+    )
 
 
 def _media_row(item: Media) -> dict[str, Any]:
@@ -194,14 +201,9 @@ def _rows_to_sequences(
         offset += chosen.nbytes if chosen is not None else 0
         messages = arrays[offset : offset + row["messages"]]
         offset += len(messages)
-        cause, parent = SequenceCause(row.get("cause", "whole")), row.get("parent")
-        shared: int = row.get("shared", 0)
-        if parent is not None:
-            token_ids, chosen = join_parent(found[parent], shared, token_ids, chosen)
-        found.append(
-            Sequence(
-                *(token_ids, spans, logprobs, tuple(kept), chosen),
-                *(messages, cause, parent, shared),
-            )
-        )
+        origin = _row_to_origin(row.get("origin"))
+        if origin and origin.parent is not None:
+            token_ids, chosen = join_parent(found[origin.parent], origin.shared, token_ids, chosen)
+        sequence = (token_ids, spans, logprobs, tuple(kept), chosen, messages, origin)
+        found.append(Sequence(*sequence))
     return tuple(found)

@@ -44,10 +44,11 @@ class TrajectoryAssembler:
         spans = sum(len(sequence.spans.lengths) for sequence in sequences)
         if spans > _MAX_SPANS:
             raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
-        try:
-            check_tools(header.tools)
-        except MessagesError as error:
-            raise MalformedRequestError(str(error)) from None
+        if header.tools:
+            try:
+                check_tools(header.tools)
+            except MessagesError as error:
+                raise MalformedRequestError(str(error)) from None
         # Upper bound on the bytes that follow.
         self.announced_bytes = sum(
             self._announced_bytes(sequence, f"sequence {number}")
@@ -108,16 +109,16 @@ class TrajectoryAssembler:
             raise MalformedRequestError(
                 f"{where} has {tokens} tokens; 1 to {self._limits.max_tokens} are allowed"
             )
-        if sequence.messages_bytes > MOST_MESSAGES_BYTES:
+        messages = sequence.messages_bytes
+        if messages > MOST_MESSAGES_BYTES:
             raise MalformedRequestError(
-                f"{where}: {sequence.messages_bytes} bytes of messages;"
-                f" at most {MOST_MESSAGES_BYTES} are taken"
+                f"{where}: {messages} bytes of messages; at most {MOST_MESSAGES_BYTES} are taken"
             )
         return (
             8 * tokens
             + check_media(sequence, where)
             + check_experts(sequence, self._limits, where)
-            + sequence.messages_bytes
+            + messages
         )
 
 

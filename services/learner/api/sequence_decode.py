@@ -17,7 +17,7 @@ from services.common.domain.trajectory import (
     Experts,
     Media,
     Sequence,
-    SequenceCause,
+    SequenceOrigin,
     expert_dtype,
     join_parent,
 )
@@ -96,10 +96,9 @@ def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, wh
         raise MalformedRequestError(
             f"{where}: experts of {shape.token_count} tokens; there are {header.token_count}"
         )
-    if shape.token_count < header.shared_tokens:
+    if shape.token_count < (shared := header.origin.shared_tokens):
         raise MalformedRequestError(
-            f"{where}: experts of {shape.token_count} tokens, fewer than the shared"
-            f" {header.shared_tokens}"
+            f"{where}: experts of {shape.token_count} tokens, fewer than the shared {shared}"
         )
     size = expert_dtype(own.experts)().itemsize
     return size * shape.token_count * shape.layers * shape.chosen
@@ -115,7 +114,7 @@ def _decode_experts(
     announced = check_experts(header, limits, where)
     if announced:
         # Those of the shared tokens are its parent's.
-        announced -= announced // header.experts.token_count * header.shared_tokens
+        announced -= announced // header.experts.token_count * header.origin.shared_tokens
     if len(content) != announced:
         raise MalformedRequestError(
             f"{where}: {len(content)} bytes for {announced} bytes of experts"
@@ -153,22 +152,22 @@ def decode_sequence(
 ) -> Sequence:
     """Return the sequence of a header; `where` names it in a refusal, and `earlier` are those
     before it."""
-    ids, scores, shared = arrays.ids, arrays.scores, header.shared_tokens
-    if shared >= header.token_count:
-        raise MalformedRequestError(f"{where}: has no token of its own")
-    if len(ids) != 4 * (header.token_count - shared):
-        raise MalformedRequestError(
-            f"{where}: {len(ids)} bytes for {header.token_count - shared} token ids"
-        )
+    ids, scores, size = arrays.ids, arrays.scores, header.token_count
+    origin = _decode_origin(header, len(earlier), where) if header.HasField("origin") else None
+    shared = origin.shared if origin else 0
+    if len(ids) != 4 * (size - shared):
+        raise MalformedRequestError(f"{where}: {len(ids)} bytes for {size - shared} token ids")
     spans = _decode_spans(header, where)
     covered = sum(span.length for span in spans)
-    if covered != header.token_count:
-        raise MalformedRequestError(
-            f"{where}: spans cover {covered} of {header.token_count} tokens"
-        )
+    if covered != size:
+        raise MalformedRequestError(f"{where}: spans cover {covered} of {size} tokens")
     if spans[0].author is not Author.PROMPT:
         raise MalformedRequestError(
             f"{where}: has no prompt at its start; nothing predicts its first token"
+        )
+    if shared > spans[0].length:
+        raise MalformedRequestError(
+            f"{where}: shares {shared} tokens, of which only {spans[0].length} are its prompt"
         )
     _check_order(spans, where)
     token_ids = np.frombuffer(ids, dtype="<i4")
@@ -184,39 +183,33 @@ def decode_sequence(
     _check_logprobs(logprobs, where)
     media = tuple(_decode_media(header, arrays.media, where))
     experts = _decode_experts(header, arrays.experts, limits, where)
-    messages, parent = bytes(arrays.messages), None
+    messages = bytes(arrays.messages)
     if len(messages) != header.messages_bytes:
         raise MalformedRequestError(
             f"{where}: {len(messages)} bytes for {header.messages_bytes} bytes of messages"
         )
     try:
-        check_messages(
-            messages, shared, header.token_count, frozenset(item.sha256 for item in media)
-        )
-        if shared or header.HasField("parent"):
-            parent = header.parent
-            token_ids, experts = _join_parent(header, earlier, spans[0], token_ids, experts)
+        check_messages(messages, shared, size, [each.sha256 for each in media] if media else ())
+        if origin and origin.parent is not None:
+            token_ids, experts = join_parent(earlier[origin.parent], shared, token_ids, experts)
     except ValueError as error:
         raise MalformedRequestError(f"{where}: {error}") from None
-    cause = SEQUENCE_CAUSES.find_member(header.cause) or SequenceCause.WHOLE
-    return Sequence(token_ids, spans, logprobs, media, experts, messages, cause, parent, shared)
+    return Sequence(token_ids, spans, logprobs, media, experts, messages, origin)
 
 
-def _join_parent(
-    header: trajectory_pb2.SequenceHeader,
-    earlier: Items[Sequence],
-    prompt: Span,
-    token_ids: NDArray[np.int32],
-    experts: Experts | None,
-) -> tuple[NDArray[np.int32], Experts | None]:
-    """Return the arrays of a sequence that continues an earlier one. Raises ValueError."""
-    if not header.HasField("parent") or header.parent >= len(earlier):
-        raise ValueError("shares tokens with a parent that is not before it")
-    if header.shared_tokens > prompt.length:
-        raise ValueError(
-            f"shares {header.shared_tokens} tokens, of which only {prompt.length} are its prompt"
-        )
-    return join_parent(earlier[header.parent], header.shared_tokens, token_ids, experts)
+def _decode_origin(
+    header: trajectory_pb2.SequenceHeader, earlier: int, where: str
+) -> SequenceOrigin:
+    origin = header.origin
+    parent = origin.parent if origin.HasField("parent") else None
+    if (parent is not None and parent >= earlier) or (parent is None and origin.shared_tokens):
+        raise MalformedRequestError(f"{where}: shares tokens with a parent that is not before it")
+    if origin.shared_tokens >= header.token_count:
+        raise MalformedRequestError(f"{where}: has no token of its own")
+    try:
+        return SequenceOrigin(SEQUENCE_CAUSES.decode(origin.cause), parent, origin.shared_tokens)
+    except ValueError as error:
+        raise MalformedRequestError(f"{where}: cause {error}") from None
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:

@@ -26,7 +26,7 @@ from services.common.domain.token_authors import Author, Span
 from services.common.telemetry.log import get_logger
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.tool_reply_text import MALFORMED
-from services.rollout.dialects.turns import DONE, ParseError, Reply, ToolCall, Turn
+from services.rollout.dialects.turns import DONE, OK, ParseError, Reply, ToolCall, Turn
 from services.rollout.ports import Dialect
 from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import PromptFacts, Tool
@@ -78,7 +78,6 @@ class Conversation:
         """Add the answer to a call of the latest turn, or to a turn without one, which is a user's
         message if `as_user`."""
         item = reply.item
-        name = MALFORMED if isinstance(item, ParseError) else item.name if item else ""
         found = (call_id for called, call_id in self._called if called is item)
         self.messages.append(
             ChatMessage(
@@ -86,8 +85,8 @@ class Conversation:
                 self.end if isinstance(content, str) else content.end,
                 content,
                 call_id=_utf8(next(found, "")),
-                name=_utf8(name),
-                outcome=reply.outcome,
+                name=MALFORMED if isinstance(item, ParseError) else "",
+                outcome="" if reply.outcome == OK else reply.outcome,
                 media=tuple(filter(None, media)),
             )
         )

@@ -13,7 +13,13 @@ from services.common.domain.messages import (
     encode_messages,
 )
 from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Media, Sequence, SequenceCause, TurnTiming
+from services.common.domain.trajectory import (
+    Media,
+    Sequence,
+    SequenceCause,
+    SequenceOrigin,
+    TurnTiming,
+)
 from services.common.episodes.episode_text import EpisodeText, read_episode
 from tests.common.episodes.texts import (
     decode,
@@ -138,9 +144,7 @@ def test_a_sequence_that_continues_another_begins_with_its_messages() -> None:
     branch = replace(
         branch,
         messages=encode_messages(messages),
-        cause=SequenceCause.BRANCH,
-        parent=0,
-        shared=shared,
+        origin=SequenceOrigin(SequenceCause.BRANCH, 0, shared),
     )
     episode = read(recorded(), branch)
     assert [m.content for m in episode.messages] == [
@@ -153,7 +157,7 @@ def test_a_sequence_that_continues_another_begins_with_its_messages() -> None:
 def test_a_branch_without_messages_is_shown_by_its_authors_after_those_of_its_parent() -> None:
     shared = len(HEAD[1]) + 4
     branch = sequence_of(prompt((HEAD[1] + REPLY[1])[:shared]), policy("No."))
-    branch = replace(branch, cause=SequenceCause.BRANCH, parent=0, shared=shared)
+    branch = replace(branch, origin=SequenceOrigin(SequenceCause.BRANCH, 0, shared))
     told = read(recorded(), branch).messages
     # The parent's turn is shared in part.
     assert [(m.role, m.content) for m in told] == [

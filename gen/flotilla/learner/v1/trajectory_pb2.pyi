@@ -27,26 +27,22 @@ class _SequenceCause:
 class _SequenceCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SequenceCause.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     SEQUENCE_CAUSE_UNSPECIFIED: _SequenceCause.ValueType  # 0
-    SEQUENCE_CAUSE_WHOLE: _SequenceCause.ValueType  # 1
-    """It is the whole conversation."""
-    SEQUENCE_CAUSE_COMPACTION: _SequenceCause.ValueType  # 2
+    SEQUENCE_CAUSE_COMPACTION: _SequenceCause.ValueType  # 1
     """The context before it was compacted."""
-    SEQUENCE_CAUSE_BRANCH: _SequenceCause.ValueType  # 3
+    SEQUENCE_CAUSE_BRANCH: _SequenceCause.ValueType  # 2
     """Another conversation of the attempt, such as a subagent's."""
-    SEQUENCE_CAUSE_STEP: _SequenceCause.ValueType  # 4
+    SEQUENCE_CAUSE_STEP: _SequenceCause.ValueType  # 3
     """One step, rendered again."""
 
 class SequenceCause(_SequenceCause, metaclass=_SequenceCauseEnumTypeWrapper):
-    """Why a sequence begins."""
+    """Why a sequence is not the whole conversation."""
 
 SEQUENCE_CAUSE_UNSPECIFIED: SequenceCause.ValueType  # 0
-SEQUENCE_CAUSE_WHOLE: SequenceCause.ValueType  # 1
-"""It is the whole conversation."""
-SEQUENCE_CAUSE_COMPACTION: SequenceCause.ValueType  # 2
+SEQUENCE_CAUSE_COMPACTION: SequenceCause.ValueType  # 1
 """The context before it was compacted."""
-SEQUENCE_CAUSE_BRANCH: SequenceCause.ValueType  # 3
+SEQUENCE_CAUSE_BRANCH: SequenceCause.ValueType  # 2
 """Another conversation of the attempt, such as a subagent's."""
-SEQUENCE_CAUSE_STEP: SequenceCause.ValueType  # 4
+SEQUENCE_CAUSE_STEP: SequenceCause.ValueType  # 3
 """One step, rendered again."""
 global___SequenceCause = SequenceCause
 
@@ -360,20 +356,10 @@ class SequenceHeader(google.protobuf.message.Message):
     MEDIA_FIELD_NUMBER: builtins.int
     EXPERTS_FIELD_NUMBER: builtins.int
     MESSAGES_BYTES_FIELD_NUMBER: builtins.int
-    CAUSE_FIELD_NUMBER: builtins.int
-    PARENT_FIELD_NUMBER: builtins.int
-    SHARED_TOKENS_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
     token_count: builtins.int
     messages_bytes: builtins.int
     """Length of the messages that follow in chunks; at most 4 MiB."""
-    cause: global___SequenceCause.ValueType
-    """Unspecified is WHOLE."""
-    parent: builtins.int
-    """An earlier sequence, whose first `shared_tokens` tokens are the first of this
-    one. They count in `token_count`, `spans` (as a part of the prompt) and the
-    tokens of `experts`, but not in the arrays, nor in the messages.
-    """
-    shared_tokens: builtins.int
     @property
     def spans(self) -> global___Spans:
         """Their lengths sum to `token_count`."""
@@ -384,6 +370,10 @@ class SequenceHeader(google.protobuf.message.Message):
     def experts(self) -> global___RoutedExperts:
         """Absent if the engine does not report its choice of experts."""
 
+    @property
+    def origin(self) -> global___SequenceOrigin:
+        """Absent: the sequence is the whole conversation."""
+
     def __init__(
         self,
         *,
@@ -392,15 +382,41 @@ class SequenceHeader(google.protobuf.message.Message):
         media: collections.abc.Iterable[global___MediaReference] | None = ...,
         experts: global___RoutedExperts | None = ...,
         messages_bytes: builtins.int = ...,
+        origin: global___SequenceOrigin | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experts", b"experts", "origin", b"origin", "spans", b"spans"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experts", b"experts", "media", b"media", "messages_bytes", b"messages_bytes", "origin", b"origin", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+
+global___SequenceHeader = SequenceHeader
+
+@typing.final
+class SequenceOrigin(google.protobuf.message.Message):
+    """Why a sequence is a part of its attempt, and which other one it continues."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: builtins.int
+    cause: global___SequenceCause.ValueType
+    parent: builtins.int
+    """An earlier sequence, whose first `shared_tokens` tokens are the first of this
+    one. They count in `token_count`, `spans` (as a part of the prompt) and the
+    tokens of `experts`, but not in the arrays, nor in the messages.
+    """
+    shared_tokens: builtins.int
+    def __init__(
+        self,
+        *,
         cause: global___SequenceCause.ValueType = ...,
         parent: builtins.int | None = ...,
         shared_tokens: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_parent", b"_parent", "experts", b"experts", "parent", b"parent", "spans", b"spans"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_parent", b"_parent", "cause", b"cause", "experts", b"experts", "media", b"media", "messages_bytes", b"messages_bytes", "parent", b"parent", "shared_tokens", b"shared_tokens", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_parent", b"_parent", "parent", b"parent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_parent", b"_parent", "cause", b"cause", "parent", b"parent", "shared_tokens", b"shared_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent", b"_parent"]) -> typing.Literal["parent"] | None: ...
 
-global___SequenceHeader = SequenceHeader
+global___SequenceOrigin = SequenceOrigin
 
 @typing.final
 class RoutedExperts(google.protobuf.message.Message):
@@ -741,11 +757,12 @@ class SequenceChunk(google.protobuf.message.Message):
     - `role`: "system", "developer", "user", "assistant" or "tool".
     - `end`: the token after its last. It begins where the message before it
       ends, so that messages cover all tokens once, in order.
-    - `content`, `thinking`: [start, end) of the tokens that decode to the text,
-      or the text itself if it is in no token.
+    - `content`, `thinking`: [start, end, skip, drop] of the tokens that decode to
+      the text, with so many characters less at its start and end (0 if left
+      out), or the text itself if it is in no token.
     - `calls`: objects of `id`, `name` and `arguments` (JSON, as executed).
-    - `call_id`, `name`, `outcome`: of a tool's message, the call that it answers
-      and "ok" or a kind of error.
+    - `call_id`: of a tool's message, the call that it answers, or `name` if it
+      answers none; `outcome` is a kind of error.
     - `media`: hexadecimal SHA-256 of media of the sequence that it shows.
     - `by_template`: true if a chat template wrote it by itself.
     """
