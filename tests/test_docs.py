@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from services.common.spec.config import ConfigModel, load_spec, parse_config
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig
 from services.env_gateway.grading.trusted_verifiers import load_digests
-from services.env_gateway.tasks.task_format import parse_task
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.common.domain.attempts import Grade, ToolOutcome
+from services.common.tasks.task_format import Task
 from services.common.text.redaction import redact
-from services.env_gateway.tasks.task_format import Task
 
 SqlValue = str | int | float | bytes | None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.common.tasks.task_format import Task
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
@@ -28,7 +29,6 @@ from services.env_gateway.grading import grader
 from services.env_gateway.grading.passed_text import PassedText
 from services.env_gateway.large_values import dump_json_aside
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
-from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
 from services.env_gateway.verify.protocol import MessageBudget
 from services.env_gateway.verify.verifier_process import VerifierProcess

@@ -9,7 +9,7 @@ import pytest
 from environments import fleet_tasks
 from environments.fleet_tasks import as_task, main, split_tasks
 from environments.tasks import load_tasks, make_tasks
-from services.env_gateway.tasks.task_format import parse_task
+from services.common.tasks.task_format import parse_task
 from tests.environments.fleet_emulator_process import emulating
 
 ENVS = ("booking", "tracker", "shop")

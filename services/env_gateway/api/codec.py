@@ -3,6 +3,7 @@
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.domain.attempts import Grade
 from services.common.rpc import rpc
+from services.common.tasks.task_format import TaskError, parse_task
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind
@@ -10,7 +11,6 @@ from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallAnswer, Media, Part, Text, Tool
-from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.wire.enums import NO_GRADE_REASONS, TOOL_OUTCOMES
 
 EPISODE_STATES = {

@@ -13,6 +13,7 @@ from services.common.rpc import rpc
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
+from services.common.tasks.task_format import TaskError
 from services.common.text.parsing import run_aside
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
@@ -20,7 +21,6 @@ from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLost
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
 from services.env_gateway.limits.episode_admission import OverLimitError, QueueFullError
-from services.env_gateway.tasks.task_format import TaskError
 from services.wire.enums import NO_GRADE_REASONS
 
 _DOMAIN = "env_gateway.flotilla"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.common.aio.bounded_dict import BoundedDict
-from services.env_gateway.tasks.task_format import Task
+from services.common.tasks.task_format import Task
 
 # A client has at most so many pending calls, and repeats only these; an older one is a bug worth an
 # error.

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from services.common.domain.attempts import NoGradeReason
 from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.tasks.task_format import SINGLE_TURN
 from services.common.telemetry.log import get_logger
 from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -22,7 +23,6 @@ from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import creation_gate
 from services.env_gateway.limits.request_gates import Gate, NoPlaceError
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Recorder, Tool
-from services.env_gateway.tasks.task_format import SINGLE_TURN
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.tool_selection import (
     COMPUTER,

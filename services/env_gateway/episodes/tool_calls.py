@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.domain.attempts import ToolOutcome
 from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.tasks.task_format import TaskError, load_json_object
 from services.common.telemetry.log import get_logger
 from services.common.text.parsing import run_aside
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -24,7 +25,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.tasks.task_format import TaskError, load_json_object
 from services.env_gateway.tools.call_retries import RetryBudget, decide_retry
 from services.env_gateway.tools.computer_tool import is_look_only
 from services.env_gateway.tools.tool_selection import (

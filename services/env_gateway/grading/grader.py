@@ -8,6 +8,7 @@ from functools import partial
 
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
 from services.common.text.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
@@ -32,7 +33,6 @@ from services.env_gateway.ports import (
     Submission,
     Verification,
 )
-from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.verify.verifier_finder import VerifierFinder
 from services.env_gateway.verify.verifier_source import VerifierError
 

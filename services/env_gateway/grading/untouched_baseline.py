@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import Grade
+from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
 from services.env_gateway.ports import Verification
-from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
 _KEPT = 4096

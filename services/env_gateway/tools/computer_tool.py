@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from services.common.tasks.task_format import TaskError
 from services.common.text.parsing import TextLimits, parse_json, run_aside
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.ports import Media, Part, Text, Tool
-from services.env_gateway.tasks.task_format import TaskError
 from services.env_gateway.tools.tool_selection import COMPUTER
 
 _DEFAULT_WIDTH, _DEFAULT_HEIGHT = 1366, 768

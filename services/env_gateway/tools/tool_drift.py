@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.common.aio.bounded_dict import BoundedDict
+from services.common.tasks.task_format import Task
 from services.env_gateway.ports import Tool
-from services.env_gateway.tasks.task_format import Task
 
 TOOLS_CHANGED, VERSION_CHANGED = "tools_changed", "version_changed"
 # Tools named in an event, and characters of each name.

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.common.tasks.task_format import Task, TaskError
 from services.env_gateway.ports import Tool
-from services.env_gateway.tasks.task_format import Task, TaskError
 
 COMPUTER = "computer"
 SUBMIT_FINAL_ANSWER = Tool(

@@ -10,7 +10,7 @@ from pathlib import Path
 import services
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.process.run_child import run_child
-from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES
+from services.common.tasks.task_format import MAX_SOURCE_BYTES
 from services.env_gateway.verify.verifier_source import (
     VerifierError,
     VerifierFunction,

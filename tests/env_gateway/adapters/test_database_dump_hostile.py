@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.domain.attempts import NoGradeReason
+from services.common.tasks.task_format import Task
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.fleet.wire import (
     InitialState,
@@ -31,7 +32,6 @@ from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import QueryError, Rows
-from services.env_gateway.tasks.task_format import Task
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT
 from tests.support.examples import examples
 from tests.support.fake_gateway import open_spec, opened

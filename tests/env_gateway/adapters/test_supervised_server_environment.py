@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.rpc.errors import ConfigError
+from services.common.tasks.task_format import parse_task
 from services.common.text import redaction
 from services.common.text.redaction import add_secret
 from services.env_gateway.adapters.child_process import ChildProcess
@@ -18,7 +19,6 @@ from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FleetOpenEnvConfig, McpServer
 from services.env_gateway.ports import ProvisionRequest
-from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_gateway import task_json
 from tests.support.waiting import until
 

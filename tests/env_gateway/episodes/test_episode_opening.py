@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, ProvisionRequest
-from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, running, task_json
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.tasks.task_format import TaskError
 from services.env_gateway.adapters.image_scaling import scale_image
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
-from services.env_gateway.tasks.task_format import TaskError
 from services.env_gateway.tools.computer_tool import (
     Screen,
     ScreenSize,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from services.common.tasks.task_format import Task
 from services.env_gateway.ports import Tool
-from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.tool_drift import EnvironmentChange, ToolHistory
 
 LOOK = Tool("look", "Looks.", '{"type": "object", "required": []}', read_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.tasks.task_format import Task, TaskError, parse_task
 from services.env_gateway.ports import Execution, Text, Tool
-from services.env_gateway.tasks.task_format import Task, TaskError, parse_task
 from services.env_gateway.tools.tool_selection import (
     NothingToOfferError,
     select_named,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES, TaskError, parse_task
+from services.common.tasks.task_format import MAX_SOURCE_BYTES, TaskError, parse_task
 from services.env_gateway.verify import verifier_finder
 from services.env_gateway.verify.verifier_finder import VerifierFinder
 from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction

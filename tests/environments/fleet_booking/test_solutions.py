@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from environments.api import Instance
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.grading.printed_checks import read_printed_checks
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
-from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,

@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
 from services.common.aio.bounded_dict import BoundedDict
+from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
 from services.common.text.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
 from services.env_gateway.ports import BackendError, ProvisionRequest, QueryError, Rows, SqlValue
-from services.env_gateway.tasks.task_format import Task
 
 INSTANCES = "/v1/env/instances"
 _LOG = get_logger(__name__)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from services.common.tasks.task_format import Task
 from services.env_gateway.ports import Media, Part, Text, Tool
-from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.tool_schemas import dump_schema
 from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER
 

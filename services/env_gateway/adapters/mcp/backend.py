@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 
 from services.common.rpc.deadlines import loop_time
+from services.common.tasks.task_format import Task
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
@@ -30,7 +31,6 @@ from services.env_gateway.ports import (
     SqlValue,
     Tool,
 )
-from services.env_gateway.tasks.task_format import Task
 
 # A refusal of the key is reported for so long.
 _LATELY_S = 60.0

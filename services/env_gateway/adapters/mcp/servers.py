@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from services.common.aio.concurrency import cancel_tasks, raise_failure
 from services.common.rpc.errors import ConfigError
+from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.mcp.backend import McpBackend, build_mcp_backend
 from services.env_gateway.adapters.mcp.episode_process import read_settings
@@ -19,7 +20,6 @@ from services.env_gateway.ports import (
     PoolState,
     ProvisionRequest,
 )
-from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from services.common.rpc.deadlines import loop_time
+from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
 from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
 from services.env_gateway.adapters.mcp.joined_instance import join_instances, naming_server
@@ -25,7 +26,6 @@ from services.env_gateway.ports import (
     ProvisionRequest,
     Tool,
 )
-from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
 _RESET_S = 30.0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from services.common.tasks.task_format import Task
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError
 from services.env_gateway.config.openenv import OpenEnvConfig
@@ -19,7 +20,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.tasks.task_format import Task
 
 
 class OpenEnvInstance(Instance):

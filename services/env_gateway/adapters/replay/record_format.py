@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
+from services.common.tasks.task_format import Task
 from services.common.text.redaction import redact, redact_bytes
 from services.env_gateway.ports import (
     CallAnswer,
@@ -18,7 +19,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.tasks.task_format import Task
 
 # Below the run's directory.
 FOLDER = "recording"

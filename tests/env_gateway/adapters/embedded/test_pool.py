@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from services.common.tasks.task_format import Task
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
 from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import BackendError, ProvisionRequest, SqlValue
-from services.env_gateway.tasks.task_format import Task
 from tests.support.repository import ROOT
 from tests.support.started_process import started
 from tests.support.waiting import until

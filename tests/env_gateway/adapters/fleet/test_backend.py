@@ -13,6 +13,7 @@ import pytest
 from environments.tasks import make_task
 from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
 from services.common.rpc.errors import ConfigError
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.supervised_server import SupervisedServer
@@ -20,7 +21,6 @@ from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.ports import BackendError, ProvisionRequest
-from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, opened

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.episode_session import Session
@@ -18,7 +19,6 @@ from services.env_gateway.ports import (
     ProvisionRequest,
     Text,
 )
-from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, opened, states

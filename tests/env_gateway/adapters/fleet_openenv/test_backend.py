@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from services.common.rpc.errors import ConfigError
+from services.common.tasks.task_format import parse_task
 from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
@@ -36,7 +37,6 @@ from services.env_gateway.ports import (
     Submission,
     Text,
 )
-from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.fleet_openenv.fleet_openenv_fork import ControlPlane, write_fork
 from tests.support.fake_gateway import task_json
 from tests.support.waiting import until

@@ -12,6 +12,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
@@ -19,7 +20,6 @@ from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest
-from services.env_gateway.tasks.task_format import parse_task
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.http_client import HttpError, open_http_session
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
 from services.env_gateway.adapters.mcp.http_transport import HttpTransport
@@ -22,7 +23,6 @@ from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import BackendError, ProvisionRequest, Text
-from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.test_session import TOOL, Handler, answer, server_with
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, running, task_json

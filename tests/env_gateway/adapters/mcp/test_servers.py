@@ -12,10 +12,10 @@ import pytest
 from environments.tasks import make_task
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError
-from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, task_json

@@ -17,6 +17,7 @@ from environments.local_verifier import run_verifier
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, build_openenv_backend
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -34,7 +35,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.tasks.task_format import parse_task
 from tests.support.fake_gateway import open_spec, opened, states
 from tests.support.grading_gateway import grading_gateway
 from tests.support.openenv_servers import example_command

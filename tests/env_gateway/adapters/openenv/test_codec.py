@@ -15,13 +15,13 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.tasks.task_format import parse_task
 from services.common.text.parsing import TextLimits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.config.openenv import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text
-from services.env_gateway.tasks.task_format import parse_task
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 from tests.support.http_server import serving_app
