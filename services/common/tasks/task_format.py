@@ -1,4 +1,7 @@
-"""Tasks in Fleet's JSON, in either of its two vocabularies."""
+"""What a task is: Fleet's JSON, in either of its two vocabularies.
+
+The env_gateway reads a task here when an episode opens, and `task_files.py` reads it here when a
+run starts: a file is refused at once for what would otherwise end its episodes one by one."""
 
 import json
 import re
@@ -29,7 +32,7 @@ _MAX_SENT_BYTES = 2**18
 # Limit of a verifier's source. Detecting the function takes some hundred times as many bytes.
 MAX_SOURCE_BYTES = 2**18
 # A message cannot be larger anyway; this takes tens of milliseconds to parse.
-_LIMITS = TextLimits(bytes=2**21, values=2**16)
+TASK_LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
 class TaskError(ValueError):
@@ -59,7 +62,12 @@ class Task:
 
 
 def parse_task(text: str) -> Task:
-    fields = load_json_object(text, "the task")
+    """Return the task of a JSON text. Raises TaskError."""
+    return read_task(load_json_object(text, "the task"))
+
+
+def read_task(fields: Mapping[str, Any]) -> Task:
+    """Return the task of a JSON object that was parsed strictly. Raises TaskError."""
     if unknown := describe_unknown_field(fields):
         raise TaskError(unknown)
     if not isinstance(fields.get("passes_untouched") or False, bool):
@@ -97,7 +105,7 @@ def _read_env_key(fields: Mapping[str, Any]) -> str:
 def load_json_object(text: str, what: str) -> dict[str, Any]:
     """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
     try:
-        value = parse_json(text, _LIMITS, strict=True)
+        value = parse_json(text, TASK_LIMITS, strict=True)
     except TooLargeError as error:
         raise TaskError(f"{what} is too large: {error}") from None
     except ParseError as error:
@@ -118,7 +126,7 @@ def _read_text(fields: Mapping[str, Any], name: str, *, required: bool = False) 
         value = str(value)
     if value is not None and not isinstance(value, str):
         raise TaskError(f"{name} must be a string, not {type(value).__name__}")
-    if required and not value:
+    if required and not (value or "").strip():
         names = f"{name} (or {alias})" if alias else name
         raise TaskError(f"{names} is missing or empty")
     return value or ""

@@ -114,6 +114,19 @@ def parse_integer(digits: str) -> int:
     return int(digits)
 
 
+def parse_finite(text: str) -> float:
+    """Parse a JSON number with a fraction or an exponent. Raises ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:_SHOWN]} is too large for a number")
+    return value
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN or Infinity, which are no JSON."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def make_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object in one pass. Raises ValueError for a repeated key."""
     result = dict(pairs)
@@ -156,22 +169,11 @@ def _too_many(limits: TextLimits) -> TooLargeError:
     return TooLargeError(f"it holds more than {limits.values} values")
 
 
-def _parse_finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:_SHOWN]} is too large for a number")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 # Shared, because creating a decoder costs more than decoding a small object.
 _LENIENT = json.JSONDecoder(parse_int=parse_integer)
 _STRICT = json.JSONDecoder(
     object_pairs_hook=make_unique_object,
-    parse_constant=_refuse_constant,
+    parse_constant=refuse_constant,
     parse_int=parse_integer,
-    parse_float=_parse_finite,
+    parse_float=parse_finite,
 )

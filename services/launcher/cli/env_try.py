@@ -2,13 +2,12 @@
 gateway of its own."""
 
 import asyncio
-import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,6 +18,7 @@ from services.common.aio.concurrency import running_tasks
 from services.common.rpc import rpc
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import load_spec
+from services.common.tasks.task_files import TaskFileError, read_objects
 from services.common.text.printable_text import make_visible, print_visible
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.command_runner import FAILED, OK, report_error
@@ -94,20 +94,15 @@ def env_try(
 def _load_tasks(path: Path, key: str | None) -> list[dict[str, Any]]:
     """Return the tasks of a file, or those called `key`. Raises CommandError if there is none."""
     try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: {error}") from error
-    tasks = content.get("tasks", [content]) if isinstance(content, dict) else content
-    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise CommandError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
+        tasks = read_objects(path)
+    except TaskFileError as error:
+        raise CommandError(str(error)) from error
     if not tasks:
         raise CommandError(f"{path} holds no task")
     found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
     if not found:
         raise CommandError(f"{path}: none of its {len(tasks)} tasks has the key {key!r}")
-    return cast("list[dict[str, Any]]", found)
+    return found
 
 
 async def _run(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.tasks.task_files import TaskFileError
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
-    TaskFileError,
     TaskSelectionError,
     comes_later,
     env_key_of,

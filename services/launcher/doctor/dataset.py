@@ -2,13 +2,13 @@
 are not misspelled."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.tasks.task_files import TaskFileError, read_objects
 from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from services.launcher.doctor.probe_process import ScriptError, run_script
@@ -27,7 +27,8 @@ from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, refuse_trained_tasks
 from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
-from services.learner.sampling.tasks import TaskFileError, load_tasks
+from services.common.tasks.task_files import TaskFileError
+from services.learner.sampling.tasks import load_tasks
 
 question = json.load(sys.stdin)
 select = parse_config(SelectConfig, question["select"], where="learner.select")
@@ -104,10 +105,6 @@ class TaskSelection:
 
     files: Mapping[str, tuple[Offered, str]]
     sets: Sequence[SelectedSet] = ()
-
-
-class TaskFileError(Exception):
-    """Raised when a task file cannot be used; the message gives the reason."""
 
 
 class TaskSelectionError(Exception):
@@ -193,14 +190,9 @@ async def select_tasks(
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
-    """Read the tasks of a file. Raises TaskFileError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TaskFileError(f"{path}: {error}") from error
-    tasks = content.get("tasks") if isinstance(content, dict) else content
-    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise TaskFileError(f'{path}: expected a list of tasks or {{"tasks": [...]}}')
+    """Read the tasks of a file as objects; the learner examines their fields. Raises
+    TaskFileError."""
+    tasks = read_objects(path)
     for number, task in enumerate(tasks):
         if not (key_of(task) and env_key_of(task)):
             raise TaskFileError(f"{path}: task {number} has no key, or no env_id")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.common.rpc.errors import ConfigError
+from services.common.tasks.task_files import TaskFileError
 from services.common.telemetry.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.sampling.eval_sets import (
@@ -12,7 +13,7 @@ from services.learner.sampling.eval_sets import (
     refuse_trained_tasks,
 )
 from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
-from services.learner.sampling.tasks import Task, TaskFileError, load_tasks
+from services.learner.sampling.tasks import Task, load_tasks
 
 _log = get_logger(__name__)
 

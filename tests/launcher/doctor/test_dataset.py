@@ -60,7 +60,7 @@ async def test_files_that_one_prepare_command_makes_together_are_all_made_later(
     # A command that does not run again makes nothing.
     write(train, task("booking", 0))
     result = await probed("dataset", subject(content, tmp_path))
-    check(result, Status.FAIL, f"{heldout}: ", "No such file")
+    check(result, Status.FAIL, f"{heldout}: ", "there is no such task file")
 
 
 async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file(

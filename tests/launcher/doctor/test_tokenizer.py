@@ -136,7 +136,7 @@ async def test_a_second_chat_template_is_named_where_it_differs(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, ("learner.tasks:", "No such file", "correct learner.tasks")),
+        (None, ("learner.tasks:", "there is no such task file", "correct learner.tasks")),
         ([], ("at least one task in it",)),
         ([{"key": "a", "prompt": "b"}], ("task 0 has no key, or no env_id",)),
     ],

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.sampling.tasks import IMAGES, Task, TaskFileError, load_tasks
+from services.common.tasks.task_files import TaskFileError
+from services.learner.sampling.tasks import IMAGES, Task, load_tasks
 
 GOOD = {"key": "a", "prompt": "do it", "env_id": "shop"}
 

@@ -1,0 +1,247 @@
+"""Task files: a JSON array, an object with the key "tasks" that holds one, or JSON lines.
+
+Every entry is read as strictly as a task that the env_gateway is sent, and an error names its
+place."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from services.common.tasks.task_format import TASK_LIMITS, Task, TaskError, read_task
+from services.common.text.parsing import (
+    ParseError,
+    check_json,
+    make_unique_object,
+    parse_finite,
+    parse_integer,
+    refuse_constant,
+)
+
+JSON_LINES = (".jsonl", ".ndjson")
+_SHAPE = (
+    'expected a JSON array of tasks, an object with the key "tasks" that holds one, or JSON lines,'
+    " and at least one task in it"
+)
+# Required fields, by the names that a file's author looks for.
+_REQUIRED = (("key", "task_key"), ("prompt",), ("env_key", "env_id"))
+
+
+class TaskFileError(ValueError):
+    """A task file is not usable; the message names the file, the place and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One entry of a task file: the object as it is there, the same on one line, and the task in
+    it. A row without a task has a `fault`, which names the field and the reason."""
+
+    place: str
+    fields: Mapping[str, Any]
+    text: str
+    task: Task | None
+    fault: str = ""
+
+    @property
+    def key(self) -> str:
+        """Key of the task; of a row without one, what stands where its key should, or ""."""
+        return self.task.key if self.task else _first_text(self.fields, _REQUIRED[0])
+
+    @property
+    def env_key(self) -> str:
+        """Environment of the task; of a row without one, what it names as such, or ""."""
+        return self.task.env_key if self.task else _first_text(self.fields, _REQUIRED[2])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """A task of a file, and its JSON on one line."""
+
+    task: Task
+    text: str
+
+
+def read_tasks(path: Path, *, may_be_empty: bool = False) -> Iterator[ReadTask]:
+    """Yield the tasks of a file. Raises TaskFileError for the first that the env_gateway would
+    refuse, and for a key that occurs twice."""
+    places: dict[str, str] = {}
+    for row in read_rows(path):
+        if row.task is None:
+            named = f" ({row.key})" if row.key else ""
+            raise TaskFileError(f"{path}: {row.place}{named}: {row.fault}")
+        key = row.task.key
+        if key in places:
+            raise TaskFileError(
+                f"{path}: two tasks have the key {key!r}; make keys unique"
+                f" ({places[key]} and {row.place})"
+            )
+        places[key] = row.place
+        yield ReadTask(row.task, row.text)
+    if not places and not may_be_empty:
+        raise TaskFileError(f"{path}: {_SHAPE}")
+
+
+def read_rows(path: Path) -> Iterator[TaskRow]:
+    """Yield all entries of a file, also those that are no tasks. Raises TaskFileError for a file
+    that has none."""
+    return parse_rows(read_bytes(path), path)
+
+
+def parse_rows(data: bytes, path: Path) -> Iterator[TaskRow]:
+    """Yield all entries of a file's content. Raises TaskFileError."""
+    for place, value in _split(data, path):
+        yield _read_row(place, value)
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file as objects, without a look at their fields. Raises
+    TaskFileError."""
+    objects: list[dict[str, Any]] = []
+    for place, value in _split(read_bytes(path), path):
+        if fault := _find_fault(value) or _fault_of_kind(value):
+            raise TaskFileError(f"{path}: {place}: {fault}")
+        objects.append(cast("dict[str, Any]", value))
+    return objects
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a task file. Raises TaskFileError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise TaskFileError(f"{path}: there is no such task file") from None
+    except OSError as error:
+        raise TaskFileError(f"{path}: {error.strerror}") from None
+
+
+_Entry = tuple[str, Any]
+
+
+class _Fault(str):
+    """What is wrong with a value, in its place: a key that is repeated, or a number that is none.
+    A parser that stopped there would not know which task it is in."""
+
+    __slots__ = ()
+
+
+def _split(data: bytes, path: Path) -> Iterator[_Entry]:
+    """Yield the place and the value of each entry. Raises TaskFileError."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if path.suffix in JSON_LINES or _is_json_lines(text):
+        yield from _split_lines(text, path)
+        return
+    found = _decode(text, str(path))
+    if isinstance(found, dict) and "tasks" not in found and "prompt" in found:
+        # JSON lines of one line.
+        rows: Any = [found]
+    else:
+        rows = found.get("tasks") if isinstance(found, dict) else found
+    if isinstance(found, _Fault):
+        raise TaskFileError(f"{path}: not JSON: {found}")
+    if not isinstance(rows, list):
+        raise TaskFileError(f"{path}: {_SHAPE}")
+    for number, row in enumerate(cast("list[Any]", rows)):
+        yield f"task {number}", row
+
+
+def _split_lines(text: str, path: Path) -> Iterator[_Entry]:
+    # Not `splitlines`, which also ends lines at characters that JSON strings may hold.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            # A fault ends the reading: a file that was cut off must not pass for a shorter one.
+            yield f"line {number}", _decode(line, f"{path}: line {number}")
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return True if the first line is an object, and more follows."""
+    first, _, rest = text.lstrip().partition("\n")
+    if not first.startswith("{") or not rest.strip():
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _decode(text: str, where: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise TaskFileError(f"{where}: not JSON: {error}") from None
+
+
+def _read_row(place: str, value: Any) -> TaskRow:
+    if not isinstance(value, dict):
+        return TaskRow(place, {}, "", None, _find_fault(value) or _fault_of_kind(value))
+    fields = cast("dict[str, Any]", value)
+    text = json.dumps(fields, ensure_ascii=False)
+    try:
+        return TaskRow(place, fields, text, _read_fields(fields, text))
+    except (TaskError, ParseError) as error:
+        return TaskRow(place, fields, text, None, str(error))
+
+
+def _read_fields(fields: Mapping[str, Any], text: str) -> Task:
+    """Return the task that `parse_task` finds in a row's text, which is not parsed again. Raises
+    TaskError or ParseError."""
+    if fault := _find_fault(fields):
+        raise TaskError(fault)
+    for names in _REQUIRED:
+        if not _first_text(fields, names):
+            raise TaskError(f"needs a non-empty string {' or '.join(map(repr, names))}")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        # In a field that only others read; `read_task` names the field of its own.
+        read_task(fields)
+        raise TaskError("a field holds a lone surrogate, which is not text") from None
+    check_json(data, TASK_LIMITS)
+    return read_task(fields)
+
+
+def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return what a task file has under the first of these names that it uses, as text."""
+    for name in names:
+        value = fields.get(name)
+        if value is not None and (text := str(value).strip()):
+            return text
+    return ""
+
+
+def _find_fault(value: Any) -> str:
+    if isinstance(value, _Fault):
+        return str(value)
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if not isinstance(value, list):
+        return ""
+    return next((fault for each in cast("list[Any]", value) if (fault := _find_fault(each))), "")
+
+
+def _fault_of_kind(value: Any) -> str:
+    is_object = isinstance(value, dict)
+    return "" if is_object else f"expected an object, got {type(value).__name__}"
+
+
+def _mark(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def parse_or_mark(given: Any) -> Any:
+        try:
+            return parse(given)
+        except ValueError as error:
+            return _Fault(error)
+
+    return parse_or_mark
+
+
+# As strict as the reader of single tasks.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_mark(make_unique_object),
+    parse_constant=_mark(refuse_constant),
+    parse_int=_mark(parse_integer),
+    parse_float=_mark(parse_finite),
+)
