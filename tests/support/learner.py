@@ -51,7 +51,7 @@ TOKENIZER = b"t" * 32
 
 def write_tasks(path: Path, count: int = 12, *, envs: int = 3, prefix: str = "task") -> Path:
     tasks = [
-        {"key": f"{prefix}-{n}", "prompt": f"do {n}", "env_id": f"env{n % envs}"}
+        {"key": f"{prefix}-{n}", "prompt": f"do {prefix} {n}", "env_id": f"env{n % envs}"}
         for n in range(count)
     ]
     path.write_text(json.dumps({"tasks": tasks}))

@@ -1,2 +1,2 @@
-"""Tasks and their files, for every service that reads them: `task_format.py` is what a task is, and
-`task_files.py` reads files of them."""
+"""Tasks and their files, for every service that reads them: `task_format.py` is what a task is,
+`task_files.py` reads files of them, and `task_digests.py` tells which tasks are equal."""

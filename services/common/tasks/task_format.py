@@ -20,6 +20,14 @@ _ALIASES = {
     "data_id": "data_key",
     "verifier_func": "verifier_code",
 }
+# Every field that `Task` has a place for.
+READ_FIELDS = frozenset(
+    (
+        *_ALIASES,
+        *_ALIASES.values(),
+        *("prompt", "env_variables", "task_modality", "offered_tools", "servers"),
+    )
+)
 SINGLE_TURN = "single_turn"
 MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
 # Fields for which a number is as good as its text; code that is a number is a mistake.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.domain.even_spread import spread_evenly
+from services.common.tasks.task_digests import question_digest
+from services.common.tasks.task_format import parse_task
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.task_filter import TaskFilterError, apply_filters
@@ -13,6 +15,8 @@ from services.learner.sampling.tasks import Task, load_tasks
 
 # An environment's figures from fewer tasks say little.
 LEAST_PER_ENV = 4
+# Most tasks that an error message names.
+_SHOWN = 3
 
 
 class TrainedOnError(ValueError):
@@ -59,14 +63,35 @@ def load_eval_set(config: EvalSetConfig, select: SelectConfig) -> EvalSet:
 
 
 def refuse_trained_tasks(trained: Collection[Task], sets: Sequence[EvalSet]) -> None:
-    """Raise TrainedOnError if a set shares tasks with training: its results would not be those of
-    held-out tasks."""
+    """Raise TrainedOnError if a set shares tasks with training, by key or by what the task is: its
+    results would not be those of held-out tasks."""
+    if not any(chosen.tasks for chosen in sets):
+        return
     keys = {task.key for task in trained}
+    asked = {_question_of(task): task.key for task in trained}
     for chosen in sets:
-        shared = sum(task.key in keys for task in chosen.tasks)
-        if shared:
+        # Of each task that is trained on, the key under which it is.
+        twins = {
+            task.key: task.key if task.key in keys else asked[_question_of(task)]
+            for task in chosen.tasks
+            if task.key in keys or _question_of(task) in asked
+        }
+        if twins:
             raise TrainedOnError(
-                f"learner.eval.sets: {shared} of the {len(chosen.tasks)} tasks of the set"
-                f" {chosen.config.name!r} ({chosen.config.tasks}) are also trained on; evaluate"
-                " tasks that are not in learner.tasks"
+                f"learner.eval.sets: {len(twins)} of the {len(chosen.tasks)} tasks of the set"
+                f" {chosen.config.name!r} ({chosen.config.tasks}) are also trained on"
+                f"{_name_twins(twins)}; evaluate tasks that are not in learner.tasks"
             )
+
+
+def _question_of(task: Task) -> str:
+    return question_digest(parse_task(task.json))
+
+
+def _name_twins(twins: Mapping[str, str]) -> str:
+    """Name some tasks that are trained on under another key."""
+    others = [f"{key} as {twin}" for key, twin in twins.items() if key != twin]
+    if not others:
+        return ""
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    return f", {len(others)} under another key ({', '.join(others[:_SHOWN])}{more})"

@@ -17,7 +17,7 @@ from tests.support.learner import make_config
 def write(path: Path, sizes: dict[str, int], prefix: str = "held") -> Path:
     """Write a task file that is sorted by environment."""
     tasks = [
-        {"key": f"{prefix}-{env}-{n}", "prompt": f"do {n}", "env_id": env}
+        {"key": f"{prefix}-{env}-{n}", "prompt": f"do {prefix} {n}", "env_id": env}
         for env, size in sizes.items()
         for n in range(size)
     ]
@@ -97,3 +97,24 @@ def test_evaluation_of_what_is_trained_on_is_refused_with_the_number_of_tasks(
         load(config_of(tmp_path, mixed))
     # Without training no task is trained on.
     assert load(config_of(tmp_path, tasks, mode="eval"))
+
+
+def test_a_task_that_is_trained_on_under_another_key_is_refused_with_both_keys(
+    tmp_path: Path,
+) -> None:
+    heldout = write(tmp_path / "heldout.json", {"env0": 2})
+    config = config_of(tmp_path, heldout)
+    known = json.loads(Path(config.tasks).read_text())["tasks"]
+    twins = [
+        {"task_key": f"twin-{n}", "prompt": each["prompt"], "env_key": each["env_id"]}
+        for n, each in enumerate(known[:5])
+    ]
+    # The same words about other data are another task.
+    twins[4]["data_key"] = "other"
+    mixed = json.loads(heldout.read_text())["tasks"] + twins
+    heldout.write_text(json.dumps(mixed))
+    with pytest.raises(ConfigError) as caught:
+        load(config)
+    assert "4 of the 7 tasks of the set 'heldout'" in str(caught.value)
+    named = "4 under another key (twin-0 as task-0, twin-1 as task-1, twin-2 as task-2 and 1 more)"
+    assert named in str(caught.value)
