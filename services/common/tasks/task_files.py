@@ -28,6 +28,9 @@ _SHAPE = (
 _REQUIRED = (("key", "task_key"), ("prompt",), ("env_key", "env_id"))
 
 
+_SHOWN = 100
+
+
 class TaskFileError(ValueError):
     """A task file is not usable; the message names the file, the place and the fix."""
 
@@ -46,12 +49,12 @@ class TaskRow:
     @property
     def key(self) -> str:
         """Key of the task; of a row without one, what stands where its key should, or ""."""
-        return self.task.key if self.task else _first_text(self.fields, _REQUIRED[0])
+        return self.task.key if self.task else _name_in(self.fields, _REQUIRED[0])
 
     @property
     def env_key(self) -> str:
         """Environment of the task; of a row without one, what it names as such, or ""."""
-        return self.task.env_key if self.task else _first_text(self.fields, _REQUIRED[2])
+        return self.task.env_key if self.task else _name_in(self.fields, _REQUIRED[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def read_tasks(path: Path, *, may_be_empty: bool = False) -> Iterator[ReadTask]:
     places: dict[str, str] = {}
     for row in read_rows(path):
         if row.task is None:
-            named = f" ({row.key})" if row.key else ""
+            named = f" ({row.key[:_SHOWN]})" if row.key else ""
             raise TaskFileError(f"{path}: {row.place}{named}: {row.fault}")
         key = row.task.key
         if key in places:
@@ -179,6 +182,8 @@ def _read_row(place: str, value: Any) -> TaskRow:
     if not isinstance(value, dict):
         return TaskRow(place, {}, "", None, _find_fault(value) or _fault_of_kind(value))
     fields = cast("dict[str, Any]", value)
+    if fault := _find_fault(fields):
+        return TaskRow(place, fields, "", None, fault)
     text = json.dumps(fields, ensure_ascii=False)
     try:
         return TaskRow(place, fields, text, _read_fields(fields, text))
@@ -189,10 +194,8 @@ def _read_row(place: str, value: Any) -> TaskRow:
 def _read_fields(fields: Mapping[str, Any], text: str) -> Task:
     """Return the task that `parse_task` finds in a row's text, which is not parsed again. Raises
     TaskError or ParseError."""
-    if fault := _find_fault(fields):
-        raise TaskError(fault)
     for names in _REQUIRED:
-        if not _first_text(fields, names):
+        if not any(str(fields.get(name) or "").strip() for name in names):
             raise TaskError(f"needs a non-empty string {' or '.join(map(repr, names))}")
     try:
         data = text.encode()
@@ -204,23 +207,26 @@ def _read_fields(fields: Mapping[str, Any], text: str) -> Task:
     return read_task(fields)
 
 
-def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return what a task file has under the first of these names that it uses, as text."""
-    for name in names:
-        value = fields.get(name)
-        if value is not None and (text := str(value).strip()):
-            return text
-    return ""
+def _name_in(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the first of these fields that could be a name, as text."""
+    values = [fields.get(name) for name in names]
+    return next((str(value) for value in values if value and isinstance(value, str | int)), "")
 
 
-def _find_fault(value: Any) -> str:
+def _find_fault(value: Any, depth: int = 0) -> str:
+    """Return what a parser has marked in a value, or that it is nested too deeply to go on."""
     if isinstance(value, _Fault):
         return str(value)
     if isinstance(value, dict):
         value = list(cast("dict[str, Any]", value).values())
     if not isinstance(value, list):
         return ""
-    return next((fault for each in cast("list[Any]", value) if (fault := _find_fault(each))), "")
+    if depth == TASK_LIMITS.depth:
+        return f"it is nested more than {depth} deep"
+    for each in cast("list[Any]", value):
+        if fault := _find_fault(each, depth + 1):
+            return fault
+    return ""
 
 
 def _fault_of_kind(value: Any) -> str:

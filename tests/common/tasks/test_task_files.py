@@ -86,6 +86,7 @@ def test_an_empty_file_of_lines_has_no_tasks(tmp_path: Path) -> None:
         ({"metadata": {"note": "\ud800"}}, "a field holds a lone surrogate"),
         ({"metadata": {"score": float("nan")}}, "NaN is not a JSON number"),
         ({"metadata": [[0] * 70_000]}, "it holds more than 65536 values"),
+        ({"metadata": json.loads("[" * 600 + "]" * 600)}, "it is nested more than 100 deep"),
         ({"prompt": "x" * 300_000}, "prompt and env_variables take 300000 bytes"),
     ],
 )
@@ -107,6 +108,14 @@ def test_a_repeated_field_and_a_repeated_key_are_named_by_their_places(tmp_path:
     rows = [{**GOOD, "key": 7}, {**GOOD, "key": "7"}]
     message = refusal(written(tmp_path, "key.json", json.dumps(rows)))
     assert message == "two tasks have the key '7'; make keys unique (task 0 and task 1)"
+
+
+def test_a_key_that_is_no_name_is_not_quoted(tmp_path: Path) -> None:
+    rows = [{**GOOD, "key": ["x" * 1000]}, {**GOOD, "key": "y" * 1000, "prompt": ""}]
+    first = refusal(written(tmp_path, "list.json", json.dumps(rows)))
+    assert first == "task 0: key must be a string, not list"
+    second = refusal(written(tmp_path, "long.json", json.dumps(rows[1:])))
+    assert second == f"task 0 ({'y' * 100}): needs a non-empty string 'prompt'"
 
 
 def test_lines_that_were_cut_off_are_no_shorter_file(tmp_path: Path) -> None:
