@@ -10,7 +10,13 @@ import typer
 
 from services.common.process.private_process import keep_private, refuse_core_dumps
 from services.common.text.printable_text import print_visible
-from services.launcher.cli import env_commands, reading_commands, remote_commands, tool_commands
+from services.launcher.cli import (
+    data_commands,
+    env_commands,
+    reading_commands,
+    remote_commands,
+    tool_commands,
+)
 from services.launcher.cli.options import (
     GRACE_S,
     OVERRIDES,
@@ -28,7 +34,7 @@ from services.launcher.cli.options import (
 )
 
 # Commands whose output is no part of a run: the user's umask decides who may read it.
-_WRITES_FOR_OTHERS = ("export", "tiny", "emulator")
+_WRITES_FOR_OTHERS = ("export", "data", "tiny", "emulator")
 
 app = typer.Typer(
     name="flotilla",
@@ -240,6 +246,7 @@ def doctor(
 
 # Added last because `--help` lists commands in this order.
 env_commands.add_env_commands(app)
+data_commands.add_data_commands(app)
 remote_commands.add_remote_commands(app)
 tool_commands.add_tool_commands(app)
 

@@ -1,0 +1,184 @@
+"""Commands for task files: `flotilla data prepare`, `show`, `stats` and `diff`."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def add_data_commands(app: typer.Typer) -> None:
+    data = typer.Typer(
+        name="data",
+        no_args_is_help=True,
+        help=(
+            "Prepares tasks for training and evaluation, and shows what is in task files.\n\n"
+            "Start with `flotilla data stats FILE`, then `flotilla data prepare FILE --out DIR`;"
+            " a run spec names `DIR/train.jsonl` in `learner.tasks` and `DIR/eval.jsonl` in"
+            " `learner.eval.sets`."
+        ),
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, command in (
+        ("prepare", data_prepare),
+        ("show", data_show),
+        ("stats", data_stats),
+        ("diff", data_diff),
+    ):
+        data.command(name=name)(command)
+    app.add_typer(data)
+
+
+def parse_share(text: object) -> Fraction:
+    """Parse a share of 1, exactly: 0.2 is a fifth."""
+    try:
+        share = Fraction(str(text))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share <= 1:
+        raise typer.BadParameter(f"{str(text)!r} is not a share from 0 to 1, such as 0.2")
+    return share
+
+
+def _split_list(values: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the items of an option that is repeated, or a list with commas."""
+    items = [item.strip() for value in values or () for item in value.split(",")]
+    return tuple(dict.fromkeys(item for item in items if item))
+
+
+def data_prepare(
+    source: Annotated[Path, typer.Argument(help="Task file: JSON or JSON lines.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to create, or to prepare again.")
+    ],
+    modality: Annotated[
+        str, typer.Option("--modality", help="Only tasks of this modality, such as tool_use.")
+    ] = "",
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", help="Only this environment; repeatable, or a list with commas."),
+    ] = None,
+    difficulty: Annotated[
+        list[str] | None,
+        typer.Option("--difficulty", help="Only this difficulty; as --env."),
+    ] = None,
+    max_tasks: Annotated[
+        int | None, typer.Option("--max-tasks", min=1, help="At most so many tasks in all.")
+    ] = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option("--held-out", metavar="ENV", help="Only evaluate on it; as --env."),
+    ] = None,
+    eval_ratio: Annotated[
+        Fraction,
+        typer.Option(
+            "--eval-ratio",
+            parser=parse_share,
+            metavar="SHARE",
+            show_default="0.1",
+            help="Share of each environment's tasks to evaluate on.",
+        ),
+    ] = Fraction(1, 10),
+    eval_min: Annotated[
+        int,
+        typer.Option(
+            "--eval-min", min=1, help="An environment that would have fewer is only trained on."
+        ),
+    ] = 5,
+    eval_max: Annotated[
+        int, typer.Option("--eval-max", min=0, help="Most tasks of an environment to evaluate on.")
+    ] = 20,
+    max_eval: Annotated[
+        int | None,
+        typer.Option("--max-eval", min=0, help="Most of all; environments share it evenly."),
+    ] = None,
+    max_env_share: Annotated[
+        Fraction | None,
+        typer.Option(
+            "--max-env-share",
+            parser=parse_share,
+            metavar="SHARE",
+            show_default=False,
+            help="No environment has more of the tasks that are finally trained on.",
+        ),
+    ] = None,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option(
+            "--quarantine",
+            metavar="FILE",
+            help="JSON lines of {key or pattern, reason, date, evidence}: tasks not to use.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a source with faulty tasks instead of dropping them."
+        ),
+    ] = False,
+    form: Annotated[
+        Literal["jsonl", "json"], typer.Option("--format", help="Format of the files written.")
+    ] = "jsonl",
+) -> None:
+    """Split tasks into DIR/train.jsonl and DIR/eval.jsonl, and say what became of each.
+
+    Every task of SOURCE is trained on, evaluated on, or dropped for one reason; a table counts them
+    by environment, and DIR/manifest.json lists them with their digests. Tasks that the env_gateway
+    would refuse are dropped, and those with relative dates but no CURRENT_DATE, those whose
+    verifier reads data that the task does not name, and those that are evaluated on under another
+    key. Which task goes where depends on a hash of its key, not on the order of the file. Exit
+    code: 0; 2 if nothing was written.
+    """
+    from services.launcher.cli import data_prepare as command
+    from services.reading.data.preparation import Wishes
+    from services.reading.data.selection import Selection
+    from services.reading.data.split import SplitRules
+
+    envs, levels, held = map(_split_list, (env, difficulty, held_out))
+    wishes = Wishes(
+        Selection(modality, envs, levels, max_tasks),
+        SplitRules(eval_ratio, eval_min, eval_max, max_eval, held),
+        max_env_share,
+        strict=strict,
+    )
+    options = command.PrepareOptions(source, out, quarantine, form)
+    raise typer.Exit(command.prepare_data(options, wishes))
+
+
+Tasks = Annotated[Path, typer.Argument(help="Task file, or folder of `data prepare`.")]
+Count = Annotated[
+    int, typer.Option("--count", "-n", min=0, help="Most tasks to print of a kind; 0: all.")
+]
+
+
+def data_show(
+    tasks: Tasks,
+    key: Annotated[str | None, typer.Argument(help="Key of one task, to see all of it.")] = None,
+    count: Count = 20,
+) -> None:
+    """List the tasks of a file or folder, or show one."""
+    from services.launcher.cli import data_views as command
+
+    raise typer.Exit(command.show_tasks(tasks, key, count))
+
+
+def data_stats(tasks: Tasks) -> None:
+    """Count tasks by environment, with modalities, versions, verifiers and length of prompts."""
+    from services.launcher.cli import data_views as command
+
+    raise typer.Exit(command.show_statistics(tasks))
+
+
+def data_diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Task file, or folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Task file, or folder.")],
+    count: Count = 20,
+) -> None:
+    """Show which tasks B adds (+), lacks (-), changes (~), and moves to another part (>).
+
+    Tasks are compared by key and digest, in whichever vocabulary, format and order they are.
+    """
+    from services.launcher.cli import data_views as command
+
+    raise typer.Exit(command.show_difference(first, second, count))

@@ -1,0 +1,114 @@
+"""`flotilla data prepare`: makes training and evaluation tasks from a source."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from services.common.tasks.task_files import TaskFileError, parse_rows, read_bytes
+from services.launcher.cli.command_runner import BAD_SPEC, OK, report_error
+from services.launcher.cli.terminal import Terminal, make_table, print_table
+from services.reading.data.dataset_folder import (
+    PARTS,
+    FileFormat,
+    Origin,
+    check_out,
+    count_by_env,
+    describe,
+    origin_of,
+    write_folder,
+)
+from services.reading.data.entries import FAULTS, DataError, Dropped, Prepared, Reason
+from services.reading.data.preparation import Wishes, prepare
+from services.reading.data.quarantine import parse_rules
+
+# Most different faults that are printed.
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """Where the data come from, where they go, and in which format."""
+
+    source: Path
+    out: Path
+    quarantine: Path | None
+    form: FileFormat
+
+
+def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
+    """Prepare the data, and print what became of the source's tasks."""
+    console = Terminal(soft_wrap=True)
+    try:
+        check_out(options.out)
+        rules, origin = _read_quarantine(options.quarantine)
+        wishes = replace(wishes, quarantine=rules)
+        data = read_bytes(options.source)
+        prepared = prepare(parse_rows(data, options.source), wishes)
+        _print_table(prepared, console)
+        _print_notes(prepared, wishes, console)
+        _refuse_nothing(prepared, options.source)
+        manifest = describe(prepared, wishes, origin_of(options.source, data), origin)
+        write_folder(options.out, prepared, manifest, options.form)
+    except (DataError, TaskFileError) as error:
+        return report_error(str(error), BAD_SPEC)
+    files = ", ".join(f"{part}.{options.form}" for part in PARTS)
+    console.print(f"Wrote {files} and manifest.json to {options.out}")
+    return OK
+
+
+def _read_quarantine(path: Path | None) -> tuple[Sequence[Any], Origin | None]:
+    if path is None:
+        return (), None
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"--quarantine: {path}: {error.strerror}") from error
+    return parse_rules(data, path), origin_of(path, data)
+
+
+def _refuse_nothing(prepared: Prepared, source: Path) -> None:
+    if not prepared.train and not prepared.eval:
+        raise DataError(f"no task of {source} is left, so nothing was written")
+
+
+def _print_table(prepared: Prepared, console: Terminal) -> None:
+    """Print what became of the tasks of each environment, with the reasons that occur."""
+    by_env: Mapping[str, Mapping[str, int]] = count_by_env(prepared)
+    reasons = [reason for reason in Reason if any(reason in found for found in by_env.values())]
+    columns = ("train", "eval", *reasons)
+    table = make_table(("environment", "source", *columns), no_wrap=True)
+    total: Counter[str] = Counter()
+    for env, found in by_env.items():
+        total.update(found)
+        _add_row(table, env or "(none)", found, columns)
+    _add_row(table, "total", total, columns)
+    print_table(table, console)
+
+
+def _add_row(table: Any, name: str, found: Mapping[str, int], columns: Sequence[str]) -> None:
+    counts = [sum(found.values()), *(found.get(column, 0) for column in columns)]
+    table.add_row(name, *map(str, counts))
+
+
+def _describe(fault: Dropped) -> tuple[Reason, str]:
+    """Return reason and detail of a fault, the latter without the key of another task."""
+    if fault.reason is Reason.EQUALS_EVAL:
+        return fault.reason, "asks the same as a task that is evaluated on"
+    return fault.reason, fault.detail
+
+
+def _print_notes(prepared: Prepared, wishes: Wishes, console: Terminal) -> None:
+    """Print the faults of the data, the commonest first, and rules without effect."""
+    faults = [each for each in prepared.dropped if each.reason in FAULTS]
+    counts = Counter(map(_describe, faults))
+    for (reason, detail), count in counts.most_common(_SHOWN):
+        first = next(each for each in faults if _describe(each) == (reason, detail))
+        named = f"{first.place} ({first.key})" if first.key else first.place
+        console.print(f"{reason}: {detail}: {count}, for instance {named}")
+    if len(counts) > _SHOWN:
+        console.print(f"{len(counts) - _SHOWN} other faults are in manifest.json")
+    for rule, matches in zip(wishes.quarantine, prepared.matches, strict=True):
+        if not matches:
+            console.print(f"quarantine: {rule} matches no task")
