@@ -156,3 +156,27 @@ async def test_fleet_is_queried_only_for_environments_of_used_tasks(
 
         check(await request(), Status.FAIL, "Fleet has no environment tracker")
         check(await request("learner.select.env_keys=booking"), Status.OK)
+
+
+async def test_json_lines_are_examined_and_a_task_is_refused_by_its_line(
+    policy: Path, tmp_path: Path
+) -> None:
+    lines = [json.dumps(task("booking", number)) for number in (0, 1)]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(lines))
+    result = await probed("dataset", subject(spec(policy, path), tmp_path))
+    check(result, Status.OK, "2 tasks of booking")
+    path.write_text("\n".join([*lines, json.dumps(task("booking", 2, task_modality="smell"))]))
+    result = await probed("dataset", subject(spec(policy, path), tmp_path))
+    check(result, Status.FAIL, f"{path}: line 3 (booking-train-000002): task_modality 'smell'")
+
+
+async def test_an_evaluation_of_what_is_trained_on_under_other_keys_is_refused(
+    policy: Path, tmp_path: Path
+) -> None:
+    train = write(tmp_path / "train.json", task("booking", 0), task("booking", 1))
+    held = write(tmp_path / "held.json", task("booking", 1, key="other"))
+    content = spec(policy, train)
+    content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(held)}]}
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, "1 under another key (other as booking-train-000001)")
