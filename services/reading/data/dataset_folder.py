@@ -21,6 +21,7 @@ from services.reading.data.preparation import Wishes
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTS = ("train", "eval")
+_SCRATCH = ".flotilla-data-"
 FileFormat = Literal["jsonl", "json"]
 
 
@@ -132,7 +133,8 @@ def write_folder(out: Path, prepared: Prepared, manifest: dict[str, Any], form: 
     out = out.resolve()
     check_out(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(f".{out.name}-", out.parent) as (scratch, _):
+    # Not by the folder's own name: a scratch folder removes abandoned ones that begin like it.
+    with scratch_folder(_SCRATCH, out.parent) as (scratch, _):
         made = scratch / "made"
         made.mkdir()
         files: dict[str, Any] = {}

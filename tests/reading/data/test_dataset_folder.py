@@ -138,6 +138,15 @@ def test_a_manifest_of_another_format_is_refused_with_both_numbers(tmp_path: Pat
         read_parts(tmp_path / "data")
 
 
+def test_what_a_killed_preparation_left_is_removed_and_other_folders_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".flotilla-data-killed" / "made").mkdir(parents=True)
+    (tmp_path / ".data-backup").mkdir()
+    write(tmp_path / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".data-backup", "data"]
+
+
 def test_nothing_is_left_of_a_preparation_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Numbers of tasks are exact, and shares hold of what is finally left."""
 
+import hashlib
 from fractions import Fraction
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.reading.data.entries import DataError
-from services.reading.data.split import SplitRules, count_eval_tasks, find_cap
+from services.reading.data.split import SplitRules, count_eval_tasks, find_cap, order_of
 from tests.reading.data.made_tasks import SIZES
 from tests.support.examples import examples
 
@@ -35,6 +36,25 @@ def test_an_environment_is_evaluated_on_its_share_within_a_minimum_and_a_maximum
 def test_a_ratio_is_exact_where_a_float_is_not() -> None:
     assert int(100 * 0.29) == 28
     assert SplitRules(ratio=Fraction("0.29"), most=1000).count_for(100) == 29
+
+
+def reference_hash(key: str) -> float:
+    """Place of a key in Fleet's `prepare_dataset`: the first 8 bytes of its MD5, as a share."""
+    return int.from_bytes(hashlib.md5(key.encode()).digest()[:8]) / 2**64
+
+
+@given(st.integers(25, 300), st.text("abc", max_size=3))
+@settings(max_examples=examples(100), deadline=None)
+def test_what_fleet_evaluates_on_comes_first_here_too(tasks: int, prefix: str) -> None:
+    """Fleet takes all keys whose hash is below a threshold, so their number is a matter of luck;
+    here it is exact, and the smaller of both sets is a part of the other."""
+    rules = SplitRules(ratio=Fraction(1, 5), least=5, most=20)
+    keys = [f"{prefix}-{n}" for n in range(tasks)]
+    target = min(int(tasks * 0.2), 20)
+    theirs = {key for key in keys if reference_hash(key) < target / tasks}
+    ours = set(sorted(keys, key=order_of)[: rules.count_for(tasks)])
+    assert len(ours) == target
+    assert ours <= theirs or theirs <= ours
 
 
 @given(SIZES, RULES)
