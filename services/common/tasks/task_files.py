@@ -195,7 +195,7 @@ def _read_fields(fields: Mapping[str, Any], text: str) -> Task:
     """Return the task that `parse_task` finds in a row's text, which is not parsed again. Raises
     TaskError or ParseError."""
     for names in _REQUIRED:
-        if not any(str(fields.get(name) or "").strip() for name in names):
+        if all(_is_blank(fields.get(name)) for name in names):
             raise TaskError(f"needs a non-empty string {' or '.join(map(repr, names))}")
     try:
         data = text.encode()
@@ -207,10 +207,15 @@ def _read_fields(fields: Mapping[str, Any], text: str) -> Task:
     return read_task(fields)
 
 
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def _name_in(fields: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the first of these fields that could be a name, as text."""
     values = [fields.get(name) for name in names]
-    return next((str(value) for value in values if value and isinstance(value, str | int)), "")
+    named = (value for value in values if isinstance(value, str | int) and not _is_blank(value))
+    return next(map(str, named), "")
 
 
 def _find_fault(value: Any, depth: int = 0) -> str:

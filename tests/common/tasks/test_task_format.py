@@ -57,6 +57,8 @@ def test_both_vocabularies_mean_the_same_task() -> None:
     [
         ({"env_id": None}, r"env_id \(or env_key\) is missing"),
         ({"env_key": "other"}, "same field with two values"),
+        ({"prompt": " \n"}, "prompt is missing or empty"),
+        ({"key": "\t"}, r"key \(or task_key\) is missing or empty"),
         ({"prompt": 5.5}, "prompt must be a string, not float"),
         ({"verifier_func": 5}, "verifier_func must be a string, not int"),
         ({"passes_untouched": "no"}, "passes_untouched must be true or false"),
