@@ -33,7 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-STEPS = 3
+# It is still training when its page is open: a step takes a second.
+STEPS = 30
 FLOTILLA = (sys.executable, "-m", "services.launcher.cli.app")
 WAIT_S = 400.0
 
@@ -60,10 +61,13 @@ def inspecting(environ: dict[str, str], here: Path) -> Generator[str]:
         command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        told = iter(process.stdout.readline, "")
-        yield next(line for line in told if line.startswith("Open ")).split()[1]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            told = iter(process.stdout.readline, "")
+            yield next(line for line in told if line.startswith("Open ")).split()[1]
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(60)
+        assert code == 0
 
 
 @pytest.fixture(scope="module")
