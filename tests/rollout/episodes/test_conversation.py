@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from math import inf
@@ -32,19 +33,25 @@ from services.common.domain.messages import (
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.domain.trajectory import Trajectory
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.turns import PlayedTurn, ToolCall
 from services.rollout.episodes import conversation
 from services.rollout.episodes.attempt_record import AttemptState, make_finished_trajectory
 from services.rollout.episodes.conversation import Conversation, MessageReader
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import Dialect
+from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import Completion, PolicySpan, PromptFacts, Sampling, ToolResult
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, stage_of
+from tests.rollout.dialects.template_corpus import read_rows, tokenizer_of
 from tests.support.examples import examples
 from tests.support.rollout import FACTS, POLICY, FakeEnvironment, attempt, limits, runner, tokenizer
 
@@ -259,6 +266,36 @@ def test_what_the_dialect_itself_says_of_the_tools_is_no_template_s() -> None:
     assert trajectory.tools == b""
     assert [each.role for each in messages[2:5]] == ["assistant", "tool", "assistant"]
     assert text_of(messages[2].content, sequence, tokenizer()) == "I look."
+
+
+_CALLS = (
+    [ToolCall("search", '{"query": "red shoes"}')],
+    [ToolCall("list_open", "{}"), ToolCall("move", '{"x": 1, "y": 2}')],
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", [row.name for row in read_rows().values() if row.first])
+def test_every_template_of_the_corpus_is_told(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    dialect = choose_dialect("", tokenizer, DialectConfig.model_validate(read_rows()[name].first))
+    end, answer = dialect.stop_ids[0], 'Seven "pairs" were found\nin café 9.'
+    turns = [[*tokenizer.encode("It is done."), end]]
+    for calls in _CALLS:
+        prompt = dialect.prompt_ids(FACTS, TOOLS)
+        # Some templates render no more than one call a turn.
+        with suppress(TemplateError):
+            whole = dialect.render_turns(FACTS, TOOLS, [PlayedTurn(calls)])
+            turn = whole[common_length(prompt, whole) :]
+            turns.insert(0, [*turn[: turn.index(end)], end] if end in turn else [*turn, end])
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)), tools=TOOLS)
+    sequence, messages = check_told(play_turns(tokenizer, dialect, turns, environment))
+    assert list(answered_calls(messages)) == environment.episodes[0].calls
+    [task] = [each for each in messages[:2] if each.role == "user"]
+    assert text_of(task.content, sequence, tokenizer) == FACTS.task
+    shown = [each.content for each in messages if each.role == "tool"]
+    assert all(isinstance(each, TokenText) for each in shown), "it is in the policy's tokens"
 
 
 def test_short_answers_are_not_taken_for_the_marks_around_them() -> None:
