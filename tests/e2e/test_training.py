@@ -185,7 +185,9 @@ def test_every_episode_of_a_step_is_dumped_in_the_reference_fields(
             roles = [each["role"] for each in row["messages"]]
             # A turn of several calls is answered together.
             answers = sum(pair[1] == "tool" != pair[0] for pair in pairwise(roles))
-            assert answers == sum(s.author is Author.ENVIRONMENT for s in sequence.spans)
+            # Answers to the last turn may have come when there was nobody to read them.
+            unread = roles[-1] == "tool" and sequence.spans[-1].author is not Author.ENVIRONMENT
+            assert answers - unread == sum(s.author is Author.ENVIRONMENT for s in sequence.spans)
 
 
 def test_token_stats_are_the_trainers_numbers(finished: FinishedRun, scorers: list[Scorer]) -> None:

@@ -157,7 +157,7 @@ async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
     with forged_services():
         await doctor_gate(intent(spec(policy, tasks), tmp_path))
         with pytest.raises(
-            RunRefusedError, match=r"dataset: learner\.tasks: .*No such file"
+            RunRefusedError, match=r"dataset: learner\.tasks: .*there is no such task file"
         ) as refused:
             await doctor_gate(intent(ill, tmp_path))
         assert "launcher.skip_probes" in str(refused.value)
