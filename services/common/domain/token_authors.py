@@ -20,6 +20,10 @@ class Author(StrEnum):
     FORCED = "forced"
 
 
+# Authors of the tokens of a policy's turn.
+TURN_AUTHORS = (Author.POLICY, Author.FORCED)
+
+
 # A trajectory has dozens of these: a tuple costs half as much as a frozen dataclass.
 class Span(NamedTuple):
     """A run of tokens with one author and, if a policy wrote it, one policy."""

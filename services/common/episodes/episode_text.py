@@ -24,7 +24,7 @@ from services.common.domain.messages import (
     decode_messages,
     shorten_message,
 )
-from services.common.domain.token_authors import Author, Span
+from services.common.domain.token_authors import TURN_AUTHORS, Author, Span
 from services.common.domain.trajectory import Sequence, Trajectory, TurnTiming
 from services.common.text.parsing import TextLimits, parse_json
 
@@ -32,8 +32,6 @@ from services.common.text.parsing import TextLimits, parse_json
 _LIMITS = TextLimits(bytes=2**22, values=2**18)
 # Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]
-# Authors of the tokens of one turn.
-_TURN_AUTHORS = (Author.POLICY, Author.FORCED)
 # Roles of runs whose messages are unknown.
 _ROLES: dict[Author, ChatRole] = {
     Author.PROMPT: "user",
@@ -235,7 +233,7 @@ def _find_runs(sequence: Sequence) -> Iterator[tuple[Author, int, int]]:
 
 
 def _run_author(span: Span) -> Author:
-    return Author.POLICY if span.author in _TURN_AUTHORS else span.author
+    return Author.POLICY if span.author in TURN_AUTHORS else span.author
 
 
 def _read_arguments(call: ChatCall) -> dict[str, Any] | str:

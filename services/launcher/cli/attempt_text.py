@@ -7,14 +7,13 @@ from typing import Any
 from rich.text import Text
 
 from services.common.domain.messages import TokenText
+from services.common.domain.token_authors import TURN_AUTHORS
 
 Decode = Callable[[Sequence[int]], str]
 Attempt = dict[str, Any]
 
 _MARGIN = 13
 _STYLES = {"assistant": "cyan", "tool": "yellow"}
-# Authors of the tokens of one turn.
-_TURN_AUTHORS = ("policy", "forced")
 
 
 def draw_attempt(attempt: Attempt, decode: Decode, *, whole: bool = False) -> Text:
@@ -105,7 +104,7 @@ def _append_turns(
     shown: _Shown,
 ) -> None:
     turn, end, left = 0, 0, list(messages)
-    for is_turn, spans in groupby(sequence, key=lambda span: span["author"] in _TURN_AUTHORS):
+    for is_turn, spans in groupby(sequence, key=lambda span: span["author"] in TURN_AUTHORS):
         parts = list(spans)
         end += sum(len(part["token_ids"]) for part in parts)
         if is_turn:

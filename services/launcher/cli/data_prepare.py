@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.common.tasks.task_files import TaskFileError, parse_rows, read_bytes
-from services.launcher.cli.command_runner import BAD_SPEC, OK, report_error
+from services.common.tasks.task_files import parse_rows, read_bytes
+from services.launcher.cli.command_runner import OK
+from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.terminal import Terminal, make_table, print_table
 from services.reading.data.dataset_folder import (
     PARTS,
@@ -37,22 +38,20 @@ class PrepareOptions:
     form: FileFormat
 
 
+@reports_data_errors
 def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
     """Prepare the data, and print what became of the source's tasks."""
     console = Terminal(soft_wrap=True)
-    try:
-        check_out(options.out)
-        rules, origin = _read_quarantine(options.quarantine)
-        wishes = replace(wishes, quarantine=rules)
-        data = read_bytes(options.source)
-        prepared = prepare(parse_rows(data, options.source), wishes)
-        _print_table(prepared, console)
-        _print_notes(prepared, wishes, console)
-        _refuse_nothing(prepared, options.source)
-        manifest = describe(prepared, wishes, origin_of(options.source, data), origin)
-        write_folder(options.out, prepared, manifest, options.form)
-    except (DataError, TaskFileError) as error:
-        return report_error(str(error), BAD_SPEC)
+    check_out(options.out)
+    rules, origin = _read_quarantine(options.quarantine)
+    wishes = replace(wishes, quarantine=rules)
+    data = read_bytes(options.source)
+    prepared = prepare(parse_rows(data, options.source), wishes)
+    _print_table(prepared, console)
+    _print_notes(prepared, wishes, console)
+    _refuse_nothing(prepared, options.source)
+    manifest = describe(prepared, wishes, origin_of(options.source, data), origin)
+    write_folder(options.out, prepared, manifest, options.form)
     files = ", ".join(f"{part}.{options.form}" for part in PARTS)
     console.print(f"Wrote {files} and manifest.json to {options.out}")
     return OK

@@ -22,7 +22,9 @@ P = ParamSpec("P")
 _PROMPT = 60
 
 
-def _reports_errors(command: Callable[P, int]) -> Callable[P, int]:
+def reports_data_errors(command: Callable[P, int]) -> Callable[P, int]:
+    """Have a command print what is wrong with its data, and return the exit code for it."""
+
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
@@ -33,7 +35,7 @@ def _reports_errors(command: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-@_reports_errors
+@reports_data_errors
 def show_tasks(path: Path, key: str | None, count: int) -> int:
     """Print one task with all that it says, or a line of each task."""
     console = Terminal(soft_wrap=True)
@@ -64,7 +66,7 @@ def _print_task(part: str, read: ReadTask, console: Terminal) -> None:
         console.print(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
 
 
-@_reports_errors
+@reports_data_errors
 def show_statistics(path: Path) -> int:
     """Print the number of tasks of each environment and part, and what they have."""
     table = make_table(
@@ -93,7 +95,7 @@ def _describe(tasks: Sequence[ReadTask]) -> list[str]:
     ]
 
 
-@_reports_errors
+@reports_data_errors
 def show_difference(first: Path, second: Path, count: int) -> int:
     """Print the tasks that differ, and how many do not."""
     console = Terminal(soft_wrap=True)

@@ -22,7 +22,7 @@ from services.common.domain.messages import (
     encode_messages,
     shorten_message,
 )
-from services.common.domain.token_authors import Author, Span
+from services.common.domain.token_authors import TURN_AUTHORS, Span
 from services.common.telemetry.log import get_logger
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.tool_reply_text import MALFORMED
@@ -82,7 +82,7 @@ class Conversation:
         self.messages.append(
             ChatMessage(
                 "user" if item is None and as_user else "tool",
-                self.end if isinstance(content, str) else content.end,
+                _end_of(content, self.end),
                 content,
                 call_id=_utf8(next(found, "")),
                 name=MALFORMED if isinstance(item, ParseError) else "",
@@ -102,8 +102,7 @@ class Conversation:
         found = [shorten_message(each, tokens) for each in self.messages]
         turn = 0
         for span in spans:
-            sampled = span.author in (Author.POLICY, Author.FORCED)
-            if sampled and turn >= self.end:
+            if span.author in TURN_AUTHORS and turn >= self.end:
                 found.append(ChatMessage("assistant", tokens, TokenText(turn, tokens)))
                 break
             turn += span.length
