@@ -75,15 +75,16 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 ##@ Test
 # Most tests wait for processes: four workers keep two cores busy. Without --no-loadscope-reorder,
 # files with few tests, which run whole runs, would come last and leave one worker alone.
-test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
+PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+test test-full: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers" \
-	  --numprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile quick
+	  $(PARALLEL) --hypothesis-profile quick
 
 # Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
 CAPABILITIES := avx2 default
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky and not mcp_servers"
+	$(BIN)/python -m pytest -m "not sky and not mcp_servers" $(PARALLEL) --timeout 300
 	for capability in $(CAPABILITIES); do \
 	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done
