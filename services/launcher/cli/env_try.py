@@ -20,6 +20,7 @@ from services.common.rpc.errors import ConfigError
 from services.common.spec.config import load_spec
 from services.common.tasks.task_files import TaskFileError, read_objects
 from services.common.text.printable_text import make_visible, print_visible
+from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
@@ -124,7 +125,7 @@ async def _run(
     ):
         stub: Any = EpisodeServiceStub(channel)
         if play is not None:
-            return await play_tasks(stub, section, tasks, play, console)
+            return await play_tasks(GatewayPlayer(stub, section, "env-try"), tasks, play, console)
         return await _play_by_hand(stub, section, tasks[0], answer, console)
 
 

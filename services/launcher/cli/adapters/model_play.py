@@ -20,6 +20,7 @@ from services.launcher.cli.command_runner import FAILED, OK
 from services.launcher.cli.task_scores import TaskScore, format_scores
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.doctor.dataset import env_key_of, key_of
+from services.reading.play.ports import EpisodePlayer
 
 _URL = ("http://", "https://")
 # Host of a server that listens on a socket of this machine.
@@ -45,8 +46,7 @@ class ModelPlay:
 
 
 async def play_tasks(
-    stub: Any,
-    section: Mapping[str, Any],
+    player: EpisodePlayer,
     tasks: Sequence[Mapping[str, Any]],
     play: ModelPlay,
     console: Terminal,
@@ -68,7 +68,7 @@ async def play_tasks(
 
             async def play_waiting() -> None:
                 for n, number in waiting:
-                    ended = await play_attempt(stub, section, tasks[n], endpoint, play.most_turns)
+                    ended = await play_attempt(player, tasks[n], endpoint, play.most_turns)
                     scores[n].add_attempt(ended.reward)
                     console.print(_describe_attempt(scores[n].key, number, ended))
                     if file is not None:

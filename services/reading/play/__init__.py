@@ -1,0 +1,2 @@
+"""Episodes that a reader plays itself, to check tasks or to collect some. `ports.py` says what an
+episode offers; `solutions.py` is the file of recorded solutions."""
