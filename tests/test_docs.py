@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import ConfigModel, load_spec, parse_config
+from services.common.spec.config import ConfigModel, parse_config
+from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_format import parse_task
 from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig

@@ -13,7 +13,8 @@ from typing import Any, get_args
 import pytest
 
 from services.common.process.extras import install_command
-from services.common.spec.config import ConfigModel, load_spec
+from services.common.spec.config import ConfigModel
+from services.common.spec.spec_loading import load_spec
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables
 from services.launcher.run_spec import read_spec

@@ -29,6 +29,7 @@ from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
 from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import (
+    check_data_are_the_same,
     check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
@@ -63,6 +64,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
+        await check_data_are_the_same(journal, config.data)
         await check_eval_sets_are_the_same(journal, eval_sets)
         target = remote_target_of(vendors.store, runtime)
         await remote_claim.check_claims(target, journal, runtime.run_id)

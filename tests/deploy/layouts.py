@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.spec.config import load_spec
 from services.common.spec.spec import parse_shared
+from services.common.spec.spec_loading import load_spec
 from services.launcher.doctor.memory_estimate import (
     GIB,
     EngineMemory,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import apply_override, load_spec
+from services.common.spec.spec_loading import apply_override, load_spec
 from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.memory_estimate import GIB
 from tests.support.doctor import check, probed, subject

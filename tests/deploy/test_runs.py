@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
 from services.launcher.control import spec_check
 from services.launcher.control.prepare_commands import parse_prepare_tables

@@ -14,7 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
-from services.common.spec.config import apply_override, canonical_json, parse_config
+from services.common.spec.config import canonical_json, parse_config
+from services.common.spec.spec_loading import apply_override
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.cli import doctor
 from services.launcher.control import spec_check

@@ -33,8 +33,9 @@ from services.common.rpc.network_addresses import advertised_address, check_dial
 from services.common.rpc.peer_channels import Peers
 from services.common.rpc.rpc import channel
 from services.common.rpc.tls import Tls, read_tls
-from services.common.spec.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
+from services.common.spec.config import ConfigModel, parse_config
 from services.common.spec.spec import ServiceConfig, SharedConfig, parse_shared
+from services.common.spec.spec_loading import STANDARD_INPUT, load_spec
 from services.common.telemetry import log, metrics, trace
 from services.common.telemetry.watchdog import Watchdog
 from services.common.text.printable_text import print_json, print_visible

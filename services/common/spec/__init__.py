@@ -1,2 +1,2 @@
-"""Run specs: `spec_files.py` reads TOML and JSON, `config.py` merges defaults and overrides,
-`spec.py` has what all services share."""
+"""Run specs: `spec_loading.py` reads TOML and JSON with overrides, `config.py` checks tables,
+`spec.py` has what all services share, `data_table.py` is short for prepared data."""

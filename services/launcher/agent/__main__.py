@@ -18,7 +18,7 @@ from services.common.process.private_process import keep_private
 from services.common.process.stop_signals import StopSignals
 from services.common.rpc import rpc
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.common.telemetry import log
 from services.common.text.printable_text import print_visible
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink

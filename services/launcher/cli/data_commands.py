@@ -53,7 +53,7 @@ def data_prepare(
         Path, typer.Option("--out", metavar="DIR", help="Folder to create, or to prepare again.")
     ],
     modality: Annotated[
-        str, typer.Option("--modality", help="Only tasks of this modality, such as tool_use.")
+        str, typer.Option("--modality", help="Only tasks of this modality, such as tool_use; all.")
     ] = "",
     env: Annotated[
         list[str] | None,
@@ -137,7 +137,7 @@ def data_prepare(
 
     envs, levels, held = map(_split_list, (env, difficulty, held_out))
     wishes = Wishes(
-        Selection(modality, envs, levels, max_tasks),
+        Selection("" if modality == "all" else modality, envs, levels, max_tasks),
         SplitRules(eval_ratio, eval_min, eval_max, max_eval, held),
         max_env_share,
         strict=strict,

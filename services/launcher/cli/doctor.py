@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import canonical_json, did_you_mean, load_spec
+from services.common.spec.config import canonical_json, did_you_mean
+from services.common.spec.spec_loading import load_spec
 from services.common.text.printable_text import print_json
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.terminal import Terminal

@@ -17,7 +17,7 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common.aio.concurrency import running_tasks
 from services.common.rpc import rpc
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_files import TaskFileError, read_objects
 from services.common.text.printable_text import make_visible, print_visible
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import load_spec
 from services.common.text.printable_text import print_visible
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import (

@@ -12,8 +12,9 @@ from typing import Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json
 from services.common.spec.spec import parse_shared
+from services.common.spec.spec_loading import load_spec
 from services.launcher.api import codec
 from services.launcher.cli import command_hints, prepare, train_report
 from services.launcher.cli import restore as restoring

@@ -39,12 +39,14 @@ class PrepareError(Exception):
 
 class PrepareCommand(ConfigModel):
     """One `[[prepare]]` table: run `command` if `creates` is missing or older than a file that
-    matches a pattern of `needs`."""
+    matches a pattern of `needs`. It gets `variables` besides those of the run's services;
+    `NAME_*` matches by prefix."""
 
     creates: str
     command: tuple[str, ...]
     message: str = ""
     needs: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     def is_done(self) -> bool:
         return Path(self.creates).exists()
@@ -105,7 +107,7 @@ async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> N
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**child_environment(*options.inherits, ours=True), **mark},
+            env={**child_environment(*options.inherits, *prepare.variables, ours=True), **mark},
             pass_fds=options.descriptors,
             start_new_session=True,
         )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from services.common.process.exit_codes import CONFIG, OK
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
+from services.common.spec.config import ConfigModel, parse_config
 from services.common.spec.spec import ServiceConfig, parse_shared
+from services.common.spec.spec_loading import STANDARD_INPUT, load_spec
 from services.common.text.printable_text import print_visible
 
 

@@ -11,6 +11,7 @@ from services.common.spec.spec import parse_shared
 # Keys that a begun run can never change, and the reasons.
 _FIXED = {
     "seed": "the order of its tasks and every draw depend on it",
+    "learner.data": "its tasks are those of this manifest",
     "policy.model": "its checkpoints and journal belong to this model",
     "policy.revision": "its checkpoints and journal belong to this model",
     "policy.dtype": "engine and trainer were compared in it",

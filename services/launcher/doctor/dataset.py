@@ -26,6 +26,7 @@ from services.common.spec.config import parse_config
 from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, refuse_trained_tasks
+from services.learner.sampling.prepared_tasks import check_prepared
 from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
 from services.common.tasks.task_files import TaskFileError
 from services.learner.sampling.tasks import load_tasks
@@ -60,6 +61,11 @@ try:
     refuse_trained_tasks(trained or [], sets if question["trains"] else [])
 except TrainedOnError as error:
     used[path][1] = str(error)
+try:
+    if question["data"] and path in used:
+        check_prepared(question["data"], path, [e["tasks"] for e in question["sets"]])
+except TaskFileError as error:
+    used[path][1] = used[path][1] or str(error)
 shown = [[each.config.name, each.by_env, each.why_empty, each.thin] for each in sets]
 print(json.dumps([used, shown]))
 """
@@ -174,6 +180,7 @@ async def select_tasks(
     question = {
         "files": paths,
         "tasks": section["tasks"],
+        "data": section["data"],
         "sets": section["eval"]["sets"],
         "select": section["select"],
         "seed": context.shared.seed,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from services.common.process.private_process import keep_private
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import load_spec, parse_config
+from services.common.spec.config import parse_config
 from services.common.spec.spec import parse_shared
+from services.common.spec.spec_loading import load_spec
 from services.common.telemetry import log
 from services.common.text.printable_text import print_json, print_visible
 from services.learner.checkpoints.adapters.fsspec_store import open_store

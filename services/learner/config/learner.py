@@ -182,6 +182,8 @@ class LearnerConfig(ServiceConfig):
     mode: Literal["train", "eval"] = "train"
     # A task file: a JSON array or an object with the key `tasks`.
     tasks: str
+    # The manifest of `flotilla data prepare` that the tasks must be from; absent: any tasks.
+    data: str | None = Field(default=None, min_length=1)
     # Optimizer steps of the whole run.
     steps: Steps
     groups_per_step: Count

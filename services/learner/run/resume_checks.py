@@ -3,14 +3,15 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
 from services.common.run_folder.metric_lines import count_damaged_lines, find_lost_metrics
 from services.common.spec.spec import PolicyConfig
+from services.common.tasks.data_manifest import read_data_manifest
 from services.common.telemetry.log import get_logger
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.config.learner import LearnerConfig
@@ -85,6 +86,30 @@ async def check_tasks_are_the_same(
         " with these tasks",
         path=config.tasks,
     )
+
+
+async def check_data_are_the_same(journal: Journal, path: str | None) -> None:
+    """Note the prepared data with which the run starts, at the manifest `path`; a resumed run that
+    names others is refused. Raises ConfigError."""
+    if path is None:
+        if "data" in (await journal.read_meta()).get(_KEY, {}):
+            _log.warning("learner.data was left out: nothing shows that the data are the same")
+        return
+    manifest = await asyncio.to_thread(read_data_manifest, Path(path))
+    tasks = {"train": len(manifest.train), "eval": len(manifest.eval)}
+    now = {"sha256": manifest.sha256, "source": dict(manifest.source), "tasks": tasks}
+    began = await _initial_value(journal, "data", now)
+    if began["sha256"] != now["sha256"]:
+        raise ConfigError(
+            f"learner.data: {path} ({_describe_data(now)}) is not the manifest that this run"
+            f" started with ({_describe_data(began)}): name that one again, or start a new run"
+        )
+
+
+def _describe_data(data: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} to {part}" for part, count in data["tasks"].items())
+    source = ", ".join(f"{key} {value}" for key, value in data["source"].items() if value)
+    return f"{counts}; {source}"
 
 
 async def check_eval_sets_are_the_same(journal: Journal, sets: Sequence[EvalSet]) -> None:

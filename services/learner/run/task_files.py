@@ -12,6 +12,7 @@ from services.learner.sampling.eval_sets import (
     load_eval_set,
     refuse_trained_tasks,
 )
+from services.learner.sampling.prepared_tasks import check_prepared
 from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
 from services.learner.sampling.tasks import Task, load_tasks
 
@@ -21,6 +22,8 @@ _log = get_logger(__name__)
 def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[EvalSet]]:
     """Load training tasks, and the evaluation sets that have tasks. Raises ConfigError."""
     try:
+        if config.data:
+            check_prepared(config.data, config.tasks, [each.tasks for each in config.eval.sets])
         loaded = load_tasks(Path(config.tasks))
         tasks = filter_tasks(loaded, config.select, path=config.tasks, seed=seed)
         sets = [load_eval_set(chosen, config.select) for chosen in config.eval.sets]

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.files.durable_files import sha256_of, sync_path, write_durably
-from services.common.files.json_files import read_json_object
 from services.common.files.scratch_folders import scratch_folder
 from services.common.process.own_version import own_version
+from services.common.tasks.data_manifest import FORMAT, MANIFEST, read_manifest
 from services.common.tasks.task_files import ReadTask, read_tasks
 from services.reading.data.entries import DataError, Entry, Prepared
 from services.reading.data.preparation import Wishes
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 PARTS = ("train", "eval")
 _SCRATCH = ".flotilla-data-"
 FileFormat = Literal["jsonl", "json"]
@@ -119,7 +117,7 @@ def check_out(out: Path) -> None:
     remedy = "choose another folder, or remove it"
     if MANIFEST not in names:
         raise DataError(f"{out} holds something else ({names[0]}): {remedy}")
-    files: Mapping[str, Any] = read_manifest(out)["files"]
+    files: Mapping[str, Any] = read_manifest(out / MANIFEST)["files"]
     for name in names:
         if name != MANIFEST and name not in files:
             raise DataError(f"{out} holds something else ({name}): {remedy}")
@@ -160,20 +158,6 @@ def _format_tasks(entries: Sequence[Entry], form: FileFormat) -> bytes:
     return ('{"tasks": [\n' + ",\n".join(lines) + "\n]}\n").encode()
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder. Raises DataError."""
-    try:
-        manifest = read_json_object(folder / MANIFEST)
-    except ValueError as error:
-        raise DataError(f"{error}; `flotilla data prepare` writes one") from error
-    if manifest.get("format") != FORMAT:
-        raise DataError(
-            f"{folder / MANIFEST} has format {manifest.get('format')!r}, and this Flotilla reads"
-            f" {FORMAT}: prepare the data again"
-        )
-    return manifest
-
-
 def read_parts(path: Path) -> dict[str, list[ReadTask]]:
     """Return the tasks of a prepared folder by part, or those of a task file as its one part "".
 
@@ -181,7 +165,7 @@ def read_parts(path: Path) -> dict[str, list[ReadTask]]:
     if not path.is_dir():
         return {"": list(read_tasks(path))}
     parts: dict[str, list[ReadTask]] = {}
-    for name, about in read_manifest(path)["files"].items():
+    for name, about in read_manifest(path / MANIFEST)["files"].items():
         file = path / name
         parts[Path(name).stem] = list(read_tasks(file, may_be_empty=True))
         if sha256_of(file) != about["sha256"]:

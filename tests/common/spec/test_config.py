@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import (
-    ConfigModel,
-    apply_override,
-    canonical_json,
-    find_tables,
-    load_spec,
-    parse_config,
-)
+from services.common.spec.config import ConfigModel, canonical_json, find_tables, parse_config
 from services.common.spec.spec import SharedConfig, parse_shared
+from services.common.spec.spec_loading import apply_override, load_spec
 
 
 class Engine(ConfigModel):

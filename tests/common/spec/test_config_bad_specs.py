@@ -11,8 +11,9 @@ from pydantic import Field
 
 from services.common.process.arguments import parse_arguments
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, canonical_json, load_spec, parse_config
+from services.common.spec.config import ConfigModel, canonical_json, parse_config
 from services.common.spec.spec import parse_shared
+from services.common.spec.spec_loading import load_spec
 
 
 class Optimizer(ConfigModel):

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.run_spec import read_spec
 from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
-from services.learner.config.sampling import SelectConfig
 from services.learner.config.tracking import TrackingConfig
+from services.learner.sampling.tasks import load_tasks
+from tests.reading.data.made_tasks import make_row
 from tests.support.launcher import forged_command, forged_fakes, left_running, spec
 from tests.support.repository import ROOT
 from tests.support.waiting import until
@@ -57,7 +58,11 @@ def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
     for part in (".ci", "deploy/runs", ".venv-sky/bin"):
         (folder / part).mkdir(parents=True)
     shutil.copy(ROOT / ".ci/submit", folder / ".ci/submit")
-    wish = spec(learner={"steps": steps, "step_s": 0.1})
+    source = folder.parent / "tasks.json"
+    fields = {"task_modality": "computer_use", "difficulty": 3}
+    rows = [make_row(f"{env}-{n}", env, **fields) for env in ("shop", "booking") for n in range(30)]
+    source.write_text(json.dumps([*rows, make_row("easy", "tracker")]))
+    wish = spec(learner={"steps": steps, "step_s": 0.1}, data={"source": str(source)})
     wish["launcher"]["modules"]["learner"] = "tests.deploy.workflows.task_reading_learner"
     (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
     real = f'exec {shlex.join(forged_command("-m", "services.launcher.cli.app"))} "$@"'
@@ -150,6 +155,12 @@ def stored_runs(runs: Path) -> list[StoredRun]:
     return found
 
 
+def remove_data(stored: StoredRun) -> None:
+    """Remove what a launcher prepared for a run in its working folder, the repository."""
+    (made,) = json.loads(stored.spec_json)["prepare"]
+    shutil.rmtree(ROOT / made["creates"])
+
+
 async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -> None:
     folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
     form = {
@@ -157,8 +168,7 @@ async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -
         "ENV_KEY": "shop",
         "ENV_KEYS": "booking, tracker",
         "DIFFICULTY": "2,3",
-        "MAX_TASKS": "100",
-        "DATA_VERSION": "0.3",
+        "MAX_TASKS": "50",
         "MAX_COST": "25.5",
         "DISABLE_SLACK": "true",
     }
@@ -170,13 +180,14 @@ async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -
         assert again == 0, output
     (stored,) = stored_runs(runs)
     reported = json.loads(stored.spec_json)
-    assert SelectConfig.model_validate(reported["learner"]["select"]) == SelectConfig(
-        modality="computer_use",
-        env_keys=("shop", "booking", "tracker"),
-        difficulty=(2, 3),
-        max_tasks=100,
-        data_version="0.3",
-    )
+    (made,) = reported["prepare"]
+    assert made["command"][6:] == [
+        *(str(tmp_path / "tasks.json"), "--out", made["creates"]),
+        *("--modality=computer_use", "--env=shop,booking,tracker"),
+        *("--difficulty=2,3", "--max-tasks=50"),
+    ]
+    assert len(load_tasks(ROOT / reported["learner"]["tasks"])) == 50
+    remove_data(stored)
     assert reported["launcher"]["max_cost"] == 25.5
     assert reported["launcher"]["notify"]["disable_slack"] is True
     assert stored.run.run_id in (folder / "summary.md").read_text()
@@ -201,6 +212,7 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         assert stored.run.state is RunState.STOPPED
         again, _ = await run_step("cancel", folder, secret)
         assert again == 0
+    remove_data(stored)
 
 
 # The launcher ends after 30 s without a request.
@@ -322,8 +334,17 @@ async def test_without_a_channel_and_a_key_nothing_is_sent(tmp_path: Path) -> No
 async def test_what_is_typed_into_a_form_is_never_run(tmp_path: Path) -> None:
     evil = "$(touch pwned)`touch pwned`\"; touch pwned; '"
     arguments = await arguments_of(tmp_path, ENV_KEYS=evil, MAX_TASKS=evil, RESUME_RUN_NAME=evil)
-    assert f"--learner.select.max_tasks={evil}" in arguments
+    assert f"--data.max_tasks={evil}" in arguments
     assert not (tmp_path / "job/pwned").exists()
+
+
+async def test_a_version_is_that_of_the_dataset_of_the_repository(tmp_path: Path) -> None:
+    form = {"DATA_SOURCE": "s3://bucket"}
+    arguments = await arguments_of(tmp_path, DATA_VERSION="0.3", **form)
+    assert {'--data.source="s3://bucket"', '--data.version="0.3"'} <= set(arguments)
+    (tmp_path / "other").mkdir()
+    arguments = await arguments_of(tmp_path / "other", **form)
+    assert not [each for each in arguments if "data.source" in each or "data.version" in each]
 
 
 async def test_a_spec_outside_its_folder_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 import typer
 import yaml
 
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import load_spec
 from services.launcher.cli import plan as command
 from services.launcher.cli.options import parse_gpus
 from services.launcher.doctor.findings import Finding
@@ -66,7 +67,7 @@ def test_a_whole_run_on_one_machine_needs_its_key_and_takes_its_choices() -> Non
     task = yaml.safe_load(text)
     assert task["secrets"]["FLEET_API_KEY"] is None
     assert {"MODALITY", "MAX_TASKS"} <= set(task["envs"])
-    assert "--learner.select.max_tasks=$MAX_TASKS" in task["run"]
+    assert "--data.max_tasks=$MAX_TASKS" in task["run"]
     assert task["resources"]["autostop"]["down"] is True
 
 

@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import io
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from services.common.spec.spec_loading import load_spec
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.prepare import run_prepare_commands
 from services.launcher.cli.terminal import Terminal
 from services.launcher.control.prepare_commands import PrepareError
+from services.learner.sampling.tasks import load_tasks
+from tests.reading.data.made_tasks import make_rows
 from tests.support.launcher import spec
 
 
@@ -82,3 +86,37 @@ async def test_a_preparation_shows_how_far_it_has_come(
     await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
     text = output.getvalue()
     assert "Building it" in text and "training 300 of 1,000" in text
+
+
+def write_tasks(**sizes: int) -> None:
+    Path("tasks.json").write_text(json.dumps(make_rows(sizes)))
+
+
+async def test_data_are_prepared_once_again_for_a_newer_source_and_apart_for_other_wishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tasks(shop=60)
+    file = tmp_path / "spec.json"
+
+    async def prepared(*overrides: str, refresh: bool = True) -> tuple[Path, int]:
+        file.write_text(json.dumps(spec(data={"source": "tasks.json"})))
+        loaded = load_spec(file, overrides)
+        await run_prepare_commands(
+            loaded, Terminal(file=io.StringIO()), Interrupts(), refresh=refresh
+        )
+        train = Path(loaded["learner"]["tasks"])
+        return train.parent, len(load_tasks(train))
+
+    folder, tasks = await prepared()
+    assert tasks == 54
+    made = (folder / "manifest.json").stat().st_mtime_ns
+    assert await prepared() == (folder, 54)
+    assert (folder / "manifest.json").stat().st_mtime_ns == made, "nothing was prepared again"
+    other, fewer = await prepared("--data.max_tasks=20")
+    assert (other != folder, fewer) == (True, 20)
+    write_tasks(shop=70)
+    later = folder.stat().st_mtime + 10
+    os.utime("tasks.json", (later, later))
+    assert await prepared(refresh=False) == (folder, 54), "a resumed run keeps its data"
+    assert await prepared() == (folder, 63)

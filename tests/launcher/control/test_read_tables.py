@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.control.spec_check import tables_command
 from tests.support.repository import ROOT
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import load_spec
 from services.launcher.control.spec_check import check_spec
 from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
 from services.launcher.state import SERVICES
@@ -39,7 +40,8 @@ def test_a_service_checks_its_configuration_without_its_packages(service: str) -
 KILLED = """
 import asyncio
 from pathlib import Path
-from services.common.spec.config import canonical_json, load_spec
+from services.common.spec.config import (canonical_json)
+from services.common.spec.spec_loading import load_spec
 from services.launcher.run_spec import parse_spec; from services.launcher.control import spec_check
 asyncio.run(spec_check.check_spec(parse_spec(canonical_json(load_spec(
     Path({spec!r}), ["policy.model=on/the-hub"])))))

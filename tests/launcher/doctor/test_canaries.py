@@ -13,7 +13,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.process.extras import install_command
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import apply_override, canonical_json
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import apply_override
 from services.launcher.doctor import checkpoint_store as probe
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.start_gate import doctor_gate

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from environments.tasks import make_task
+from services.launcher.cli.app import app
 from services.launcher.doctor.findings import Status
 from tests.support.doctor import check, emulator, probed, spec, subject
 
@@ -61,6 +63,21 @@ async def test_files_that_one_prepare_command_makes_together_are_all_made_later(
     write(train, task("booking", 0))
     result = await probed("dataset", subject(content, tmp_path))
     check(result, Status.FAIL, f"{heldout}: ", "there is no such task file")
+
+
+async def test_tasks_that_are_not_those_of_the_manifest_are_found_before_machines_are_rented(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    prepared = CliRunner().invoke(
+        app, ["data", "prepare", str(three), "--out", str(tmp_path / "data")]
+    )
+    assert prepared.exit_code == 0, prepared.output
+    content = spec(policy, three, f"learner.data={tmp_path / 'data/manifest.json'}")
+    result = await probed("dataset", subject(content, tmp_path))
+    assert result.status is Status.OK
+    write(three, *(task("booking", n, difficulty=n + 1) for n in range(3)))
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, f"learner.data: 1 tasks of {three}", "which is not in it")
 
 
 async def test_a_selection_that_empties_an_evaluation_set_is_named_with_its_file(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import apply_override
+from services.common.spec.spec_loading import apply_override
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor.test_memory import larger

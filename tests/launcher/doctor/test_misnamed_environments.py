@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from tests.launcher.doctor import own_environment

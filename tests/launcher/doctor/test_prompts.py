@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.prompts import judge_prompt
 from tests.launcher.doctor import own_environment

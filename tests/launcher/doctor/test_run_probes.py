@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.spec.config import apply_override, canonical_json
+from services.common.spec.config import canonical_json
+from services.common.spec.spec_loading import apply_override
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.probe_list import PROBES, Probe

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import apply_override, parse_config
+from services.common.spec.config import parse_config
+from services.common.spec.spec_loading import apply_override
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
 from services.learner.sampling.task_filter import TaskFilterError, apply_filters, filter_tasks

@@ -16,12 +16,23 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 REMOTE = "CHECKPOINT_REMOTE"
 
 # Variables of the task, each with the override of the run that a value becomes.
-CHOICES = {
+_OF_DATA = {
+    "MODALITY": "data.modality",
+    "ENV_KEYS": "data.env",
+    "DIFFICULTY": "data.difficulty",
+    "MAX_TASKS": "data.max_tasks",
+    "DATA_SOURCE": "data.source",
+    "DATA_VERSION": "data.version",
+}
+# The same for a spec without `[data]`, whose tasks are in files.
+_OF_FILES = {
     "MODALITY": "learner.select.modality",
     "ENV_KEYS": "learner.select.env_keys",
     "DIFFICULTY": "learner.select.difficulty",
     "MAX_TASKS": "learner.select.max_tasks",
     "DATA_VERSION": "learner.select.data_version",
+}
+_CHOICES = {
     "STEPS": "learner.steps",
     "MAX_TURNS": "rollout.max_turns",
     "MAX_INPUT_LENGTH": "rollout.max_input_length",
@@ -29,7 +40,7 @@ CHOICES = {
     REMOTE: cost_estimate.REMOTE,
 }
 # Always text: unquoted, a version such as 0.3 would be a number.
-_QUOTED = ("DATA_VERSION",)
+_QUOTED = ("DATA_SOURCE", "DATA_VERSION")
 RESUME = "RESUME_RUN_NAME"
 # Variables that such tasks often take and this one cannot honour, each with what to give instead.
 REFUSED = {
@@ -58,11 +69,18 @@ def whole_run_task(spec_path: str, spec: RunSpec, overrides: Sequence[str] = ())
         "name": spec.name,
         "resources": machine,
         "workdir": ".",
-        "envs": dict.fromkeys((*CHOICES, RESUME, *optional), ""),
+        "envs": dict.fromkeys((*choices_of(spec), RESUME, *optional), ""),
         "secrets": dict.fromkeys(required),
         "setup": "\n".join(["set -e", *_refusing_lines(), sky.setup, ""]),
         "run": _task_script(spec_path, spec, overrides),
     }
+
+
+def choices_of(spec: RunSpec) -> dict[str, str]:
+    """Return the variables that the task of a spec takes, each with the override that a value
+    becomes."""
+    prepared = spec.tables.get(LEARNER, {}).get("data")
+    return {**(_OF_DATA if prepared else _OF_FILES), **_CHOICES}
 
 
 def check_gpus(config: LauncherConfig) -> list[str]:
@@ -117,7 +135,7 @@ def _task_script(spec_path: str, spec: RunSpec, overrides: Sequence[str]) -> str
     # The run to resume comes first: the command takes the word after its spec as one.
     lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
     lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
-    for name, key in CHOICES.items():
+    for name, key in choices_of(spec).items():
         lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_shell_value(name)}")')
     lines += _tracker_lines(spec.tables.get(LEARNER, {}))
     lines += _warning_lines(spec)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
 from services.launcher.backends.sky.single_machine import whole_run_task
 from services.launcher.run_spec import read_spec

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services.common.spec.config import load_spec, parse_config
+from services.common.spec.config import parse_config
+from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky import single_machine
 from services.launcher.cli import app, plan, train
 from services.launcher.cli.train import TrainOptions
@@ -20,11 +21,11 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_spec import RunSpec, read_spec
 from services.launcher.security.env_filter import variables_of_any_service
 from services.learner.config.learner import LearnerConfig
-from services.learner.config.sampling import SelectConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT
 
 FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
+SPEC = ROOT / "deploy/runs/openenv-fleet-grpo.toml"
 
 
 def started(
@@ -91,9 +92,10 @@ def request(
     return found[0]
 
 
-def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
-    """The learner's selection from these arguments."""
-    return SelectConfig.model_validate(request(arguments, monkeypatch)[0]["learner"]["select"])
+def prepared(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options with which the run's data are prepared."""
+    (made,) = request(arguments, monkeypatch)[0]["prepare"]
+    return made["command"][9:]
 
 
 @pytest.mark.parametrize("version", ["0.3", "3", "true", "2026-01-31", "v1.2", "v'1"])
@@ -101,22 +103,20 @@ def test_a_data_version_stays_text_whatever_it_looks_like(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     arguments = arguments_of(tmp_path, DATA_VERSION=version)
-    assert selected(arguments, monkeypatch).data_version == version
+    assert f"--data-version={version}" in prepared(arguments, monkeypatch)
 
 
-def test_the_choices_come_to_the_learner_and_none_of_them_is_run(
+def test_the_choices_come_to_the_data_and_none_of_them_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {"MODALITY": "tool_use", "ENV_KEYS": "shop, booking", "DIFFICULTY": "2,3"}
     evil = '$(touch pwned)`touch pwned`"; touch pwned; \\'
     arguments = arguments_of(tmp_path, MAX_TASKS="100", DATA_VERSION=evil, **chosen)
-    assert selected(arguments, monkeypatch) == SelectConfig(
-        modality="tool_use",
-        env_keys=("shop", "booking"),
-        difficulty=(2, 3),
-        max_tasks=100,
-        data_version="$(touch pwned)`touch pwned`; touch pwned; ",
-    )
+    assert prepared(arguments, monkeypatch) == [
+        *("--data-version=$(touch pwned)`touch pwned`; touch pwned; ", "--modality=tool_use"),
+        *("--env=shop,booking", "--difficulty=2,3", "--max-tasks=100"),
+        *("--eval-ratio=0.2", "--eval-min=1"),
+    ]
     assert not (tmp_path / "pwned").exists()
 
 
@@ -140,11 +140,12 @@ def test_keys_that_may_be_left_out_are_variables_which_env_and_secret_both_set()
 
 # A value of each variable of the file that is no key, and what the run's spec has then.
 CHOSEN: dict[str, tuple[str, Any]] = {
-    "MODALITY": ("computer_use", "computer_use"),
-    "ENV_KEYS": ("shop", "shop"),
-    "DIFFICULTY": ("2", 2),
-    "MAX_TASKS": ("9", 9),
-    "DATA_VERSION": ("v0.0.14", "v0.0.14"),
+    "MODALITY": ("computer_use", "--modality=computer_use"),
+    "ENV_KEYS": ("shop", "--env=shop"),
+    "DIFFICULTY": ("2", "--difficulty=2"),
+    "MAX_TASKS": ("9", "--max-tasks=9"),
+    "DATA_SOURCE": ("s3://bucket", "s3://bucket"),
+    "DATA_VERSION": ("v4", "--data-version=v4"),
     "STEPS": ("7", 7),
     "MAX_TURNS": ("5", 5),
     "MAX_INPUT_LENGTH": ("4096", 4096),
@@ -157,12 +158,17 @@ def test_every_variable_of_the_file_has_a_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = yaml.safe_load(FILE.read_text())
-    assert set(CHOSEN) == set(single_machine.CHOICES)
+    choices = single_machine.choices_of(read_spec(load_spec(SPEC)))
+    assert set(CHOSEN) == set(choices)
     values = {name: value for name, (value, _) in CHOSEN.items()}
     arguments = arguments_of(tmp_path, WANDB_API_KEY="k", RESUME_RUN_NAME="run-1", **values)
     spec, resumed = request(arguments, monkeypatch)
     assert resumed == "run-1"
-    for name, key in single_machine.CHOICES.items():
+    (made,) = spec["prepare"]
+    for name, key in choices.items():
+        if key.startswith("data."):
+            assert CHOSEN[name][1] in made["command"]
+            continue
         found: Any = spec
         for part in key.split("."):
             found = found[part]
@@ -253,11 +259,12 @@ def test_the_overrides_of_a_plan_are_those_of_its_run(
 def test_what_a_launch_chooses_goes_before_the_overrides_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = ("--learner.select.max_tasks=5", "--learner.steps=7")
+    overrides = ("--data.max_tasks=5", "--learner.steps=7")
     file = planned(tmp_path / "out", monkeypatch, *overrides)
     chosen = {"MAX_TASKS": "100", "RESUME_RUN_NAME": "openenv-fleet-grpo-1"}
     spec, resumed = request(arguments_of(tmp_path / "machine", file, **chosen), monkeypatch)
-    assert (spec["learner"]["select"]["max_tasks"], spec["learner"]["steps"]) == (100, 7)
+    assert "--max-tasks=100" in spec["prepare"][0]["command"]
+    assert spec["learner"]["steps"] == 7
     assert resumed == "openenv-fleet-grpo-1"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from environments.api import ENV_KEYS
 from environments.tasks import make_task
-from services.common.spec.config import load_spec
+from services.common.spec.spec_loading import load_spec
 from services.env_gateway.adapters.replay.recorder import Recording
 from services.launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor import own_environment
