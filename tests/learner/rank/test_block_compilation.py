@@ -47,12 +47,6 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def compiler_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of engines switch it off for their process."""
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-
-
-@pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One folder of compiled code for all tests here: most compile the same."""
     folder = tmp_path_factory.getbasetemp() / "compiled"
