@@ -16,9 +16,10 @@ from statistics import median
 
 from environments.task_generator import APPS
 from environments.tasks import make_tasks
-from services.common.tasks.task_files import parse_rows, read_tasks
-from services.reading.data.dataset_folder import describe, origin_of, write_folder
+from services.common.tasks.task_files import read_tasks
+from services.reading.data.dataset_folder import describe, write_folder
 from services.reading.data.preparation import Wishes, prepare
+from services.reading.data.sources import fetch_source
 
 
 def cpu_time_of(work: Callable[[], object]) -> float:
@@ -28,9 +29,9 @@ def cpu_time_of(work: Callable[[], object]) -> float:
 
 
 def prepare_file(path: Path, out: Path) -> None:
-    data, wishes = path.read_bytes(), Wishes()
-    prepared = prepare(parse_rows(data, path), wishes)
-    write_folder(out, prepared, describe(prepared, wishes, origin_of(path, data), None), "jsonl")
+    source, wishes = fetch_source(str(path), lambda *_: None), Wishes()
+    prepared = prepare(source.read_rows(), wishes)
+    write_folder(out, prepared, describe(prepared, wishes, source.to_dict(), None), "jsonl")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ Every entry is read as strictly as a task that the env_gateway is sent, and an e
 place."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,8 @@ from services.common.text.parsing import (
 )
 
 JSON_LINES = (".jsonl", ".ndjson")
+# What a parquet file begins with.
+PARQUET = b"PAR1"
 _SHAPE = (
     'expected a JSON array of tasks, an object with the key "tasks" that holds one, or JSON lines,'
     " and at least one task in it"
@@ -68,8 +70,15 @@ class ReadTask:
 def read_tasks(path: Path, *, may_be_empty: bool = False) -> Iterator[ReadTask]:
     """Yield the tasks of a file. Raises TaskFileError for the first that the env_gateway would
     refuse, and for a key that occurs twice."""
+    return accept_rows(parse_rows(read_bytes(path), path), path, may_be_empty=may_be_empty)
+
+
+def accept_rows(
+    rows: Iterable[TaskRow], path: Path, *, may_be_empty: bool = False
+) -> Iterator[ReadTask]:
+    """Yield the tasks of a file's rows. Raises TaskFileError as `read_tasks` does."""
     places: dict[str, str] = {}
-    for row in read_rows(path):
+    for row in rows:
         if row.task is None:
             named = f" ({row.key[:_SHOWN]})" if row.key else ""
             raise TaskFileError(f"{path}: {row.place}{named}: {row.fault}")
@@ -85,24 +94,18 @@ def read_tasks(path: Path, *, may_be_empty: bool = False) -> Iterator[ReadTask]:
         raise TaskFileError(f"{path}: {_SHAPE}")
 
 
-def read_rows(path: Path) -> Iterator[TaskRow]:
-    """Yield all entries of a file, also those that are no tasks. Raises TaskFileError for a file
-    that has none."""
-    return parse_rows(read_bytes(path), path)
-
-
 def parse_rows(data: bytes, path: Path) -> Iterator[TaskRow]:
-    """Yield all entries of a file's content. Raises TaskFileError."""
-    for place, value in _split(data, path):
-        yield _read_row(place, value)
+    """Yield all entries of a file's content, also those that are no tasks. Raises TaskFileError."""
+    for place, value in split_entries(data, path):
+        yield read_row(place, value)
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a file as objects, without a look at their fields. Raises
     TaskFileError."""
     objects: list[dict[str, Any]] = []
-    for place, value in _split(read_bytes(path), path):
-        if fault := _find_fault(value) or _fault_of_kind(value):
+    for place, value in split_entries(read_bytes(path), path):
+        if fault := find_fault(value):
             raise TaskFileError(f"{path}: {place}: {fault}")
         objects.append(cast("dict[str, Any]", value))
     return objects
@@ -118,7 +121,7 @@ def read_bytes(path: Path) -> bytes:
         raise TaskFileError(f"{path}: {error.strerror}") from None
 
 
-_Entry = tuple[str, Any]
+Entry = tuple[str, Any]
 
 
 class _Fault(str):
@@ -128,8 +131,14 @@ class _Fault(str):
     __slots__ = ()
 
 
-def _split(data: bytes, path: Path) -> Iterator[_Entry]:
-    """Yield the place and the value of each entry. Raises TaskFileError."""
+def split_entries(data: bytes, path: Path) -> Iterator[Entry]:
+    """Yield the place and the value of each entry of a file's content, whatever it is. `read_row`
+    and `find_fault` tell what is wrong with one. Raises TaskFileError."""
+    if data.startswith(PARQUET):
+        raise TaskFileError(
+            f"{path}: a parquet file, which no run reads; `flotilla data prepare {path} --out DIR`"
+            " makes JSON lines of it"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,7 +160,7 @@ def _split(data: bytes, path: Path) -> Iterator[_Entry]:
         yield f"task {number}", row
 
 
-def _split_lines(text: str, path: Path) -> Iterator[_Entry]:
+def _split_lines(text: str, path: Path) -> Iterator[Entry]:
     # Not `splitlines`, which also ends lines at characters that JSON strings may hold.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -178,11 +187,10 @@ def _decode(text: str, where: str) -> Any:
         raise TaskFileError(f"{where}: not JSON: {error}") from None
 
 
-def _read_row(place: str, value: Any) -> TaskRow:
-    if not isinstance(value, dict):
-        return TaskRow(place, {}, "", None, _find_fault(value) or _fault_of_kind(value))
-    fields = cast("dict[str, Any]", value)
-    if fault := _find_fault(fields):
+def read_row(place: str, value: Any) -> TaskRow:
+    """Return an entry with its task, or with what is wrong with it."""
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if fault := find_fault(value):
         return TaskRow(place, fields, "", None, fault)
     text = json.dumps(fields, ensure_ascii=False)
     try:
@@ -218,7 +226,13 @@ def _name_in(fields: Mapping[str, Any], names: Sequence[str]) -> str:
     return next(map(str, named), "")
 
 
-def _find_fault(value: Any, depth: int = 0) -> str:
+def find_fault(value: Any) -> str:
+    """Return why an entry cannot be a row: it is no object, or something in it is not JSON; "" if
+    it can."""
+    return _find_mark(value) or _fault_of_kind(value)
+
+
+def _find_mark(value: Any, depth: int = 0) -> str:
     """Return what a parser has marked in a value, or that it is nested too deeply to go on."""
     if isinstance(value, _Fault):
         return str(value)
@@ -229,7 +243,7 @@ def _find_fault(value: Any, depth: int = 0) -> str:
     if depth == TASK_LIMITS.depth:
         return f"it is nested more than {depth} deep"
     for each in cast("list[Any]", value):
-        if fault := _find_fault(each, depth + 1):
+        if fault := _find_mark(each, depth + 1):
             return fault
     return ""
 

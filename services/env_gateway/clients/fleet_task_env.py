@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.rpc import rpc
+from services.common.tasks.task_files import read_objects
 from services.env_gateway.clients.connection import (
     GatewayConnection,
     borrow_connection,
@@ -159,16 +160,16 @@ class FleetTaskEnv:
 
     @classmethod
     def from_json_file(cls, path: str | Path, task_key: str, **keywords: Any) -> Self:
-        """Create an environment for the task with that key in a file {"tasks": [...]}. Raises
+        """Create an environment for the task with that key in a task file, of any form. Raises
         ValueError."""
-        for task in _read_tasks(path):
+        for task in read_objects(Path(path)):
             if task_key in (task.get("task_key"), task.get("key")):
                 return cls(task, **keywords)
         raise ValueError(f"task {task_key!r} is not in {path}")
 
     @classmethod
     def from_json_file_all(cls, path: str | Path, **keywords: Any) -> list[Self]:
-        return [cls(task, **keywords) for task in _read_tasks(path)]
+        return [cls(task, **keywords) for task in read_objects(Path(path))]
 
     def _submit_work(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         """Run `work` in the thread of the connection, creating the connection if necessary."""
@@ -253,15 +254,6 @@ def make_fleet_task_env(task_config: Mapping[str, Any], **keywords: Any) -> Flee
 
 def _usual_ttl_s(modality: str) -> int:
     return 1800 if modality in SCREEN_MODALITIES else 900
-
-
-def _read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """Read the tasks of a file {"tasks": [...]}. Raises ValueError."""
-    content = json.loads(Path(path).read_text())
-    try:
-        return list(content["tasks"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f'{path} must hold {{"tasks": [...]}}') from error
 
 
 def _require_setting(given: str | None, variable: str, argument: str) -> str:

@@ -48,10 +48,30 @@ def _split_list(values: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def data_prepare(
-    source: Annotated[Path, typer.Argument(help="Task file: JSON or JSON lines.")],
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder to create, or to prepare again.")
     ],
+    source: Annotated[
+        str,
+        typer.Argument(
+            show_default=False,
+            help=(
+                "Task file, folder of Harbor tasks, URL of a store (s3://BUCKET/FILE),"
+                " hf://datasets/OWNER/NAME[@REVISION][/FILE], or fleet:[ENV,...]."
+            ),
+        ),
+    ] = "",
+    data_version: Annotated[
+        str,
+        typer.Option(
+            "--data-version",
+            metavar="VERSION",
+            help=(
+                "SOURCE/VERSION/openenv/all_MODALITY.json, as Fleet keeps its tasks; SOURCE is"
+                " S3_DATASET_BUCKET by default."
+            ),
+        ),
+    ] = "",
     modality: Annotated[
         str, typer.Option("--modality", help="Only tasks of this modality, such as tool_use; all.")
     ] = "",
@@ -63,6 +83,14 @@ def data_prepare(
         list[str] | None,
         typer.Option("--difficulty", help="Only this difficulty; as --env."),
     ] = None,
+    default_env: Annotated[
+        str,
+        typer.Option(
+            "--default-env",
+            metavar="ENV",
+            help="Environment of rows that name none: Harbor's, and some of TRL.",
+        ),
+    ] = "",
     max_tasks: Annotated[
         int | None, typer.Option("--max-tasks", min=1, help="At most so many tasks in all.")
     ] = None,
@@ -111,6 +139,22 @@ def data_prepare(
             help="JSON lines of {key or pattern, reason, date, evidence}: tasks not to use.",
         ),
     ] = None,
+    keep_split: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep-split",
+            metavar="DIR",
+            help="Prepared folder whose tasks stay trained on, or evaluated on, as they are there.",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="LINT",
+            help="Keep tasks with this fault: relative_date, no_data_key; as --env.",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -118,10 +162,15 @@ def data_prepare(
         ),
     ] = False,
     form: Annotated[
-        Literal["jsonl", "json"], typer.Option("--format", help="Format of the files written.")
+        Literal["jsonl", "json", "parquet"],
+        typer.Option("--format", help="Format of the files written; no run reads parquet."),
     ] = "jsonl",
 ) -> None:
     """Split tasks into DIR/train.jsonl and DIR/eval.jsonl, and say what became of each.
+
+    SOURCE has tasks of Fleet, as JSON, JSON lines or parquet, or rows of verl, SkyRL or TRL. Keys
+    are read from AWS_ACCESS_KEY_ID or AWS_PROFILE, HF_TOKEN, and FLEET_API_KEY. The manifest has
+    the version of what was fetched; a download that was interrupted goes on in the next call.
 
     Every task of SOURCE is trained on, evaluated on, or dropped for one reason; a table counts them
     by environment, and DIR/manifest.json lists them with their digests. Tasks that the env_gateway
@@ -131,18 +180,22 @@ def data_prepare(
     code: 0; 2 if nothing was written.
     """
     from services.launcher.cli import data_prepare as command
+    from services.reading.data.conventions import Defaults
     from services.reading.data.preparation import Wishes
     from services.reading.data.selection import Selection
     from services.reading.data.split import SplitRules
 
-    envs, levels, held = map(_split_list, (env, difficulty, held_out))
+    envs, levels, held, allowed = map(_split_list, (env, difficulty, held_out, allow))
     wishes = Wishes(
         Selection("" if modality == "all" else modality, envs, levels, max_tasks),
         SplitRules(eval_ratio, eval_min, eval_max, max_eval, held),
         max_env_share,
         strict=strict,
+        defaults=Defaults(default_env, modality),
     )
-    options = command.PrepareOptions(source, out, quarantine, form)
+    options = command.PrepareOptions(
+        *(source, data_version, out, quarantine, keep_split, allowed, form)
+    )
     raise typer.Exit(command.prepare_data(options, wishes))
 
 

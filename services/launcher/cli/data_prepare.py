@@ -1,28 +1,33 @@
 """`flotilla data prepare`: makes training and evaluation tasks from a source."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.common.tasks.task_files import parse_rows, read_bytes
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
 from services.launcher.cli.command_runner import OK
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.terminal import Terminal, make_table, print_table
 from services.reading.data.dataset_folder import (
     PARTS,
-    FileFormat,
     Origin,
     check_out,
     count_by_env,
     describe,
     origin_of,
+    read_kept_split,
     write_folder,
 )
 from services.reading.data.entries import FAULTS, DataError, Dropped, Prepared, Reason
+from services.reading.data.lints import parse_lints
 from services.reading.data.preparation import Wishes, prepare
 from services.reading.data.quarantine import parse_rules
+from services.reading.data.row_files import FileFormat
+from services.reading.data.sources import Fetched, fetch_source, locate_source
 
 # Most different faults that are printed.
 _SHOWN = 8
@@ -32,9 +37,12 @@ _SHOWN = 8
 class PrepareOptions:
     """Where the data come from, where they go, and in which format."""
 
-    source: Path
+    source: str
+    data_version: str
     out: Path
     quarantine: Path | None
+    keep_split: Path | None
+    allow: Sequence[str]
     form: FileFormat
 
 
@@ -44,17 +52,36 @@ def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
     console = Terminal(soft_wrap=True)
     check_out(options.out)
     rules, origin = _read_quarantine(options.quarantine)
-    wishes = replace(wishes, quarantine=rules)
-    data = read_bytes(options.source)
-    prepared = prepare(parse_rows(data, options.source), wishes)
+    kept = None if options.keep_split is None else read_kept_split(options.keep_split)
+    allow = parse_lints(options.allow)
+    wishes = replace(wishes, quarantine=rules, kept=kept, allow=allow)
+    where = (options.source, options.data_version, wishes.selection.modality)
+    source = _fetch(locate_source(*where, os.environ), console)
+    prepared = prepare(source.read_rows(wishes.defaults), wishes)
     _print_table(prepared, console)
     _print_notes(prepared, wishes, console)
-    _refuse_nothing(prepared, options.source)
-    manifest = describe(prepared, wishes, origin_of(options.source, data), origin)
+    _refuse_nothing(prepared, source.url)
+    manifest = describe(prepared, wishes, source.to_dict(), origin)
     write_folder(options.out, prepared, manifest, options.form)
     files = ", ".join(f"{part}.{options.form}" for part in PARTS)
     console.print(f"Wrote {files} and manifest.json to {options.out}")
     return OK
+
+
+def _fetch(source: str, console: Terminal) -> Fetched:
+    """Fetch a source, with a progress bar on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
+            bar.update(tasks[name], completed=done, total=total)
+
+        return fetch_source(source, report)
 
 
 def _read_quarantine(path: Path | None) -> tuple[Sequence[Any], Origin | None]:
@@ -67,7 +94,7 @@ def _read_quarantine(path: Path | None) -> tuple[Sequence[Any], Origin | None]:
     return parse_rules(data, path), origin_of(path, data)
 
 
-def _refuse_nothing(prepared: Prepared, source: Path) -> None:
+def _refuse_nothing(prepared: Prepared, source: str) -> None:
     if not prepared.train and not prepared.eval:
         raise DataError(f"no task of {source} is left, so nothing was written")
 

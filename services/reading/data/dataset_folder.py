@@ -5,27 +5,29 @@ machine: one Flotilla makes the same bytes of the same source and wishes."""
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from services.common.files.durable_files import sha256_of, sync_path, write_durably
 from services.common.files.scratch_folders import scratch_folder
 from services.common.process.own_version import own_version
 from services.common.tasks.data_manifest import FORMAT, MANIFEST, read_manifest
-from services.common.tasks.task_files import ReadTask, read_tasks
-from services.reading.data.entries import DataError, Entry, Prepared
+from services.common.tasks.task_digests import question_digest
+from services.common.tasks.task_files import ReadTask
+from services.reading.data.entries import DataError, Prepared
 from services.reading.data.preparation import Wishes
+from services.reading.data.row_files import FileFormat, format_tasks, read_task_file
+from services.reading.data.split import KeptSplit
 
 PARTS = ("train", "eval")
 _SCRATCH = ".flotilla-data-"
-FileFormat = Literal["jsonl", "json"]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A file that data were made from."""
+    """A file next to the source that data were made from."""
 
     path: str
     sha256: str
@@ -39,19 +41,23 @@ def origin_of(path: Path, data: bytes) -> Origin:
 
 
 def describe(
-    prepared: Prepared, wishes: Wishes, source: Origin, quarantine: Origin | None
+    prepared: Prepared, wishes: Wishes, source: Mapping[str, Any], quarantine: Origin | None
 ) -> dict[str, Any]:
-    """Return the manifest of prepared data, without its files."""
+    """Return the manifest of prepared data, without its files. `source` is what it has of the
+    source, see `sources.Fetched`."""
+    kept = wishes.kept
     return {
         "format": FORMAT,
         "written_by": own_version().to_dict(),
-        "source": source.to_dict(),
+        "source": source,
         "filters": {
             "modality": wishes.selection.modality,
             "env": list(wishes.selection.envs),
             "difficulty": list(wishes.selection.difficulty),
             "max_tasks": wishes.selection.max_tasks,
+            "default_env": wishes.defaults.env,
             "strict": wishes.strict,
+            "allow": sorted(wishes.allow),
         },
         "split": {
             "eval_ratio": str(wishes.split.ratio),
@@ -61,6 +67,7 @@ def describe(
             "held_out": list(wishes.split.held_out),
             "max_env_share": None if wishes.max_env_share is None else str(wishes.max_env_share),
         },
+        "keep_split": kept and {"path": kept.path, "sha256": kept.sha256},
         "quarantine": quarantine
         and {
             **quarantine.to_dict(),
@@ -137,7 +144,7 @@ def write_folder(out: Path, prepared: Prepared, manifest: dict[str, Any], form: 
         made.mkdir()
         files: dict[str, Any] = {}
         for part, entries in zip(PARTS, (prepared.train, prepared.eval), strict=True):
-            content = _format_tasks(entries, form)
+            content = format_tasks(entries, form)
             name = f"{part}.{form}"
             write_durably(made / name, content)
             files[name] = {"tasks": len(entries), "sha256": hashlib.sha256(content).hexdigest()}
@@ -151,23 +158,31 @@ def write_folder(out: Path, prepared: Prepared, manifest: dict[str, Any], form: 
     sync_path(out.parent)
 
 
-def _format_tasks(entries: Sequence[Entry], form: FileFormat) -> bytes:
-    lines = [entry.text for entry in entries]
-    if form == "jsonl":
-        return "".join(f"{line}\n" for line in lines).encode()
-    return ('{"tasks": [\n' + ",\n".join(lines) + "\n]}\n").encode()
-
-
 def read_parts(path: Path) -> dict[str, list[ReadTask]]:
     """Return the tasks of a prepared folder by part, or those of a task file as its one part "".
 
     Raises DataError or TaskFileError, also for a file that differs from its manifest."""
     if not path.is_dir():
-        return {"": list(read_tasks(path))}
+        return {"": list(read_task_file(path))}
     parts: dict[str, list[ReadTask]] = {}
     for name, about in read_manifest(path / MANIFEST)["files"].items():
         file = path / name
-        parts[Path(name).stem] = list(read_tasks(file, may_be_empty=True))
+        parts[Path(name).stem] = list(read_task_file(file, may_be_empty=True))
         if sha256_of(file) != about["sha256"]:
             raise DataError(f"{file} was changed since it was prepared: prepare the data again")
     return parts
+
+
+def read_kept_split(folder: Path) -> KeptSplit:
+    """Return the split of a prepared folder. Raises DataError or TaskFileError."""
+    # Says what is missing, where `read_parts` would read a file.
+    read_manifest(folder / MANIFEST)
+    parts = {
+        part: [(read.task.key, question_digest(read.task)) for read in tasks]
+        for part, tasks in read_parts(folder).items()
+    }
+    return KeptSplit(
+        *(str(folder), sha256_of(folder / MANIFEST)),
+        {key: part for part, found in parts.items() for key, _ in found},
+        {question: part for part, found in parts.items() for _, question in found},
+    )

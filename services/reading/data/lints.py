@@ -2,9 +2,11 @@
 meaningless. Pure."""
 
 import re
+from collections.abc import Collection
 
+from services.common.spec.config import did_you_mean
 from services.common.tasks.task_format import SINGLE_TURN, Task
-from services.reading.data.entries import Reason
+from services.reading.data.entries import DataError, Reason
 
 _DAYS = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
 _SPANS = f"day|week|weekend|month|quarter|year|{_DAYS}"
@@ -21,11 +23,16 @@ _RELATIVE_DATE = re.compile(
 _READS_DATA = re.compile(r"\.\s*(?:db|instance)\b")
 
 
-def find_fault(task: Task) -> tuple[Reason, str] | None:
-    """Return what is wrong with a task, and where it shows; None if nothing is."""
-    if not task.current_date and (found := _RELATIVE_DATE.search(task.prompt)):
+LINTS = (Reason.RELATIVE_DATE, Reason.NO_DATA_KEY)
+
+
+def find_fault(task: Task, allow: Collection[Reason] = ()) -> tuple[Reason, str] | None:
+    """Return what is wrong with a task, and where it shows; None if nothing is but what is
+    allowed."""
+    found = None if task.current_date else _RELATIVE_DATE.search(task.prompt)
+    if found and Reason.RELATIVE_DATE not in allow:
         return Reason.RELATIVE_DATE, f"the prompt says {found[0]!r}, and CURRENT_DATE is missing"
-    if _needs_data_key(task):
+    if Reason.NO_DATA_KEY not in allow and _needs_data_key(task):
         return (
             Reason.NO_DATA_KEY,
             "the verifier reads the environment's data, and data_id is missing",
@@ -39,3 +46,15 @@ def _needs_data_key(task: Task) -> bool:
     if task.modality == SINGLE_TURN or task.data_key or not task.verifier:
         return False
     return _READS_DATA.search(task.verifier) is not None
+
+
+def parse_lints(names: Collection[str]) -> tuple[Reason, ...]:
+    """Return lints by their names. Raises DataError."""
+    known = [lint.value for lint in LINTS]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise DataError(
+                f"--allow: there is no lint {name!r}{hint}; there are {', '.join(known)}"
+            )
+    return tuple(lint for lint in LINTS if lint.value in names)

@@ -4,11 +4,12 @@ Pure. The quarantine comes first, so that a rule may name a task that is no task
 file, the user's selection, faults of what is selected, and the split."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from services.common.tasks.task_files import TaskRow
+from services.reading.data.conventions import NO_DEFAULTS, Defaults
 from services.reading.data.entries import (
     FAULTS,
     DataError,
@@ -22,7 +23,13 @@ from services.reading.data.entries import (
 from services.reading.data.lints import find_fault
 from services.reading.data.quarantine import Rule
 from services.reading.data.selection import Selection, check_names
-from services.reading.data.split import SplitRules, count_eval_tasks, find_cap, in_order
+from services.reading.data.split import (
+    KeptSplit,
+    SplitRules,
+    count_eval_tasks,
+    find_cap,
+    in_order,
+)
 
 # Most tasks that an error lists.
 _SHOWN = 5
@@ -30,13 +37,18 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How a source is prepared. `strict` makes a fault of the data an error."""
+    """How a source is prepared. `strict` makes a fault of the data an error; the lints of `allow`
+    are left out; tasks of the split `kept` stay in the part that they were in. `defaults` are for
+    rows that say less than a task does."""
 
     selection: Selection = field(default_factory=Selection)
     split: SplitRules = field(default_factory=SplitRules)
     max_env_share: Fraction | None = None
     quarantine: Sequence[Rule] = ()
     strict: bool = False
+    allow: tuple[Reason, ...] = ()
+    kept: KeptSplit | None = None
+    defaults: Defaults = NO_DEFAULTS
 
 
 def prepare(rows: Iterable[TaskRow], wishes: Wishes) -> Prepared:
@@ -45,9 +57,9 @@ def prepare(rows: Iterable[TaskRow], wishes: Wishes) -> Prepared:
     entries, matches = _read_entries(rows, wishes.quarantine, dropped)
     check_names("--env", wishes.selection.envs, entries)
     check_names("--held-out", wishes.split.held_out, entries)
-    chosen, surplus = wishes.selection.cut(_select(entries, wishes.selection, dropped))
+    chosen, surplus = wishes.selection.cut(_select(entries, wishes, dropped))
     dropped += [drop(entry, Reason.OVER_MAX_TASKS) for entry in surplus]
-    train, evaluated = _split(chosen, wishes.split, dropped)
+    train, evaluated = _split(chosen, wishes, dropped)
     train = _leave_out_equals(train, evaluated, dropped)
     if wishes.max_env_share is not None:
         train = _cap_shares(train, wishes.max_env_share, dropped)
@@ -89,10 +101,10 @@ def _drop_repeated(first: Entry, entry: Entry) -> Dropped:
     return drop(entry, Reason.REPEATED, f"the same as {first.place}")
 
 
-def _select(entries: Iterable[Entry], selection: Selection, dropped: list[Dropped]) -> list[Entry]:
+def _select(entries: Iterable[Entry], wishes: Wishes, dropped: list[Dropped]) -> list[Entry]:
     left: list[Entry] = []
     for entry in entries:
-        if found := selection.find_reason(entry) or find_fault(entry.task):
+        if found := wishes.selection.find_reason(entry) or find_fault(entry.task, wishes.allow):
             dropped.append(drop(entry, *found))
         else:
             left.append(entry)
@@ -100,23 +112,47 @@ def _select(entries: Iterable[Entry], selection: Selection, dropped: list[Droppe
 
 
 def _split(
-    entries: Iterable[Entry], rules: SplitRules, dropped: list[Dropped]
+    entries: Iterable[Entry], wishes: Wishes, dropped: list[Dropped]
 ) -> tuple[list[Entry], list[Entry]]:
-    """Return the tasks to train on, and those to evaluate on.
+    """Return the tasks to train on, and those to evaluate on: of each environment first those that
+    an earlier split evaluates on, then those that it has not.
 
     What `max_eval` leaves out is trained on, except for tasks of environments that are held out."""
-    envs = _by_env(entries)
-    counts = count_eval_tasks({env: len(found) for env, found in envs.items()}, rules)
+    rules, envs = wishes.split, _by_env(entries)
+    parts = _find_kept(envs, wishes)
+    kept = {env: sum(parts[e.key] == "eval" for e in found) for env, found in envs.items()}
+    counts = count_eval_tasks({env: len(found) for env, found in envs.items()}, rules, kept)
     train: list[Entry] = []
     evaluated: list[Entry] = []
     for env, found in envs.items():
-        evaluated += found[: counts[env]]
-        rest = found[counts[env] :]
+        first = [entry for entry in found if parts[entry.key] == "eval"]
+        free = [entry for entry in found if not parts[entry.key]]
+        taken = [*first, *free][: counts[env]]
+        keys = {entry.key for entry in taken}
+        rest = [entry for entry in found if entry.key not in keys]
+        evaluated += taken
         if env in rules.held_out:
             dropped += [drop(entry, Reason.OVER_MAX_EVAL) for entry in rest]
         else:
             train += rest
     return train, evaluated
+
+
+def _find_kept(envs: Mapping[str, Sequence[Entry]], wishes: Wishes) -> dict[str, str]:
+    """Return the part that an earlier split has each task in, "" if none. Raises DataError if it
+    trains on an environment that is held out."""
+    found = [entry for entries in envs.values() for entry in entries]
+    if wishes.kept is None:
+        return {entry.key: "" for entry in found}
+    parts = {entry.key: wishes.kept.part_of(entry) for entry in found}
+    for env in wishes.split.held_out:
+        trained = sum(parts[entry.key] == "train" for entry in envs.get(env, ()))
+        if trained:
+            raise DataError(
+                f"--held-out {env}: the split to keep, {wishes.kept.path}, trains on {trained} of"
+                " its tasks; leave out one of the two"
+            )
+    return parts
 
 
 def _leave_out_equals(

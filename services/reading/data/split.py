@@ -31,6 +31,22 @@ class SplitRules:
         return wanted if wanted >= self.least else 0
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSplit:
+    """An earlier split, of the manifest at `path`: the part of each task by its key, and by its
+    question, for tasks that have another key now."""
+
+    path: str
+    sha256: str
+    by_key: Mapping[str, str]
+    by_question: Mapping[str, str]
+
+    def part_of(self, entry: Entry) -> str:
+        """Return the part that a task was in, "train" or "eval"; "" if it is new."""
+        part = self.by_key.get(entry.key) or self.by_question.get(entry.question)
+        return part or ""
+
+
 def order_of(key: str) -> bytes:
     """Return the place of a task in the order of all tasks.
 
@@ -42,21 +58,35 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (order_of(entry.key), entry.key))
 
 
-def count_eval_tasks(sizes: Mapping[str, int], rules: SplitRules) -> dict[str, int]:
-    """Return the number of tasks of each environment that are evaluated on.
+def count_eval_tasks(
+    sizes: Mapping[str, int], rules: SplitRules, kept: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the number of tasks of each environment that are evaluated on; it is at least the
+    number of those that are `kept`.
 
     If their sum exceeds `max_eval`, environments take turns in order of name, as long as they have
     any, so that small ones keep theirs."""
     wanted = {
         env: size if env in rules.held_out else rules.count_for(size) for env, size in sizes.items()
     }
+    kept = kept or {}
+    wanted = {env: max(count, kept.get(env, 0)) for env, count in wanted.items()}
     if rules.max_eval is None or sum(wanted.values()) <= rules.max_eval:
         return wanted
+    open_places = rules.max_eval - sum(kept.values())
+    if open_places < 0:
+        raise DataError(
+            f"--max-eval {rules.max_eval}: the split to keep evaluates on {sum(kept.values())} of"
+            " these tasks; raise it"
+        )
     turns = [
-        env for turn in range(max(wanted.values())) for env in sorted(wanted) if turn < wanted[env]
+        env
+        for turn in range(max(wanted.values()))
+        for env in sorted(wanted)
+        if kept.get(env, 0) <= turn < wanted[env]
     ]
-    taken = Counter(turns[: rules.max_eval])
-    return {env: taken[env] for env in wanted}
+    taken = Counter(turns[:open_places])
+    return {env: kept.get(env, 0) + taken[env] for env in wanted}
 
 
 def find_cap(sizes: Mapping[str, int], share: Fraction) -> int:

@@ -159,19 +159,31 @@ def test_an_environment_that_is_dropped_is_closed_all_the_same(here: Here) -> No
     keep.close()
 
 
-def test_tasks_are_read_from_a_file_in_both_vocabularies(tmp_path: Path) -> None:
+SDK_TASK = {"key": "task-2", "prompt": "p", "env_id": "fake"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"tasks": [TASK, SDK_TASK]}),
+        json.dumps([TASK, SDK_TASK]),
+        f"{json.dumps(TASK)}\n{json.dumps(SDK_TASK)}\n",
+    ],
+)
+def test_tasks_are_read_from_a_file_of_any_form_in_both_vocabularies(
+    tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "tasks.json"
-    sdk = {"key": "task-2", "prompt": "p", "env_id": "fake"}
-    path.write_text(json.dumps({"tasks": [TASK, sdk]}))
+    path.write_text(text)
     keywords = {"gateway": "127.0.0.1:1", "token": TOKEN}
-    assert FleetTaskEnv.from_json_file(path, "task-2", **keywords).task == sdk
+    assert FleetTaskEnv.from_json_file(path, "task-2", **keywords).task == SDK_TASK
     envs = FleetTaskEnv.from_json_file_all(path, max_steps=3, **keywords)
     assert [env.task_key for env in envs] == ["task-1", "task-2"]
     assert envs[0].max_steps == 3
     with pytest.raises(ValueError, match="'task-3' is not in"):
         FleetTaskEnv.from_json_file(path, "task-3", **keywords)
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="must hold"):
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="expected a JSON array of tasks"):
         FleetTaskEnv.from_json_file_all(path, **keywords)
 
 

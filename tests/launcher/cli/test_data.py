@@ -108,7 +108,10 @@ def test_lists_may_be_repeated_or_have_commas(tmp_path: Path) -> None:
         (("--quarantine", "{t}/tasks.jsonl"), "tasks.jsonl: line 1: unknown key 'prompt'"),
         (("--out", "{t}"), "{t} holds something else (tasks.jsonl)"),
         (("--out", "{t}/tasks.jsonl"), "tasks.jsonl is not a folder"),
-        (("--format", "parquet"), "'parquet' is not"),
+        (("--format", "csv"), "'csv' is not"),
+        (("--allow", "relative-date"), "no lint 'relative-date'; did you mean 'relative_date'"),
+        (("--keep-split", "{t}/nowhere"), "cannot read {t}/nowhere/manifest.json"),
+        (("--keep-split", "{t}/tasks.jsonl"), "`flotilla data prepare` writes one"),
     ],
 )
 def test_a_wrong_wish_is_named_and_nothing_is_written(

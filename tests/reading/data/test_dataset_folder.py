@@ -8,7 +8,6 @@ import pytest
 
 from services.common.tasks.task_files import read_tasks
 from services.reading.data.dataset_folder import (
-    FileFormat,
     Origin,
     describe,
     read_manifest,
@@ -18,17 +17,19 @@ from services.reading.data.dataset_folder import (
 from services.reading.data.entries import DataError
 from services.reading.data.preparation import Wishes, prepare
 from services.reading.data.quarantine import Rule
+from services.reading.data.row_files import FileFormat
 from tests.reading.data.made_tasks import make_row, make_rows, to_rows
 
 RULE = Rule("gone", "", "no solution", "2026-11-28", "run 7")
 ROWS = [*make_rows({"shop": 60, "desk": 3}), make_row("gone"), make_row("blank", prompt="")]
+SOURCE = {"kind": "file", "url": "tasks.json", "sha256": "12"}
 NO_TEXT = make_row("\ud800", prompt="x")
 
 
 def write(out: Path, form: FileFormat = "jsonl") -> None:
     wishes = Wishes(quarantine=[RULE])
     prepared = prepare(to_rows(ROWS), wishes)
-    origins = Origin("tasks.json", "12"), Origin("rules.jsonl", "34")
+    origins = SOURCE, Origin("rules.jsonl", "34")
     write_folder(out, prepared, describe(prepared, wishes, *origins), form)
 
 
@@ -54,7 +55,7 @@ def test_the_manifest_accounts_for_the_source_and_vouches_for_the_files(tmp_path
     out = tmp_path / "data"
     write(out)
     manifest = read_manifest(out)
-    assert manifest["source"] == {"path": "tasks.json", "sha256": "12"}
+    assert manifest["source"] == SOURCE
     assert manifest["quarantine"] == {
         "path": "rules.jsonl",
         "sha256": "34",
@@ -125,7 +126,7 @@ def test_a_dropped_row_may_hold_what_is_not_text(tmp_path: Path) -> None:
     prepared = prepare(to_rows([*ROWS, NO_TEXT]), wishes)
     write_folder(
         *(tmp_path / "data", prepared),
-        *(describe(prepared, wishes, Origin("tasks.json", "12"), None), "jsonl"),
+        *(describe(prepared, wishes, SOURCE, None), "jsonl"),
     )
     assert read_manifest(tmp_path / "data")["dropped"][-1]["key"] == "\ud800"
 
