@@ -17,11 +17,14 @@ TOKEN = "hf_good"
 
 @dataclass
 class ModelHub:
-    """One model, `org/model`: files by commit, branches, and whether it is gated."""
+    """One model or data set, `org/model`: files by commit, branches, and whether it is gated.
+    `kind` is "models" or "datasets"."""
 
     commits: dict[str, dict[str, bytes]]
     branches: dict[str, str] = field(default_factory=lambda: {"main": FIRST})
     gated: bool = False
+    private: bool = False
+    kind: str = "models"
     # Sizes that are reported instead of the true ones.
     reported_sizes: dict[str, int] = field(default_factory=dict[str, int])
     endpoint: str = ""
@@ -30,23 +33,28 @@ class ModelHub:
     def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
         path = unquote(path.partition("?")[0])
-        if path == "/api/models/org/model" or path.startswith("/api/models/org/model/revision/"):
-            return self._info(path.removeprefix("/api/models/org/model").split("/")[-1] or "main")
-        if not path.startswith(("/org/model/", "/api/models/org/model/")):
+        api = f"/api/{self.kind}/org/model"
+        files = "/org/model" if self.kind == "models" else f"/{self.kind}/org/model"
+        if path == api or path.startswith(f"{api}/revision/"):
+            if self.private and token != TOKEN:
+                return 401, {"x-error-code": "RepoNotFound"}, b"Repository not found"
+            return self._info(path.removeprefix(api).removeprefix("/revision/") or "main")
+        if not path.startswith((f"{files}/", f"{api}/")):
             return 404, {"x-error-code": "RepoNotFound"}, b"Repository not found"
         if self.gated and token != TOKEN:
             return (403 if token else 401), {"x-error-code": "GatedRepo"}, b"Access is restricted"
         if path.endswith("/auth-check"):
             return 200, {}, b"{}"
-        if path.startswith("/api/models/org/model/tree/"):
+        if path.startswith(f"{api}/tree/"):
             return self._tree(path.split("/")[6])
-        return self._file(*path.removeprefix("/org/model/resolve/").split("/", 1))
+        return self._file(*path.removeprefix(f"{files}/resolve/").split("/", 1))
 
     def _info(self, revision: str) -> tuple[int, dict[str, str], bytes]:
         commit = self.branches.get(revision, revision)
         if commit not in self.commits:
             return 404, {"x-error-code": "RevisionNotFound"}, b"Invalid rev id"
-        body = {"id": "org/model", "sha": commit, "siblings": [], "gated": self.gated}
+        names = [{"rfilename": name} for name in self.commits[commit]]
+        body = {"id": "org/model", "sha": commit, "siblings": names, "gated": self.gated}
         return 200, {}, json.dumps(body).encode()
 
     def _tree(self, revision: str) -> tuple[int, dict[str, str], bytes]:

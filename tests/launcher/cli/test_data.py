@@ -1,5 +1,6 @@
 """`flotilla data`, on real files."""
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -122,6 +123,75 @@ def test_a_wrong_wish_is_named_and_nothing_is_written(
     assert code == 2, output
     assert message.format(t=tmp_path) in output
     assert [path.name for path in tmp_path.iterdir()] == ["tasks.jsonl"]
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_a_split_is_kept_as_the_data_grow_and_the_manifest_says_which(
+    tmp_path: Path, tasks: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert flotilla("data", "prepare", tasks, "--out", old)[0] == 0
+    grown = source(tmp_path, make_rows({"shop": 300, "desk": 80}), "grown.jsonl")
+    assert flotilla("data", "prepare", grown, "--out", new, "--keep-split", old)[0] == 0
+    code, output = flotilla("data", "diff", old, new)
+    assert (code, "300 added, 0 removed, 0 changed, 0 moved, 80 unchanged" in output) == (0, True)
+    sha256 = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
+    assert read_manifest(new)["keep_split"] == {"path": str(old), "sha256": sha256}
+    assert read_manifest(old)["keep_split"] is None
+
+
+def test_a_lint_is_left_out_by_its_name(tmp_path: Path) -> None:
+    reads = "def check(env):\n    return env.db('current')"
+    rows = [make_row("late", prompt="Do it tomorrow."), make_row("seed", verifier_func=reads)]
+    tasks, out = source(tmp_path, rows), tmp_path / "data"
+    for words, kept in (
+        (("--allow", "relative_date"), ["late"]),
+        (("--allow", "relative_date,no_data_key", "--strict"), ["late", "seed"]),
+    ):
+        assert flotilla("data", "prepare", tasks, "--out", out, *words)[0] == 0
+        assert sorted(task.key for task in load_tasks(out / "train.jsonl")) == kept
+        manifest = read_manifest(out)
+        assert manifest["filters"]["allow"] == sorted(words[1].split(","))
+
+
+def test_a_version_of_fleets_tasks_is_prepared_from_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "v4/openenv"
+    folder.mkdir(parents=True)
+    path = source(folder, make_rows({"shop": 3}), "all_tool_use.json")
+    version = ("--data-version", "v4", "--modality", "tool_use", "--out", tmp_path / "data")
+    assert flotilla("data", "prepare", tmp_path, *version)[0] == 0
+    assert read_manifest(tmp_path / "data")["source"]["url"] == str(path)
+    code, output = flotilla("data", "prepare", *version)
+    assert (code, "or set S3_DATASET_BUCKET" in output) == (2, True)
+
+
+def test_rows_without_an_environment_get_the_one_that_is_named(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Play."}]
+    tasks, out = source(tmp_path, [{"prompt": messages, "level": 1}]), tmp_path / "data"
+    code, output = flotilla("data", "prepare", tasks, "--out", out)
+    assert (code, "invalid: TRL: it names no environment" in output) == (2, True)
+    assert flotilla("data", "prepare", tasks, "--out", out, "--default-env", "game")[0] == 0
+    assert read_manifest(out)["filters"]["default_env"] == "game"
+    assert list(read_manifest(out)["environments"]) == ["game"]
+
+
+def test_parquet_is_prepared_shown_compared_and_read_again(tmp_path: Path, tasks: Path) -> None:
+    lines, columns = tmp_path / "lines", tmp_path / "columns"
+    assert flotilla("data", "prepare", tasks, "--out", lines)[0] == 0
+    words = ("--out", columns, "--format", "parquet")
+    code, output = flotilla("data", "prepare", tasks, *words)
+    assert (code, "Wrote train.parquet, eval.parquet and" in output) == (0, True)
+    code, output = flotilla("data", "diff", lines, columns)
+    assert "0 added, 0 removed, 0 changed, 0 moved, 80 unchanged" in output
+    code, output = flotilla("data", "show", columns / "train.parquet", "shop-7")
+    assert (code, "prompt: Do shop-7." in output) == (0, True)
+    assert flotilla("data", "stats", columns)[1] == flotilla("data", "stats", lines)[1]
+    again = tmp_path / "again"
+    code, output = flotilla("data", "prepare", columns / "train.parquet", "--out", again)
+    assert (code, sum(map(len, read_manifest(again)["tasks"].values()))) == (0, 74)
 
 
 def test_one_key_with_two_tasks_is_named_by_both_lines(tmp_path: Path) -> None:

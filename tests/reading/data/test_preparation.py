@@ -16,7 +16,7 @@ from services.reading.data.preparation import Wishes, prepare
 from services.reading.data.quarantine import Rule
 from services.reading.data.selection import Selection
 from services.reading.data.split import SplitRules, order_of
-from tests.reading.data.made_tasks import SIZES, Row, keys_of, make_row, make_rows, to_rows
+from tests.reading.data.made_tasks import SIZES, Row, keep, keys_of, make_row, make_rows, to_rows
 from tests.support.examples import examples
 
 RULES = SplitRules(Fraction(1, 5), least=2, most=8)
@@ -256,3 +256,40 @@ def test_an_environment_that_the_source_lacks_is_an_error_with_those_that_it_has
         prepared(rows, selection=Selection(envs=("shp",)))
     with pytest.raises(DataError, match=r"--held-out: .* it has desk, shop"):
         prepared(rows, split=replace(RULES, held_out=("elsewhere",)))
+
+
+@settings(max_examples=examples(100))
+@given(SIZES, SIZES, st.integers(0, 10))
+def test_a_kept_split_holds_however_the_data_change(
+    before: dict[str, int], after: dict[str, int], most: int
+) -> None:
+    old = prepared(make_rows(before))
+    rules = SplitRules(Fraction(1, 10), 1, most)
+    found = prepared(make_rows(after), split=rules, kept=keep(old))
+    assert not keys_of(old.eval) & keys_of(found.train)
+    assert not keys_of(old.train) & keys_of(found.eval)
+    assert found.rows == sum(after.values())
+    for env, size in after.items():
+        kept = sum(e.env_key == env and e.key in keys_of(old.eval) for e in found.eval)
+        number = sum(entry.env_key == env for entry in found.eval)
+        assert number <= max(kept, rules.count_for(size))
+
+
+def test_a_task_under_another_key_stays_where_its_question_was() -> None:
+    rows = make_rows({"shop": 60})
+    old = prepare(to_rows(rows), Wishes())
+    renamed = [{**row, "key": f"new-{row['key']}"} for row in rows]
+    found = prepare(to_rows(renamed), Wishes(kept=keep(old)))
+    assert keys_of(found.eval) == {f"new-{key}" for key in keys_of(old.eval)}
+    assert keys_of(prepare(to_rows(renamed), Wishes()).eval) != keys_of(found.eval)
+
+
+def test_a_kept_split_refuses_rules_that_would_break_it() -> None:
+    rows = make_rows({"shop": 60, "desk": 60})
+    old = keep(prepare(to_rows(rows), Wishes()))
+    with pytest.raises(DataError, match="--held-out desk: the split to keep, old, trains on 54"):
+        prepare(to_rows(rows), Wishes(split=SplitRules(held_out=("desk",)), kept=old))
+    with pytest.raises(DataError, match="--max-eval 11: the split to keep evaluates on 12"):
+        prepare(to_rows(rows), Wishes(split=SplitRules(max_eval=11), kept=old))
+    twelve = prepare(to_rows(rows), Wishes(split=SplitRules(max_eval=12), kept=old))
+    assert len(twelve.eval) == 12

@@ -6,8 +6,9 @@ was interrupted goes on where it stopped, and one of an object that was changed 
 import fcntl
 import hashlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,14 @@ class _ChangedError(Exception):
 def fetch_store_files(url: str, report: Report) -> Fetched:
     """Return the file at a URL, or those that match its `*`, in order. Raises DataError."""
     shown = without_secrets(url)
-    with _explained_errors(shown):
+    with _explained_errors(url, shown):
         files, path = _open_store(url)
         paths: list[str] = sorted(files.glob(path)) if "*" in path else [path]
         if not paths:
             raise DataError(f"{shown}: no file matches")
         names = [shown] if len(paths) == 1 else [_short_name(each, path) for each in paths]
         found = [
-            _fetch_file(files, each, name, shown, report)
-            for each, name in zip(paths, names, strict=True)
+            _fetch_file(files, each, name, report) for each, name in zip(paths, names, strict=True)
         ]
     return Fetched("store", shown, found)
 
@@ -72,18 +72,19 @@ def _open_store(url: str) -> tuple[Any, str]:
         raise DataError(f"{without_secrets(url)}: {error}: {fix}") from error
 
 
-def _fetch_file(files: Any, path: str, name: str, url: str, report: Report) -> SourceFile:
+def _fetch_file(files: Any, path: str, name: str, report: Report) -> SourceFile:
     for _ in range(_CHANGES):
         files.invalidate_cache()
         about: Mapping[str, Any] = files.info(path)
         if about["type"] == "directory":
-            raise DataError(f"{url} is a folder: name a file in it, or a pattern with *")
+            raise DataError(f"{name} is a folder: name a file in it, or a pattern with *")
         version = _version_of(about)
         try:
-            return SourceFile(name, _fetch_version(files, path, about, version, report), version)
+            data = _fetch_version(files, path, about, version, partial(report, name))
+            return SourceFile(name, data, version)
         except _ChangedError:
             continue
-    raise DataError(f"{url} was changed {_CHANGES} times while it was fetched; try again later")
+    raise DataError(f"{name} was changed {_CHANGES} times while it was fetched; try again later")
 
 
 def _version_of(about: Mapping[str, Any]) -> str:
@@ -97,7 +98,11 @@ def _version_of(about: Mapping[str, Any]) -> str:
 
 
 def _fetch_version(
-    files: Any, path: str, about: Mapping[str, Any], version: str, report: Report
+    files: Any,
+    path: str,
+    about: Mapping[str, Any],
+    version: str,
+    report: Callable[[int, int], None],
 ) -> bytes:
     """Return one version of a file, from the cache if it is there. Raises _ChangedError."""
     if not version:
@@ -120,7 +125,9 @@ def _fetch_version(
     return place.read_bytes()
 
 
-def _append_rest(files: Any, path: str, file: Any, size: int, report: Report) -> None:
+def _append_rest(
+    files: Any, path: str, file: Any, size: int, report: Callable[[int, int], None]
+) -> None:
     """Append what is still missing, a block at a time. Raises _ChangedError."""
     if file.tell() > size:
         file.truncate(0)
@@ -140,7 +147,7 @@ def _append_rest(files: Any, path: str, file: Any, size: int, report: Report) ->
             file.write(block)
             file.flush()
             done += len(block)
-            report(path.rpartition("/")[2], done, size)
+            report(done, size)
 
 
 def _cache_folder() -> Path:
@@ -149,20 +156,19 @@ def _cache_folder() -> Path:
 
 
 @contextmanager
-def _explained_errors(url: str) -> Generator[None]:
-    """Make an error of a vendor's client one that names the URL and what to do."""
+def _explained_errors(url: str, shown: str) -> Generator[None]:
+    """Make an error of a vendor's client one that names the URL, and what to do."""
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{url} does not exist") from error
-    except PermissionError as error:
-        raise DataError(f"{url}: {_text_of(error)}{_key_hint(url)}") from error
+        raise DataError(f"{shown} does not exist") from error
     # Every vendor has its own exceptions, without a common base class.
     except Exception as error:
-        hint = _key_hint(url) if type(error).__name__ in _NO_KEYS else ""
-        raise DataError(f"{url}: {_text_of(error)}{hint}") from error
+        of_key = isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS
+        text = redact(str(error) or type(error).__name__).replace(url, shown)
+        raise DataError(f"{shown}: {text}{_key_hint(url) if of_key else ''}") from error
 
 
 def _key_hint(url: str) -> str:
@@ -171,7 +177,3 @@ def _key_hint(url: str) -> str:
     names = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
     there = [name for name in names if os.environ.get(name)]
     return f"; check {' and '.join(there)}" if there else f"; set {' or '.join(names)}"
-
-
-def _text_of(error: Exception) -> str:
-    return redact(str(error) or type(error).__name__)
