@@ -21,7 +21,8 @@ WAISTS = {
     "services/common/telemetry/watchdog.py": {"sys.stderr", "sys.__stderr__"},
     # Where there is no terminal any more, and nothing is printed.
     "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
-    # Shows by a Terminal.
+    # Show by a Terminal.
+    "services/launcher/cli/data_prepare.py": {"rich.progress.Progress"},
     "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
     # Queries the width; and shows by a Terminal.
     "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},

@@ -1,6 +1,7 @@
 """`flotilla data prepare`: makes training and evaluation tasks from a source."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from services.reading.data.sources import Fetched, fetch_source, locate_source
 
 # Most different faults that are printed.
 _SHOWN = 8
+# Between two lines about a download, where there is no terminal.
+_PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,22 @@ def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
 
 
 def _fetch(source: str, console: Terminal) -> Fetched:
-    """Fetch a source, with a progress bar on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        tasks: dict[str, TaskID] = {}
+    """Fetch a source, with a progress bar on a terminal, and now and then a line elsewhere."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    tasks: dict[str, TaskID] = {}
+    due = time.monotonic() + _PROGRESS_S
 
-        def report(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=done, total=total)
+    def report(name: str, done: int, total: int) -> None:
+        nonlocal due
+        if name not in tasks:
+            tasks[name] = bar.add_task(name)
+        bar.update(tasks[name], completed=done, total=total)
+        if not console.is_terminal and time.monotonic() >= due:
+            due = time.monotonic() + _PROGRESS_S
+            console.print(f"{name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
+    with bar:
         return fetch_source(source, report)
 
 

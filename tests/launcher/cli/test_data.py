@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.launcher.cli import data_prepare
 from services.launcher.cli.app import app
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.eval_sets import EvalSet, load_eval_set, refuse_trained_tasks
 from services.learner.sampling.tasks import load_tasks
+from services.reading.data.adapters import store_files
 from tests.launcher.cli.test_app import run_cli
 from tests.reading.data.made_tasks import make_row, make_rows
 from tests.support.learner import make_config
@@ -166,6 +168,17 @@ def test_a_version_of_fleets_tasks_is_prepared_from_its_place(tmp_path: Path) ->
     assert read_manifest(tmp_path / "data")["source"]["url"] == str(path)
     code, output = flotilla("data", "prepare", *version)
     assert (code, "or set S3_DATASET_BUCKET" in output) == (2, True)
+
+
+def test_a_download_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(data_prepare, "_PROGRESS_S", 0.0)
+    tasks = source(tmp_path, [make_row("a", prompt="x" * 200_000) for _ in range(10)])
+    monkeypatch.setattr(store_files, "_BLOCK", 1_000_000)
+    url = f"file://{tasks}"
+    code, output = flotilla("data", "prepare", url, "--out", tmp_path / "data")
+    assert (code, f"{url}: 1 of 2 MB\n{url}: 2 of 2 MB\n" in output) == (0, True), output
+    assert read_manifest(tmp_path / "data")["source"]["version"].startswith("modified ")
 
 
 def test_rows_without_an_environment_get_the_one_that_is_named(tmp_path: Path) -> None:

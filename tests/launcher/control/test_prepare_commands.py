@@ -150,6 +150,8 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEET_API_KEY", "fleet-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "store-key")
+    monkeypatch.setenv("S3_DATASET_BUCKET", "tasks")
     for name in ("SLACK_BOT_TOKEN", "LAMBDA_API_KEY", "FLOTILLA_TOKEN", "MY_HOOK"):
         monkeypatch.setenv(name, "of the launcher alone")
     made = tmp_path / "made"
@@ -160,6 +162,7 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
         await served.until(run_id, lambda _: made.exists())
     found = json.loads(made.read_text())
     assert found["FLEET_API_KEY"] == "fleet-key"
+    assert (found["AWS_SECRET_ACCESS_KEY"], found["S3_DATASET_BUCKET"]) == ("store-key", "tasks")
     assert found[MARK_VARIABLE].endswith(f":{run_id}/prepare")
     assert "of the launcher alone" not in found.values()
 
