@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from services.common.spec.spec import SharedConfig
@@ -83,11 +83,11 @@ class RunContext:
 
 def is_made_later(context: RunContext, path: str) -> bool:
     """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet: what
-    it creates, a file in the folder that it creates, or one that it is given the name of."""
+    it creates, or another file that it is given the name of, or the folder of."""
     tables = [t for t in context.plan.tables.get("prepare", []) if isinstance(t, Mapping)]
     waiting = [table for table in tables if not Path(str(table.get("creates"))).exists()]
-    made = {path, *map(str, PurePath(path).parents)}
-    named = any(t.get("creates") in made or path in t.get("command", ()) for t in waiting)
+    names = {path, str(Path(path).parent)}
+    named = any(names & {t.get("creates"), *t.get("command", ())} for t in waiting)
     return named and not Path(path).exists()
 
 

@@ -49,13 +49,15 @@ async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
+@pytest.mark.parametrize("names_folder", [False, True])
 async def test_files_that_one_prepare_command_makes_together_are_all_made_later(
-    policy: Path, tmp_path: Path
+    policy: Path, tmp_path: Path, names_folder: bool
 ) -> None:
     train, heldout = tmp_path / "train.json", tmp_path / "heldout.json"
     content = spec(policy, train)
     content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(heldout)}]}
-    command = ["python", "-m", "split", "--train", str(train), "--heldout", str(heldout)]
+    named = ["--out", str(tmp_path)] if names_folder else ["--heldout", str(heldout)]
+    command = ["python", "-m", "split", *named]
     content["prepare"] = [{"creates": str(train), "command": command}]
     result = await probed("dataset", subject(content, tmp_path))
     check(result, Status.SKIPPED, f"{train} is made by [[prepare]]", f"{heldout} is made by")
