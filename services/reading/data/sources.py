@@ -72,6 +72,10 @@ def locate_source(source: str, data_version: str, modality: str, environ: Mappin
         if not source:
             raise DataError("name a SOURCE, or a version of Fleet's tasks by --data-version")
         return source
+    if source.startswith(FLEET):
+        raise DataError(
+            "--data-version: Fleet's API has no versions; leave it out, or name a bucket"
+        )
     if not modality:
         raise DataError(
             "--data-version: name the modality too, such as --modality tool_use: each has a file"

@@ -41,6 +41,8 @@ def test_a_version_lies_in_fleets_layout_below_the_source_or_the_bucket(
 def test_what_is_missing_is_named(version: str, modality: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         locate_source("", version, modality, {})
+    with pytest.raises(DataError, match="Fleet's API has no versions"):
+        locate_source("fleet:shop", "v4", "tool_use", {})
 
 
 def fetch(source: Path) -> Fetched:

@@ -34,7 +34,10 @@ _S3_OPTIONS: dict[str, Any] = {
 # was changed.
 _VERSIONS = ("VersionId", "version_id", "generation", "ETag", "etag", "md5Hash", "content_md5")
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
-_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")
+_NO_KEYS = (
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
+    "ProfileNotFound",
+)
 _CHANGES = 3
 
 

@@ -201,6 +201,9 @@ def test_a_missing_and_a_wrong_key_name_the_variable(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(DataError, match="; set AWS_ACCESS_KEY_ID or AWS_PROFILE"):
         fetch()
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(DataError, match=r"nobodys.*; check AWS_PROFILE"):
+        fetch()
 
 
 def test_a_store_that_tells_no_version_is_asked_each_time(
