@@ -17,7 +17,7 @@ from services.launcher.control.prepare_commands import (
     parse_prepare_tables,
 )
 from services.launcher.run_spec import read_spec
-from services.launcher.security.env_filter import variables_of_prepare
+from services.launcher.security.env_filter import variables_of_any_service
 
 
 async def run_prepare_commands(
@@ -25,7 +25,7 @@ async def run_prepare_commands(
 ) -> None:
     """Make missing results and, with `refresh`, outdated ones. A resumed run keeps the results
     with which it began. Raises PrepareError, InterruptedByUserError."""
-    inherits = variables_of_prepare(read_spec(spec))
+    inherits = variables_of_any_service(read_spec(spec))
     for prepare in parse_prepare_tables(spec):
         if prepare.is_done() and not (refresh and prepare.is_outdated()):
             continue

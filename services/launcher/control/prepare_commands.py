@@ -21,7 +21,7 @@ from services.common.spec.config import ConfigModel, parse_config
 from services.common.text.redaction import redact
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.security.env_filter import variables_of_prepare
+from services.launcher.security.env_filter import variables_of_any_service
 
 # Name of the preparing part of a run, in the mark of its processes and of its log.
 PREPARE_NAME = "prepare"
@@ -197,7 +197,7 @@ async def _execute_logged(prepare: PrepareCommand, intent: PendingRun, lock: int
         write_log(f"$ {redact(shlex.join(prepare.command))}\n")
         # The mark lets a launcher find and end it if the run ends first.
         mark = f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{PREPARE_NAME}"
-        inherits = variables_of_prepare(intent.spec)
+        inherits = variables_of_any_service(intent.spec)
         await execute_command(prepare, CommandOptions(write_log, mark, inherits, (lock,), LIMIT_S))
 
 

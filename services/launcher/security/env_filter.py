@@ -45,14 +45,9 @@ def inherited_variables(spec: RunSpec, service: str) -> tuple[str, ...]:
     return tuple(sorted(named))
 
 
-def variables_of_prepare(spec: RunSpec) -> tuple[str, ...]:
-    """Return the variables of the run's prepare commands: those of all services, as they use the
-    same sources, and those of stores and of Fleet, from which `flotilla data prepare` fetches."""
-    return (*variables_of_any_service(spec), *STORE_VARIABLES, "FLEET_BASE_URL")
-
-
 def variables_of_any_service(spec: RunSpec) -> tuple[str, ...]:
-    """Return the variables of all services of the run, and the hub's."""
+    """Return the variables of all services of the run, for its prepare commands: they use the
+    same sources, and the hub."""
     named = (name for service in SERVICES for name in inherited_variables(spec, service))
     return tuple(sorted({HUB_VARIABLE, *named}))
 

@@ -152,19 +152,21 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
     monkeypatch.setenv("FLEET_API_KEY", "fleet-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "store-key")
     monkeypatch.setenv("S3_DATASET_BUCKET", "tasks")
+    monkeypatch.setenv("S3_OTHER", "for no command")
     for name in ("SLACK_BOT_TOKEN", "LAMBDA_API_KEY", "FLOTILLA_TOKEN", "MY_HOOK"):
         monkeypatch.setenv(name, "of the launcher alone")
     made = tmp_path / "made"
     program = f"import json, os; json.dump(dict(os.environ), open({str(made)!r}, 'w'))"
     launcher = {"notify": {"webhook_env": "MY_HOOK"}, "sky": {"secrets": ["FLEET_API_KEY"]}}
     async with serving(tmp_path) as served:
-        run_id = await served.start(spec(prepare=[table(made, program)], launcher=launcher))
+        prepare = [{**table(made, program), "variables": ["AWS_*", "S3_DATASET_BUCKET"]}]
+        run_id = await served.start(spec(prepare=prepare, launcher=launcher))
         await served.until(run_id, lambda _: made.exists())
     found = json.loads(made.read_text())
     assert found["FLEET_API_KEY"] == "fleet-key"
     assert (found["AWS_SECRET_ACCESS_KEY"], found["S3_DATASET_BUCKET"]) == ("store-key", "tasks")
     assert found[MARK_VARIABLE].endswith(f":{run_id}/prepare")
-    assert "of the launcher alone" not in found.values()
+    assert not {"of the launcher alone", "for no command"} & set(found.values())
 
 
 async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
