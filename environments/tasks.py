@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from environments.reference_policies import plan_calls
 from environments.task_generator import APPS, SPLITS, Split, draw_scenario, make_data_id
 
 VERSION = "v1"
@@ -52,6 +53,16 @@ def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
         "verifier_func": verifier_source(env_key, of.kind),
         "task_modality": "tool_use",
         "env_variables": of.variables,
+    }
+
+
+def make_solution(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the recorded solution of a generated task, as `flotilla data check` reads it."""
+    calls = [{"name": name, "arguments": arguments} for name, arguments in plan_calls(task)]
+    return {
+        "key": task["key"],
+        "calls": calls,
+        "answer": "done",
     }
 
 
@@ -137,6 +148,9 @@ def _build_parser() -> argparse.ArgumentParser:
         help="environment to take tasks from; may be repeated (default: all, taking turns)",
     )
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
+    parser.add_argument(
+        "--solutions", type=Path, help="file to write with the calls that solve each task"
+    )
     return parser
 
 
@@ -146,6 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.count < 1 or options.start < 0:
         parser.error("--count must be at least 1 and --start at least 0")
     tasks = list(make_tasks(options.env or list(APPS), options.split, options.count, options.start))
+    if options.solutions is not None:
+        options.solutions.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(make_solution(task)) + "\n" for task in tasks]
+        options.solutions.write_text("".join(lines), encoding="utf-8")
     text = json.dumps({"tasks": tasks}, indent=1) + "\n"
     if options.out is None:
         sys.stdout.write(text)

@@ -146,7 +146,7 @@ class Execution:
     """One run of a verifier.
 
     `error` is the reason why it did not finish; `retryable` is set if another run may differ, `ran`
-    if it started at all."""
+    if it started at all, `raised` if the error is the verifier's own."""
 
     result: Any = None
     report: CheckReport | None = None
@@ -156,6 +156,7 @@ class Execution:
     instance_lost: bool = False
     retryable: bool = False
     ran: bool = True
+    raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,8 @@ class Instance(ABC):
     data_version: str
     # The refusal of every query, where the environment shows no database.
     no_database = "this environment shows no database"
+    # False if a grade ends the episode: it cannot be made again.
+    regrades = True
 
     @abstractmethod
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:

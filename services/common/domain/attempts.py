@@ -68,7 +68,8 @@ class NoGradeReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A known `reward`, or the `reason` why it is unknown. `suspicion` is a printed failure of a
-    judge that did not count, because the policy may have written it."""
+    judge that did not count, because the policy may have written it. `verifier_fault` is set if the
+    verifier itself is the reason."""
 
     reward: float | None = None
     reason: NoGradeReason | None = None
@@ -79,6 +80,7 @@ class Grade:
     stdout: str = ""
     attempts: int = 1
     suspicion: str = ""
+    verifier_fault: bool = False
 
     @property
     def is_known(self) -> bool:

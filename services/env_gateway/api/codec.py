@@ -63,6 +63,7 @@ def encode_ready(
         open_time=rpc.to_duration(session.open_s),
         initial_observation=[_encode_part(part) for part in session.first_observation],
         transcript_bytes=transcript_bytes,
+        regrades=instance.regrades,
     )
 
 
@@ -91,6 +92,7 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
     if grade.reason is not None:
         response.no_grade.reason = NO_GRADE_REASONS.encode(grade.reason)
         response.no_grade.detail = replace_surrogates(grade.detail[:8192])
+        response.no_grade.verifier_fault = grade.verifier_fault
     elif grade.reward is not None:
         response.reward = grade.reward
     return response

@@ -18,6 +18,7 @@ from services.common.text.parsing import run_aside
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState
+from services.env_gateway.episodes.episode_grading import RegradeError
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
 from services.env_gateway.limits.episode_admission import OverLimitError, QueueFullError
@@ -41,6 +42,7 @@ _STATUS_BY_ERROR = {
     UnknownEnvironmentError: (grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"),
     OverLimitError: (grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT"),
     CallSeqError: (grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"),
+    RegradeError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_REGRADE"),
     QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     EpisodeLostError: (grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"),
     StalledError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED"),
@@ -124,7 +126,9 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         answer = header.final_answer if header.HasField("final_answer") else None
         with _translating_refusals():
             session = self._gateway.get_session(header.episode_id)
-            grade = await self._gateway.grade_episode(session, answer, conversation, timeout_s)
+            grade = await self._gateway.grade_episode(
+                session, answer, conversation, timeout_s, again=header.again
+            )
         return codec.encode_grade(grade)
 
     async def RenewEpisodes(

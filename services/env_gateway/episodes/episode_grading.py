@@ -26,8 +26,13 @@ _PROOF_BASE_S, _PROOF_CAP_S = 0.1, 2.0
 _GONE = "the environment instance is gone"
 
 
+class RegradeError(Exception):
+    """A grade was asked for again where grading ends the episode."""
+
+
 class EpisodeGrader:
-    """Grades episodes. The first known grade is final; a grading in progress is joined."""
+    """Grades episodes. The first known grade is final, unless it is asked for again; a grading in
+    progress is joined."""
 
     def __init__(
         self,
@@ -44,12 +49,20 @@ class EpisodeGrader:
         self.gates: dict[str, Gate] = {}
 
     async def grade_episode(
-        self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
+        self,
+        session: Session,
+        final_answer: str | None,
+        conversation: str | None,
+        timeout_s: float,
+        *,
+        again: bool = False,
     ) -> Grade:
-        """Grade a READY episode. Raises EpisodeLostError."""
+        """Grade a READY episode. Raises EpisodeLostError and RegradeError."""
         episode = session.episode
+        if again and session.instance is not None and not session.instance.regrades:
+            raise RegradeError(f"grading ends episode {episode.episode_id}: open another")
         known = session.known_grade()
-        if known is not None:
+        if known is not None and not again:
             return known
         if session.grading is None or session.grading.done():
             made = _make_submission(session, final_answer, conversation)

@@ -165,16 +165,25 @@ class Gateway:
         return self.config.limits.transcript_bytes if reads else 0
 
     async def grade_episode(
-        self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
+        self,
+        session: Session,
+        final_answer: str | None,
+        conversation: str | None,
+        timeout_s: float,
+        *,
+        again: bool = False,
     ) -> Grade:
-        """Grade an episode. The first known grade is final; a grading in progress is joined.
+        """Grade an episode. The first known grade is final, unless it is asked for `again`; a
+        grading in progress is joined.
 
-        Raises EpisodeLostError."""
+        Raises EpisodeLostError and RegradeError."""
         episode = session.episode
         if episode.state is not EpisodeState.READY:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
         self.book.extend_lease(episode, loop_time())
-        return await self.grader.grade_episode(session, final_answer, conversation, timeout_s)
+        return await self.grader.grade_episode(
+            session, final_answer, conversation, timeout_s, again=again
+        )
 
     def close(self, episode_id: str) -> None:
         """End an episode. One that has already ended or never existed counts as closed."""

@@ -116,7 +116,7 @@ class VerifierRunner:
             return no_grade(NoGradeReason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
             detail = f"of task {submission.task.key!r}, {error}"
-            return no_grade(NoGradeReason.EXECUTION_FAILED, detail)
+            return replace(no_grade(NoGradeReason.EXECUTION_FAILED, detail), verifier_fault=True)
         if grade.suspicion:
             _LOG.warning(
                 "reward_hacking_suspected",

@@ -42,6 +42,7 @@ def judge_execution(execution: Execution, *, attempts: int, phrase_passed: bool 
         stdout=_bounded_stdout(execution.stdout),
         attempts=attempts if execution.ran else 0,
         suspicion=judge[0].strip()[:_SUSPICION_CHARS] if judge and not reason else "",
+        verifier_fault=reason is NoGradeReason.EXECUTION_FAILED and _is_own_fault(execution),
     )
 
 
@@ -94,6 +95,10 @@ def _failure_reason(
     if judge is not None:
         return NoGradeReason.JUDGE_ERROR, judge["detail"].strip()[:CHECK_CHARS]
     return None, ""
+
+
+def _is_own_fault(execution: Execution) -> bool:
+    return execution.raised or execution.error is None
 
 
 def _is_reward(result: object) -> bool:

@@ -178,7 +178,8 @@ async def _run_verification(
         async with asyncio.timeout(timeout_s):
             done = await worker.run_verification(verification)
         score, report = split_report(done.result)
-        return Execution(result=score, report=report, stdout=done.stdout, error=done.error)
+        raised = done.error is not None
+        return Execution(score, report, done.stdout, done.error, raised=raised)
     except TimeoutError:
         return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
     except WorkerDiedError as error:
@@ -186,4 +187,4 @@ async def _run_verification(
         return Execution(error=str(error), retryable=True)
     except ProtocolError as error:
         _LOG.warning("verifier_broke_the_protocol", error=str(error))
-        return Execution(error=str(error))
+        return Execution(error=str(error), raised=True)

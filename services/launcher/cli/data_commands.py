@@ -1,4 +1,4 @@
-"""Commands for task files: `flotilla data prepare`, `show`, `stats` and `diff`."""
+"""Commands for task files: `flotilla data prepare`, `check`, `show`, `stats` and `diff`."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from services.launcher.cli.options import OVERRIDES
+
 
 def add_data_commands(app: typer.Typer) -> None:
     data = typer.Typer(
         name="data",
         no_args_is_help=True,
         help=(
-            "Prepares tasks for training and evaluation, and shows what is in task files.\n\n"
+            "Prepares tasks for training and evaluation, checks them on their environments, and"
+            " shows what is in task files.\n\n"
             "Start with `flotilla data stats FILE`, then `flotilla data prepare FILE --out DIR`;"
             " a run spec names `DIR/train.jsonl` in `learner.tasks` and `DIR/eval.jsonl` in"
             " `learner.eval.sets`."
@@ -27,6 +30,7 @@ def add_data_commands(app: typer.Typer) -> None:
         ("diff", data_diff),
     ):
         data.command(name=name)(command)
+    data.command(name="check", context_settings=OVERRIDES)(data_check)
     app.add_typer(data)
 
 
@@ -197,6 +201,60 @@ def data_prepare(
         *(source, data_version, out, quarantine, keep_split, allowed, form)
     )
     raise typer.Exit(command.prepare_data(options, wishes))
+
+
+def data_check(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec; only its [env_gateway] is used.")],
+    tasks: Annotated[Path, typer.Argument(help="Task file, or folder of `data prepare`.")],
+    solutions: Annotated[
+        Path | None,
+        typer.Option(
+            "--solutions",
+            metavar="FILE",
+            help="JSON lines of {key, calls, answer}: a recorded solution of each task.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Results; those in it are kept.")
+    ] = Path("checks.jsonl"),
+    key: Annotated[str | None, typer.Option("--key", help="Only the task with this key.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", help="Only this environment; repeatable, or a list with commas."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="So many tasks, from all environments.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Tasks that are checked concurrently.")
+    ] = 8,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also check tasks that have a result.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before episodes that cost money.")
+    ] = False,
+) -> None:
+    """Check on their real environments whether tasks can be trained on.
+
+    A recorded solution must pass and use only tools that are offered; an untouched world must not
+    pass, nor cheating answers in it; several grades of one state must agree; and the prompt must
+    not give the answer away. Each task becomes valid, invalid, or an error or timeout, which are
+    the environment's and tried again by the next run. With `learner.select.checked = true` and
+    `learner.select.checks = "checks.jsonl"`, a run trains on the valid ones only.
+
+    A gateway is started for it. Options such as `--env_gateway.backend=...` override the spec. Exit
+    code: 0 all valid, 1 otherwise, 2 nothing could be checked.
+    """
+    from services.launcher.cli import data_check as command
+
+    options = command.CheckOptions(
+        *(spec, tasks, solutions, out, key, _split_list(env), limit, concurrency),
+        again=again,
+        yes=yes,
+    )
+    raise typer.Exit(command.check_data(options, context.args))
 
 
 Tasks = Annotated[Path, typer.Argument(help="Task file, or folder of `data prepare`.")]

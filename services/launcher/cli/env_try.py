@@ -13,20 +13,17 @@ import grpc
 import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common.aio.concurrency import running_tasks
-from services.common.rpc import rpc
 from services.common.rpc.errors import ConfigError
-from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_files import TaskFileError, read_objects
-from services.common.text.printable_text import make_visible, print_visible
+from services.common.text.printable_text import make_visible
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
+from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.config.backend_tables import without_replaced
-from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
+from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     backend_key,
@@ -46,9 +43,6 @@ from services.launcher.doctor.adapters.trial_episode import (
     tool_schema,
 )
 from services.launcher.doctor.dataset import env_key_of
-from services.launcher.run_spec import read_spec
-from services.launcher.security.env_filter import inherited_variables
-from services.launcher.state import GATEWAY
 
 _OPEN_S = 180.0
 _CALL_S = 120.0
@@ -58,8 +52,6 @@ _PASSED_UNTOUCHED = (
     " keep what earlier episodes wrote?"
 )
 _OVERRIDDEN = "warning  --answer replaces the answer of submit_final_answer in the grade"
-# What a gateway's spec must hold, and no gateway uses.
-_UNUSED = {"name": '"by-hand"', "policy": '{model = "none", max_model_len = 1}'}
 _DAY_S = 86_400
 _DESCRIPTION_CHARS = 200
 _SUBMIT = "submit_final_answer"
@@ -114,16 +106,9 @@ async def _run(
     play: ModelPlay | None,
     console: Terminal,
 ) -> int:
-    given = load_spec(spec, overrides)
-    unset = [f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given]
-    overrides, section = [*overrides, *unset], without_replaced(given.get(GATEWAY, {}))
-    inherits = inherited_variables(read_spec(load_spec(spec, overrides), str(spec)), GATEWAY)
+    section = gateway_section(spec, overrides)
     console.print("starting a gateway", style="dim")
-    async with (
-        serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
-        rpc.channel(address, token=token) as channel,
-    ):
-        stub: Any = EpisodeServiceStub(channel)
+    async with open_gateway(spec, overrides) as stub:
         if play is not None:
             return await play_tasks(GatewayPlayer(stub, section, "env-try"), tasks, play, console)
         return await _play_by_hand(stub, section, tasks[0], answer, console)
@@ -159,12 +144,6 @@ async def _keep_renewed(
 ) -> None:
     await keep_renewed(stub, worker_id, episode)
     console.print("the environment has ended, or the episode's time is over")
-
-
-def _show_warning(line: str) -> None:
-    """Print the gateway's warnings and errors; skip its other log lines."""
-    if '"level": "info"' not in line:
-        print_visible(line, file=sys.stderr)
 
 
 async def _open_with_progress(

@@ -28,12 +28,14 @@ class OfferedTool:
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What an episode begins with. `task` is the first message, as a policy is sent it; it has the
-    prompt, the facts of the environment and its first observation."""
+    prompt, the facts of the environment and its first observation. `regrades` if the episode can
+    be graded again."""
 
     prompt: str
     task: str
     observation: str
     tools: tuple[OfferedTool, ...]
+    regrades: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,15 @@ class CallResult:
 @dataclass(frozen=True, slots=True)
 class Grade:
     """The grade of an episode: a reward, or the reason why there is none. `printed` is the
-    verifier's output."""
+    verifier's output, `failed` the checks that it returned as failed; `verifier_fault` is set if
+    the verifier itself is the reason."""
 
     reward: float | None
     no_grade: str = ""
     detail: str = ""
     printed: str = ""
+    verifier_fault: bool = False
+    failed: tuple[str, ...] = ()
 
 
 class OpenEpisode(Protocol):
@@ -67,8 +72,11 @@ class OpenEpisode(Protocol):
         """Call a tool; `arguments` are a JSON object. Raises PlayError."""
         ...
 
-    async def grade(self, answer: str | None, messages: Sequence[Mapping[str, Any]]) -> Grade:
-        """Grade the episode by a final answer and the conversation, in OpenAI's messages. Raises
+    async def grade(
+        self, answer: str | None, messages: Sequence[Mapping[str, Any]], *, again: bool = False
+    ) -> Grade:
+        """Grade the episode by a final answer and the conversation, in OpenAI's messages. The first
+        grade is final, unless the verifier is to run `again` on the same state. Raises
         PlayError."""
         ...
 

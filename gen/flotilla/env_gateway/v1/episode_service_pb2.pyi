@@ -232,11 +232,14 @@ class EpisodeReady(google.protobuf.message.Message):
     OPEN_TIME_FIELD_NUMBER: builtins.int
     INITIAL_OBSERVATION_FIELD_NUMBER: builtins.int
     TRANSCRIPT_BYTES_FIELD_NUMBER: builtins.int
+    REGRADES_FIELD_NUMBER: builtins.int
     instance_id: builtins.str
     env_version: builtins.str
     data_version: builtins.str
     transcript_bytes: builtins.int
     """Limit of the transcript that the grade needs; 0 if its verifier reads none."""
+    regrades: builtins.bool
+    """Its grade can be asked for `again`: grading leaves the final state as it is."""
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]: ...
     @property
@@ -268,9 +271,10 @@ class EpisodeReady(google.protobuf.message.Message):
         open_time: google.protobuf.duration_pb2.Duration | None = ...,
         initial_observation: collections.abc.Iterable[global___ContentPart] | None = ...,
         transcript_bytes: builtins.int = ...,
+        regrades: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["deadline", b"deadline", "facts", b"facts", "lease_ttl", b"lease_ttl", "open_time", b"open_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["data_version", b"data_version", "deadline", b"deadline", "env_version", b"env_version", "facts", b"facts", "initial_observation", b"initial_observation", "instance_id", b"instance_id", "lease_ttl", b"lease_ttl", "open_time", b"open_time", "tools", b"tools", "transcript_bytes", b"transcript_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_version", b"data_version", "deadline", b"deadline", "env_version", b"env_version", "facts", b"facts", "initial_observation", b"initial_observation", "instance_id", b"instance_id", "lease_ttl", b"lease_ttl", "open_time", b"open_time", "regrades", b"regrades", "tools", b"tools", "transcript_bytes", b"transcript_bytes"]) -> None: ...
 
 global___EpisodeReady = EpisodeReady
 
@@ -520,9 +524,15 @@ class GradeHeader(google.protobuf.message.Message):
     EPISODE_ID_FIELD_NUMBER: builtins.int
     FINAL_ANSWER_FIELD_NUMBER: builtins.int
     DEADLINE_FIELD_NUMBER: builtins.int
+    AGAIN_FIELD_NUMBER: builtins.int
     episode_id: builtins.str
     final_answer: builtins.str
     """The policy's final answer, if it gave one."""
+    again: builtins.bool
+    """Run the verifier anew on the same state, with this answer and transcript;
+    the newest grade then counts. To check a verifier: whether it agrees with
+    itself, and what answers it accepts. FAILED_PRECONDITION without `regrades`.
+    """
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration: ...
     def __init__(
@@ -531,9 +541,10 @@ class GradeHeader(google.protobuf.message.Message):
         episode_id: builtins.str = ...,
         final_answer: builtins.str | None = ...,
         deadline: google.protobuf.duration_pb2.Duration | None = ...,
+        again: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "deadline", b"deadline", "final_answer", b"final_answer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "deadline", b"deadline", "episode_id", b"episode_id", "final_answer", b"final_answer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "again", b"again", "deadline", b"deadline", "episode_id", b"episode_id", "final_answer", b"final_answer"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_final_answer", b"_final_answer"]) -> typing.Literal["final_answer"] | None: ...
 
 global___GradeHeader = GradeHeader
@@ -598,15 +609,21 @@ class NoGrade(google.protobuf.message.Message):
 
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    VERIFIER_FAULT_FIELD_NUMBER: builtins.int
     reason: global___NoGradeReason.ValueType
     detail: builtins.str
+    verifier_fault: builtins.bool
+    """True if the verifier itself is at fault: it does not compile, raised an
+    error, or returned no reward. False if that is unknown.
+    """
     def __init__(
         self,
         *,
         reason: global___NoGradeReason.ValueType = ...,
         detail: builtins.str = ...,
+        verifier_fault: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "reason", b"reason", "verifier_fault", b"verifier_fault"]) -> None: ...
 
 global___NoGrade = NoGrade
 

@@ -42,6 +42,7 @@ class EpisodeServiceStub(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+    FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
     RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
@@ -122,6 +123,7 @@ class EpisodeServiceServicer(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+    FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
     RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
@@ -155,7 +157,7 @@ class EpisodeServiceServicer(object):
 
     def Grade(self, request_iterator, context):
         """Grades the episode: one header, then the transcript if the verifier reads
-        it. Repeatable; the first known grade is final.
+        it. Repeatable; the first known grade is final, unless `again` is asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +280,7 @@ class EpisodeService(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+    FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
     RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced

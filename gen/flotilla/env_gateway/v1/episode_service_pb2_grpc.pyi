@@ -34,6 +34,7 @@ class EpisodeServiceStub:
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+      FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
       RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
@@ -71,7 +72,7 @@ class EpisodeServiceStub:
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
     """Grades the episode: one header, then the transcript if the verifier reads
-    it. Repeatable; the first known grade is final.
+    it. Repeatable; the first known grade is final, unless `again` is asked for.
     """
 
     RenewEpisodes: grpc.UnaryUnaryMultiCallable[
@@ -131,6 +132,7 @@ class EpisodeServiceAsyncStub:
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+      FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
       RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
@@ -167,7 +169,7 @@ class EpisodeServiceAsyncStub:
         flotilla.env_gateway.v1.episode_service_pb2.GradeResponse,
     ]
     """Grades the episode: one header, then the transcript if the verifier reads
-    it. Repeatable; the first known grade is final.
+    it. Repeatable; the first known grade is final, unless `again` is asked for.
     """
 
     RenewEpisodes: grpc.aio.UnaryUnaryMultiCallable[
@@ -227,6 +229,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
+      FAILED_PRECONDITION NO_REGRADE          Grade `again`, where grading ends the episode
       RESOURCE_EXHAUSTED  QUEUE_FULL          too many episodes or transcripts; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stalled; send it again, whole
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
@@ -269,7 +272,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.GradeResponse]]:
         """Grades the episode: one header, then the transcript if the verifier reads
-        it. Repeatable; the first known grade is final.
+        it. Repeatable; the first known grade is final, unless `again` is asked for.
         """
 
     @abc.abstractmethod

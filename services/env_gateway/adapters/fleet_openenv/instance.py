@@ -43,6 +43,7 @@ class FleetOpenEnvInstance(Instance):
     """An instance of FleetTaskEnv, lost with its process, which alone holds the state."""
 
     no_database = "FleetTaskEnv shows no database, and verifies at Fleet"
+    regrades = False
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class OpenEnvInstance(Instance):
 
     env_version = ""
     no_database = "an OpenEnv server shows no database; it grades by its rewards"
+    regrades = False
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ _MISS = NoGradeReason.REPLAY_MISS
 class ReplayInstance(Instance):
     """One episode of the recorded run."""
 
+    regrades = False
+
     def __init__(self, request: ProvisionRequest, run: RecordedRun, player: Player) -> None:
         self.instance_id = f"replay-{request.episode_id}"
         self.env_version = player.opening["env_version"]

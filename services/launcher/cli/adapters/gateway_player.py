@@ -69,18 +69,21 @@ class GatewayEpisode:
             raise PlayError(f"{name}: {outcome_name(answer)}: {text}")
         return CallResult(outcome_name(answer), text, answer.done)
 
-    async def grade(self, answer: str | None, messages: Sequence[Mapping[str, Any]]) -> Grade:
+    async def grade(
+        self, answer: str | None, messages: Sequence[Mapping[str, Any]], *, again: bool = False
+    ) -> Grade:
         """Raises PlayError if no gateway answers."""
         episode = self._episode
-        header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
+        header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer, again=again)
         written = [_transcribe(message) for message in messages]
         try:
             grade = await grade_episode(self._stub, header, written, _GRADE_S, episode.ready)
         except grpc.aio.AioRpcError as error:
             raise _play_error(error) from error
         if grade.HasField("reward"):
-            return Grade(grade.reward, printed=grade.stdout)
-        return Grade(None, no_grade_name(grade), grade.no_grade.detail, grade.stdout)
+            return Grade(grade.reward, printed=grade.stdout, failed=tuple(grade.checks_failed))
+        why = grade.no_grade
+        return Grade(None, no_grade_name(grade), why.detail, grade.stdout, why.verifier_fault)
 
 
 class GatewayPlayer:
@@ -126,6 +129,7 @@ async def _read_opening(stub: Any, episode: pb.OpenEpisodeResponse) -> Opening:
             OfferedTool(tool.name, tool.description, tool_schema(tool), tool.read_only)
             for tool in ready.tools
         ),
+        regrades=ready.regrades,
     )
 
 

@@ -1,0 +1,46 @@
+"""A temporary gateway for commands that play episodes themselves."""
+
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common.rpc import rpc
+from services.common.spec.spec_loading import load_spec
+from services.common.text.printable_text import print_visible
+from services.launcher.config.backend_tables import without_replaced
+from services.launcher.doctor.adapters.gateway_process import serve_gateway
+from services.launcher.run_spec import read_spec
+from services.launcher.security.env_filter import inherited_variables
+from services.launcher.state import GATEWAY
+
+# What a gateway's spec must hold, and no gateway uses.
+_UNUSED = {"name": '"by-hand"', "policy": '{model = "none", max_model_len = 1}'}
+
+
+def gateway_section(spec: Path, overrides: Sequence[str]) -> Mapping[str, Any]:
+    """Return the gateway's table of a spec, with the backends that are in use. Raises
+    ConfigError."""
+    return without_replaced(load_spec(spec, overrides).get(GATEWAY, {}))
+
+
+@asynccontextmanager
+async def open_gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[Any]:
+    """Start a gateway by the spec, whose other tables it does without, and yield a stub of its
+    EpisodeService. Its warnings are printed. Raises ConfigError and GatewayError."""
+    given = load_spec(spec, overrides)
+    overrides = [*overrides, *(f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given)]
+    inherits = inherited_variables(read_spec(load_spec(spec, overrides), str(spec)), GATEWAY)
+    async with (
+        serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
+        rpc.channel(address, token=token) as channel,
+    ):
+        yield EpisodeServiceStub(channel)
+
+
+def _show_warning(line: str) -> None:
+    """Print the gateway's warnings and errors; skip its other log lines."""
+    if '"level": "info"' not in line:
+        print_visible(line, file=sys.stderr)

@@ -1,0 +1,148 @@
+"""Answers that a task gives away: values that only a solver can know, in the prompt or in the first
+observation. Pure.
+
+Most values of a solution also stand in the prompt, rightly: they are what the task asks for. A
+value can leak only if the solution *learned* it: a result showed it before the first call that used
+it. If that result showed others of its kind, the prompt may name the one that is meant, as in
+"cancel order 4711"; then only words that announce an answer count. Numbers coincide, so a short one
+counts only where it is named for what it is."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.reading.data.check.world import Step
+
+# Names of arguments that hold what an environment made up.
+_ID_NAME = re.compile(
+    r"(?:^|[_-])(?:id|ids|uuid|guid|ref|reference|token|code|number|key|sku|slug)$|I[dD]$"
+)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_CUE = r"\b(?:answers?|solution|hint|ground[ _-]?truth)\b"
+# What may stand between a name and its value.
+_FILLER = r"[\s\"'`:=#>*(\[{]*(?:\b(?:is|are|should be|must be|equals?|value)\b[\s\"'`:=#(]*)*"
+# After a value: it is not part of a longer one, nor the first of a choice.
+_END = r"(?![\w-]|[.,]\d|[\s\"'`)\]]*(?:/|\||\bor\b)|\s*,\s*\w{1,9}\s*(?:,|\bor\b))"
+# From so many characters on, a value with a digit is no coincidence.
+_LONG = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """An argument that is an id, and that a result showed first; `alone` if it showed no other."""
+
+    name: str
+    value: str
+    alone: bool
+
+
+def find_leak(prompt: str, observation: str, steps: Sequence[Step], answer: str | None) -> str:
+    """Return what is given away, and where; "" if nothing is. `answer` is the final answer if it is
+    what is graded."""
+    for each in _learned_values(steps):
+        what = f"{each.name} {each.value}, which only a call can tell"
+        if shown := _find_value(prompt, each):
+            return f"the prompt gives away {what}: {shown!r}"
+        if shown := _search([_announced(each.value)], observation):
+            return f"the first observation gives away {what}: {shown!r}"
+    results = "\n".join(step.text for step in steps)
+    for where, text in (("prompt", prompt), ("first observation", observation)):
+        if answer and (shown := _find_answer(text, answer, results)):
+            return f"the {where} gives away the answer: {shown!r}"
+    return ""
+
+
+def _learned_values(steps: Sequence[Step]) -> Iterator[_Learned]:
+    used: set[str] = set()
+    shown: list[str] = []
+    for step in steps:
+        given = [(name, str(value)) for name, value in _leaves("", step.call.arguments)]
+        for name, value in given:
+            sources = [text for text in shown if _word(value).search(text)]
+            if sources and value not in used and _ID_NAME.search(name):
+                yield _Learned(name, value, all(_is_alone(value, text) for text in sources))
+        used.update(value for _, value in given)
+        if step.outcome == "ok":
+            shown.append(step.text)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str | int]]:
+    """Yield the texts and whole numbers within a value, each with the name that it has."""
+    if isinstance(value, Mapping):
+        for key, each in cast("Mapping[str, Any]", value).items():
+            yield from _leaves(key, each)
+    elif isinstance(value, list | tuple):
+        for each in cast("Sequence[Any]", value):
+            yield from _leaves(name, each)
+    elif isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+        yield name, value
+
+
+def _is_alone(value: str, text: str) -> bool:
+    """Return True if a result shows the value, and no other under the same name."""
+    try:
+        leaves = list(_leaves("", json.loads(text)))
+    except (ValueError, RecursionError):
+        return False
+    names = {name for name, each in leaves if str(each) == value}
+    return {str(each) for name, each in leaves if name in names} == {value}
+
+
+def _find_value(prompt: str, learned: _Learned) -> str:
+    """Return where the prompt names a value for what it is, or shows one that is too long for a
+    coincidence."""
+    name, value = re.escape(learned.name), re.escape(learned.value)
+    patterns = [_announced(learned.value)]
+    if "_" in learned.name or learned.name != learned.name.lower():
+        # As code would write it.
+        patterns.append(rf"\b{name}[\"'`]?\s*[=:]\s*[\"'`]?{value}{_END}")
+    if learned.alone:
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", learned.name).split()
+        spaced = r"[\s_-]*".join(map(re.escape, words))
+        patterns += [rf"\b{each}{_FILLER}{value}{_END}" for each in (spaced, re.escape(words[-1]))]
+        if _is_long(learned.value):
+            patterns.append(_word(learned.value).pattern)
+    return _search(patterns, prompt)
+
+
+def _announced(value: str) -> str:
+    return rf"{_CUE}[^.?!\n]{{0,60}}?(?<![\w.-]){re.escape(value)}{_END}"
+
+
+def _find_answer(text: str, answer: str, results: str) -> str:
+    """Return where a text announces an answer, or its final value."""
+    final = _final_value(answer)
+    value = rf"{re.escape(final)}{_END}"
+    # `####` and `\boxed` announce the result of a calculation.
+    patterns = [rf"(?:{_CUE}{_FILLER}|####\s*|\\boxed\{{){value}"]
+    if final != answer.strip():
+        patterns.append(re.escape(answer.strip()))
+    if _is_long(final) and _word(final).search(results):
+        patterns.append(_word(final).pattern)
+    return _search(patterns, text)
+
+
+def _final_value(answer: str) -> str:
+    """Return what an answer comes to: what follows ####, stands in a box, or all of it."""
+    for pattern in (r"####\s*(\S.*?)\s*$", r"\\boxed\{([^{}]+)\}"):
+        if found := re.findall(pattern, answer, re.MULTILINE):
+            return str(found[-1])
+    return answer.strip()
+
+
+def _is_long(value: str) -> bool:
+    has_digit = any(character.isdigit() for character in value)
+    return has_digit and len(value) >= _LONG and not _DATE.fullmatch(value)
+
+
+def _word(value: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.-]){re.escape(value)}(?![\w-]|\.\d)")
+
+
+def _search(patterns: Sequence[str], text: str) -> str:
+    for pattern in patterns:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return found[0]
+    return ""

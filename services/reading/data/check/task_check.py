@@ -1,0 +1,214 @@
+"""The checks of one task, on its real environment: an untouched world is graded with no answer and
+with the answers of cheats, and another one after the recorded solution."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from services.common.tasks.task_checks import CheckResult, Outcome
+from services.common.tasks.task_format import Task
+from services.reading.data.check.cheats import Cheat, corrupt_answer, list_cheats
+from services.reading.data.check.leaks import find_leak
+from services.reading.data.check.verdicts import (
+    CHECKS,
+    is_pass,
+    judge_determinism,
+    judge_exploit,
+    judge_failure,
+    judge_gold,
+    judge_noop,
+    judge_reachable,
+    unchecked,
+)
+from services.reading.data.check.world import Step, World, open_world
+from services.reading.play.ports import EpisodePlayer, Grade, OfferedTool, PlayError
+from services.reading.play.solutions import Solution
+
+_GRADES = 3
+# A verifier that names a clock or chance is graded more often, over some seconds.
+_SUSPECT_GRADES, _PAUSE_S = 12, 0.41
+_SUSPECT = re.compile(
+    r"\brandom\b|\bsecrets\b|urandom|uuid[14]\b|\btime\s*\.\s*\w*(?:time|monotonic|perf_counter)"
+    r"|from time import|\b(?:now|today|utcnow|localtime|gmtime|strftime)\s*\(|\bhash\s*\(|\bid\s*\("
+)
+_SUBMIT = "submit_final_answer"
+_NO_SOLUTION = unchecked("there is no recorded solution")
+_NO_WIRE = (
+    "unchecked: the database written without the tools, for a gateway lends no instance's own wire"
+)
+
+
+def solution_digest(solution: Solution | None) -> str:
+    """Return the SHA-256 of a solution, or "" without one."""
+    return hashlib.sha256(msgspec.json.encode(solution)).hexdigest() if solution else ""
+
+
+async def check_task(
+    player: EpisodePlayer, task: Task, fields: Mapping[str, Any], solution: Solution | None
+) -> dict[str, CheckResult]:
+    """Return the results of all checks of a task with these JSON fields, by name. A failure of the
+    environment is the result of each check that it kept from being made."""
+    checks: dict[str, CheckResult] = {}
+    try:
+        await _Checker(player, task, fields, solution, checks).check()
+    except PlayError as error:
+        failure = judge_failure(error)
+        if missing := await _find_missing_tools(player, fields):
+            failure = CheckResult(
+                Outcome.INVALID, f"offered_tools: the environment has no {missing}"
+            )
+            checks["reachable"] = failure
+            failure = unchecked("the environment does not open with these offered_tools")
+        checks = dict.fromkeys(CHECKS, failure) | checks
+    return {name: checks[name] for name in CHECKS}
+
+
+async def _find_missing_tools(player: EpisodePlayer, fields: Mapping[str, Any]) -> str:
+    """Return the names that a task offers and its environment has not, if the task opens without
+    them."""
+    named: list[str] = list(fields.get("offered_tools") or ())
+    if not named:
+        return ""
+    rest = {name: value for name, value in fields.items() if name != "offered_tools"}
+    try:
+        async with player.open_episode(rest) as episode:
+            there = {tool.name for tool in episode.opening.tools}
+    except PlayError:
+        return ""
+    return ", ".join(name for name in named if name not in there)
+
+
+class _Checker:
+    """The checks of one task; the results go to `checks` as they are known."""
+
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        task: Task,
+        fields: Mapping[str, Any],
+        solution: Solution | None,
+        checks: dict[str, CheckResult],
+    ) -> None:
+        self._player = player
+        self._task = task
+        self._fields = fields
+        self._solution = solution
+        self._checks = checks
+        self._may_pass = fields.get("passes_untouched") is True
+
+    async def check(self) -> None:
+        """Raises PlayError. One episode is open at a time: two could wait for each other."""
+        states: dict[str, list[Grade]] = {}
+        solution, writes = self._solution, False
+        steps: Sequence[Step] = ()
+        if solution is None:
+            self._checks.update(dict.fromkeys(("gold", "leak", "reachable"), _NO_SOLUTION))
+        else:
+            async with open_world(self._player, self._fields, solution.calls) as solved:
+                tools = (await solved.open()).tools
+                self._checks["reachable"] = judge_reachable(solution, tools)
+                states["the solution's end state"] = await self._check_gold(solved, solution)
+                steps, writes = solved.steps, _has_written(solved.steps, tools)
+        async with open_world(self._player, self._fields) as untouched:
+            opening = await untouched.open()
+            first = await self._check_noop(untouched)
+            states["an untouched world"] = [first, *await self._repeat(untouched, None)]
+            self._checks["determinism"] = judge_determinism(states)
+            alone = await self._grade_alone(untouched)
+            is_asked = alone is not None and is_pass(alone) and not writes
+            self._checks["exploit"] = await self._check_exploit(
+                untouched, alone if writes else None, is_asked=is_asked
+            )
+        if solution is not None:
+            answer = solution.answer if is_asked else None
+            leak = find_leak(opening.prompt, opening.observation, steps, answer)
+            self._checks["leak"] = _judge_leak(leak)
+
+    async def _grade_alone(self, untouched: World) -> Grade | None:
+        """Grade the solution's answer without its calls."""
+        if self._solution is None or self._solution.answer is None or self._may_pass:
+            return None
+        return await untouched.grade(self._solution.answer)
+
+    async def _check_noop(self, world: World) -> Grade:
+        grade = await world.grade(None)
+        if grade.verifier_fault and not is_pass(empty := await world.grade("")):
+            # It fails without any answer, as it may: a policy that ends without one has no grade.
+            grade = empty
+        self._checks["noop"] = judge_noop(grade, may_pass=self._may_pass)
+        return grade
+
+    async def _repeat(self, world: World, answer: str | None) -> list[Grade]:
+        """Grade the same state again, often and slowly enough to find out what a verifier may
+        depend on."""
+        count = _grades_of(self._task)
+        grades: list[Grade] = []
+        for _ in range(count - 1):
+            await asyncio.sleep(0.0 if count == _GRADES else _PAUSE_S)
+            grades.append(await world.grade(answer))
+        return grades
+
+    async def _check_gold(self, world: World, solution: Solution) -> list[Grade]:
+        first = await world.grade(solution.answer)
+        answers = solution.answer is not None
+        did = f"the solution ({len(solution.calls)} calls{' and an answer' if answers else ''})"
+        failed = [f"{s.call.name}: {s.outcome}" for s in world.steps if s.outcome != "ok"]
+        did += f", of which {', '.join(failed)}," if failed else ""
+        self._checks["gold"] = judge_gold(did, first)
+        return [first, *await self._repeat(world, solution.answer)]
+
+    async def _check_exploit(
+        self, untouched: World, alone: Grade | None, *, is_asked: bool
+    ) -> CheckResult:
+        """Try the cheats. `alone` is the grade of the solution's answer without its calls, if it
+        must not pass; `is_asked` is set if that answer is all that is graded."""
+        if self._may_pass:
+            return unchecked("an untouched world passes, as the task says")
+        cheats, notes = list_cheats(self._task), [_NO_WIRE]
+        answer = self._solution.answer if self._solution else None
+        if is_asked:
+            cheats = [cheat for cheat in cheats if not cheat.is_word]
+            notes.append("unchecked: the verifier's words, of which one may be the answer")
+            if answer and (corrupted := corrupt_answer(answer)):
+                cheats.append(Cheat("the solution's answer with another number", corrupted))
+        tried = {} if alone is None else {"the solution's answer, without its calls,": alone}
+        for cheat in cheats:
+            grade = await untouched.grade(cheat.answer)
+            if cheat.is_word and self._solution is None and is_pass(grade):
+                return unchecked(f"{cheat.name} passes; a solution would tell if it is the answer")
+            tried[cheat.name] = grade
+            if is_pass(grade):
+                break
+        return judge_exploit(tried, notes)
+
+
+def _has_written(steps: Sequence[Step], tools: Sequence[OfferedTool]) -> bool:
+    """Return True if calls changed the world, as far as the tools say what they do."""
+    if not any(tool.read_only for tool in tools):
+        return False
+    writing = {tool.name for tool in tools if not tool.read_only} - {_SUBMIT}
+    return any(step.call.name in writing and step.outcome == "ok" for step in steps)
+
+
+def _grades_of(task: Task) -> int:
+    return _SUSPECT_GRADES if _SUSPECT.search(task.verifier or "") else _GRADES
+
+
+def _judge_leak(leak: str) -> CheckResult:
+    if leak:
+        return CheckResult(Outcome.INVALID, leak)
+    return CheckResult(Outcome.VALID, "nothing that the solution learned stands in the prompt")
+
+
+def count_episodes(task: Task, solution: Solution | None, *, regrades: bool) -> int:
+    """Return the most episodes that the checks of a task open, on an environment that `regrades`
+    or does not."""
+    worlds = 1 if solution is None else 2
+    if regrades:
+        return worlds
+    cheats = len(list_cheats(task)) + (2 if solution else 0)
+    return worlds * _grades_of(task) + cheats
