@@ -15,7 +15,7 @@ from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
+from services.env_gateway.ports import CallResult, Execution, Instance, Media, Text, Tool
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import running, task_json
 from tests.support.waiting import until
@@ -276,6 +276,52 @@ async def test_a_verifier_that_could_not_run_is_no_grade_and_a_later_grade_stand
         assert (await client.grade(episode_id)).reward == 1.0
         grader.executions.append(Execution(result=0))
         assert (await client.grade(episode_id)).reward == 1.0
+
+
+async def test_a_grade_again_is_that_of_the_new_answer_and_counts_from_then_on() -> None:
+    grader = FakeGrader()
+    async with serving(ScriptedBackend(), grader) as client:
+        ready = (await client.open())[-1]
+        assert ready.ready.regrades
+        assert (await client.grade(ready.episode_id)).reward == 1.0
+        grader.executions.append(Execution(result=0))
+        header = pb.GradeHeader(episode_id=ready.episode_id, final_answer="other", again=True)
+        again = await client.stub.Grade(iter([pb.GradeRequest(header=header)]))
+        assert again.reward == 0.0
+        assert grader.seen[-1].arguments == {"final_answer": "other"}
+        assert (await client.grade(ready.episode_id)).reward == 0.0
+    assert len(grader.seen) == 2
+
+
+async def test_a_grade_that_ends_its_episode_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Instance, "regrades", False)
+    async with serving(ScriptedBackend()) as client:
+        ready = (await client.open())[-1]
+        assert not ready.ready.regrades
+        header = pb.GradeHeader(episode_id=ready.episode_id, again=True)
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NO_REGRADE"):
+            await client.stub.Grade(iter([pb.GradeRequest(header=header)]))
+
+
+@pytest.mark.parametrize(
+    ("execution", "fault"),
+    [
+        (Execution(error="KeyError: 'x'", raised=True), True),
+        (Execution(result="passed"), True),
+        (Execution(error="the server refused"), False),
+        (Execution(error="late", timed_out=True), False),
+    ],
+)
+async def test_a_missing_grade_says_whether_the_verifier_is_at_fault(
+    execution: Execution, *, fault: bool
+) -> None:
+    grader = FakeGrader()
+    grader.executions.append(execution)
+    async with serving(ScriptedBackend(), grader) as client:
+        episode_id = (await client.open())[0].episode_id
+        assert (await client.grade(episode_id)).no_grade.verifier_fault is fault
 
 
 async def test_a_grade_without_its_header_first_is_refused() -> None:

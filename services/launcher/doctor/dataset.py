@@ -27,7 +27,7 @@ from services.learner.config.learner import EvalSetConfig
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, refuse_trained_tasks
 from services.learner.sampling.prepared_tasks import check_prepared
-from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
+from services.learner.sampling.task_filter import TaskFilterError, UncheckedTasksError, filter_tasks
 from services.common.tasks.task_files import TaskFileError
 from services.learner.sampling.tasks import load_tasks
 
@@ -42,6 +42,8 @@ def choose(path, load):
         used[path][1] = f"{error}; correct the file"
     except TaskFilterError as error:
         used[path][1] = f"{error}; correct learner.select, or the file"
+    except UncheckedTasksError as error:
+        used[path][1] = str(error)
     else:
         found = tasks if isinstance(tasks, list) else tasks.tasks
         used[path][0] |= {task.key: json.loads(task.json).get("offered_tools") for task in found}
@@ -177,12 +179,15 @@ async def select_tasks(
     """Return what the run uses of these files. Raises TaskSelectionError."""
     if not paths:
         return TaskSelection({})
+    select: Mapping[str, Any] = section["select"]
+    if (checks := select.get("checks")) and comes_later(context, checks):
+        select = {**select, "checked": False, "checks": None}
     question = {
         "files": paths,
         "tasks": section["tasks"],
         "data": section["data"],
         "sets": section["eval"]["sets"],
-        "select": section["select"],
+        "select": select,
         "seed": context.shared.seed,
         "trains": context.mode is RunMode.TRAIN,
     }

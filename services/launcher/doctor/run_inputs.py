@@ -43,8 +43,11 @@ def _find_missing(context: RunContext) -> Iterator[str]:
                 f"policy.model: {model!r} {what}: write the folder of a model, or its id on the hub"
             )
     # Another implementation may not have these keys.
-    tasks = {} if LEARNER in replaced else task_file_keys(spec.get(LEARNER, {}))
-    for path, key in tasks.items():
+    learner = {} if LEARNER in replaced else spec.get(LEARNER, {})
+    files = task_file_keys(learner) if learner else {}
+    if checks := learner.get("select", {}).get("checks"):
+        files[checks] = "learner.select.checks"
+    for path, key in files.items():
         if not Path(path).is_file() and not comes_later(context, path):
             what = "is no file" if Path(path).exists() else "does not exist"
             yield f"{key}: {path!r} {what}: correct it, or make the file"

@@ -42,8 +42,21 @@ class SelectConfig(ConfigModel):
     # Tools on offer, by environment or by task, the latter first; others are neither shown nor
     # callable. Where none are named, all are offered.
     tools: dict[str, Names] = Field(default_factory=dict[str, Names])
+    # Only tasks that `checks`, a file of `flotilla data check`, calls valid as they are.
+    checked: bool = False
+    checks: str | None = Field(default=None, min_length=1)
     # Most training tasks, after the other filters; evaluation sets have their own `count`.
     max_tasks: Tasks | None = None
+
+    @model_validator(mode="after")
+    def _checked_names_the_results(self) -> Self:
+        if self.checked and self.checks is None:
+            raise ValueError(
+                'checked: it needs checks, the results of `flotilla data check`: checks = "FILE"'
+            )
+        if self.checks is not None and not self.checked:
+            raise ValueError("checks: it has no effect without checked = true")
+        return self
 
 
 class DifficultyConfig(ConfigModel):

@@ -13,7 +13,11 @@ from services.learner.sampling.eval_sets import (
     refuse_trained_tasks,
 )
 from services.learner.sampling.prepared_tasks import check_prepared
-from services.learner.sampling.task_filter import TaskFilterError, filter_tasks
+from services.learner.sampling.task_filter import (
+    TaskFilterError,
+    UncheckedTasksError,
+    filter_tasks,
+)
 from services.learner.sampling.tasks import Task, load_tasks
 
 _log = get_logger(__name__)
@@ -29,7 +33,7 @@ def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[
         sets = [load_eval_set(chosen, config.select) for chosen in config.eval.sets]
         if config.mode == "train":
             refuse_trained_tasks(tasks, sets)
-    except (TaskFileError, TaskFilterError, TrainedOnError) as error:
+    except (TaskFileError, TaskFilterError, TrainedOnError, UncheckedTasksError) as error:
         raise ConfigError(str(error)) from error
     if len(tasks) < len(loaded):
         _log.info("tasks selected", path=config.tasks, tasks=len(tasks), of=len(loaded))

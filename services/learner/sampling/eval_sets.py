@@ -48,7 +48,7 @@ def load_eval_set(config: EvalSetConfig, select: SelectConfig) -> EvalSet:
     """Load the tasks of a set: those that `select` leaves, `count` of them spread evenly over
     environments. There may be none: a selected environment may have no held-out tasks.
 
-    Raises TaskFileError."""
+    Raises TaskFileError and UncheckedTasksError."""
     loaded = load_tasks(Path(config.tasks), may_be_empty=True)
     if not loaded:
         return EvalSet(config, (), f"{config.tasks} has no tasks")

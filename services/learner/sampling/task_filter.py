@@ -6,10 +6,15 @@ matter, and an added task replaces at most one other."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from services.common.spec.config import did_you_mean
+from services.common.tasks.task_checks import CheckFileError, Outcome, TaskCheck, read_checks
+from services.common.tasks.task_digests import task_digest
+from services.common.tasks.task_format import parse_task
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.tasks import Task, modality_of
 
@@ -19,6 +24,10 @@ _SHOWN = 12
 
 class TaskFilterError(ValueError):
     """`[learner.select]` names a value missing from the task file; the message lists its values."""
+
+
+class UncheckedTasksError(ValueError):
+    """`learner.select.checked` is set, and tasks have no result; the message names the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,8 @@ class _Filter:
 def filter_tasks(
     tasks: Sequence[Task], config: SelectConfig, *, path: str, seed: int
 ) -> list[Task]:
-    """Return the training tasks of the file `path`, in its order. Raises TaskFilterError."""
+    """Return the training tasks of the file `path`, in its order. Raises TaskFilterError and
+    UncheckedTasksError."""
     _check_environments(tasks, config, path)
     _check_tools(tasks, config, path)
     left = apply_filters(tasks, config, path=path)
@@ -48,7 +58,7 @@ def filter_tasks(
 def apply_filters(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
     """Return all tasks of the file `path` that pass, each with the tools on offer.
 
-    Raises TaskFilterError if none does."""
+    Raises TaskFilterError if none does, and UncheckedTasksError if it is unknown of some."""
     left = list(tasks)
     details: list[str] = []
     for each in _active_filters(config):
@@ -61,7 +71,43 @@ def apply_filters(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> 
                     [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *details]
                 )
             )
+    if config.checks:
+        left = _keep_valid(left, config.checks, path)
     return [_offer_tools(task, config) for task in left]
+
+
+def _keep_valid(tasks: Sequence[Task], checks: str, path: str) -> list[Task]:
+    """Return the tasks that a file of results calls valid, as they are now."""
+    command = f"`flotilla data check SPEC {path} --out {checks}`"
+    try:
+        known = read_checks(Path(checks))
+    except CheckFileError as error:
+        raise UncheckedTasksError(f"learner.select.checks: {error}; make it: {command}") from error
+    verdicts = {task.key: _verdict_on(task, known) for task in tasks}
+    unchecked = [key for key, verdict in verdicts.items() if verdict is None]
+    if unchecked:
+        raise UncheckedTasksError(
+            f"learner.select.checked: {len(unchecked)} of {len(tasks)} tasks of {path}, such as"
+            f" {unchecked[0]!r}, are unchecked: {checks} has no result of them as they are now;"
+            f" run {command}"
+        )
+    valid = [task for task in tasks if verdicts[task.key] is Outcome.VALID]
+    if not valid:
+        counts = Counter(verdict for verdict in verdicts.values() if verdict)
+        found = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        raise TaskFilterError(
+            f"learner.select.checked leaves none of the {len(tasks)} tasks of {path}: {checks} has"
+            f" {found}"
+        )
+    return valid
+
+
+def _verdict_on(task: Task, known: Mapping[str, TaskCheck]) -> Outcome | None:
+    """Return the verdict on exactly this task; None if there is none."""
+    found = known.get(task.key)
+    if found is None or found.digest != task_digest(parse_task(task.json), json.loads(task.json)):
+        return None
+    return found.verdict
 
 
 def _active_filters(config: SelectConfig) -> list[_Filter]:

@@ -11,9 +11,17 @@ import pytest
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.common.spec.spec_loading import apply_override
+from services.common.tasks.task_checks import Outcome, TaskCheck, format_check
+from services.common.tasks.task_digests import task_digest
+from services.common.tasks.task_format import parse_task
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
-from services.learner.sampling.task_filter import TaskFilterError, apply_filters, filter_tasks
+from services.learner.sampling.task_filter import (
+    TaskFilterError,
+    UncheckedTasksError,
+    apply_filters,
+    filter_tasks,
+)
 from services.learner.sampling.tasks import Task
 from tests.support.learner import make_config, write_tasks
 
@@ -24,8 +32,8 @@ def wish(**values: Any) -> SelectConfig:
     return parse_config(SelectConfig, values, where="learner.select")
 
 
-def task(key: str, env: str = "shop", **fields: Any) -> Task:
-    return Task(key, env, json.dumps(fields))
+def task(name: str, env: str = "shop", **fields: Any) -> Task:
+    return Task(name, env, json.dumps(fields))
 
 
 def many(count: int) -> list[Task]:
@@ -210,3 +218,52 @@ def test_the_files_of_a_spec_are_selected_from(tmp_path: Path) -> None:
     assert held.by_env == {"env1": 2, "env2": 2}
     with pytest.raises(ConfigError, match=r"learner\.select leaves none of the 12 tasks"):
         load_task_files(make_config(tmp_path, select={"modality": "joint"}), 0)
+
+
+def results(path: Path, verdicts: dict[Task, Outcome]) -> str:
+    """A file of results of these tasks."""
+    lines = [
+        TaskCheck(each.key, each.env_key, digest_of(each), "", 1, verdict, {}, 0.1)
+        for each, verdict in verdicts.items()
+    ]
+    path.write_bytes(b"".join(map(format_check, lines)))
+    return str(path)
+
+
+def digest_of(each: Task) -> str:
+    return task_digest(parse_task(each.json), json.loads(each.json))
+
+
+def whole(key: str, **fields: Any) -> Task:
+    return task(key, key=key, prompt="Buy it.", env_id="shop", **fields)
+
+
+def test_checked_tasks_are_those_that_the_results_call_valid(tmp_path: Path) -> None:
+    tasks = [whole("a"), whole("b"), whole("c"), whole("d")]
+    found = [Outcome.VALID, Outcome.INVALID, Outcome.ERROR, Outcome.VALID]
+    checks = results(tmp_path / "checks.jsonl", dict(zip(tasks, found, strict=True)))
+    assert chosen(tasks, checked=True, checks=checks, tools={"a": ["buy"]}) == ["a", "d"]
+    (only,) = apply_filters(tasks[3:], wish(checked=True, checks=checks), path="eval.json")
+    assert only.key == "d"
+    with pytest.raises(TaskFilterError, match=r"none of the 2 tasks .* has 1 error, 1 invalid"):
+        chosen(tasks[1:3], checked=True, checks=checks)
+
+
+def test_tasks_without_a_result_as_they_are_now_are_counted_with_the_command(
+    tmp_path: Path,
+) -> None:
+    checks = results(tmp_path / "checks.jsonl", {whole("a"): Outcome.VALID})
+    changed = [whole("a", verifier_func="def verify(env):\n    return 1\n"), whole("b")]
+    with pytest.raises(UncheckedTasksError) as caught:
+        chosen(changed, checked=True, checks=checks)
+    assert "2 of 2 tasks of tasks.json, such as 'a', are unchecked" in str(caught.value)
+    assert f"`flotilla data check SPEC tasks.json --out {checks}`" in str(caught.value)
+    with pytest.raises(UncheckedTasksError, match=r"No such file.*flotilla data check"):
+        chosen(changed, checked=True, checks=str(tmp_path / "missing.jsonl"))
+
+
+def test_checked_and_checks_need_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"it needs checks"):
+        wish(checked=True)
+    with pytest.raises(ConfigError, match=r"no effect without checked"):
+        wish(checks="checks.jsonl")

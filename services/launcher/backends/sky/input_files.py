@@ -11,8 +11,8 @@ from services.common.spec.spec_files import named_files
 
 def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the inputs within the code's folder, each with the first key of the spec that names
-    it: the model, which may also be an id of the hub, tasks, their manifest, evaluation sets and
-    verifiers."""
+    it: the model, which may also be an id of the hub, tasks, their manifest and checks, evaluation
+    sets and verifiers."""
     found: dict[str, str] = {}
     for key, name in _iter_named(spec):
         if _is_within(name):
@@ -55,6 +55,8 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("tasks", "data"):
         if learner.get(key):
             yield f"learner.{key}", learner[key]
+    if checks := learner.get("select", {}).get("checks"):
+        yield "learner.select.checks", checks
     for number, each in enumerate(learner.get("eval", {}).get("sets", [])):
         yield f"learner.eval.sets.{number}.tasks", each["tasks"]
     for table, key, dotted in named_files(spec):

@@ -15,6 +15,7 @@ SPEC: dict[str, Any] = {
     "policy": {"model": "build/tiny-0"},
     "learner": {
         "tasks": "build/tasks/train.json",
+        "select": {"checked": True, "checks": "build/tasks/checks.jsonl"},
         "eval": {"sets": [{"tasks": "build/tasks/heldout.json"}, {"tasks": "/data/far.json"}]},
     },
 }
@@ -27,6 +28,7 @@ def made(root: Path) -> Path:
     (root / "build/tiny-0/config.json").write_text("{}")
     for name in ("train", "heldout", "other"):
         (root / f"build/tasks/{name}.json").write_text(name)
+    (root / "build/tasks/checks.jsonl").write_text("checks")
     return root
 
 
@@ -46,6 +48,7 @@ def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: 
     assert files == {
         "build/tiny-0/config.json",
         "build/tasks/train.json",
+        "build/tasks/checks.jsonl",
         "build/tasks/heldout.json",
     }
 
