@@ -1,11 +1,18 @@
-"""The table of cheating policies: answers given without any work. Pure."""
+"""The table of cheating policies: answers given without any work, and work done with other values
+or on another object than the task asks for. Pure."""
 
 import ast
+import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
 
 from services.common.tasks.task_format import Task
+from services.reading.data.check.leaks import learned_values
+from services.reading.data.check.world import Step
+from services.reading.play.solutions import SolutionCall
 
 _CLAIMS = (
     "I have completed the task successfully.",
@@ -90,3 +97,52 @@ def corrupt_answer(answer: str) -> str | None:
         return None
     other = "".join(str((int(c) + 3) % 10) if c.isdigit() else c for c in found[0])
     return answer[: found.start()] + other + answer[found.end() :]
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+# Most other objects that are tried, at the next numbers.
+_TRIED_IDS = 60
+
+
+def alter_values(call: SolutionCall, prompt: str) -> SolutionCall | None:
+    """Return a call with another value for each argument that the prompt demands, word for word;
+    None if it demands none."""
+    altered = {
+        name: _other_value(value)
+        for name, value in call.arguments.items()
+        if isinstance(value, str | int) and not isinstance(value, bool) and _demands(prompt, value)
+    }
+    return SolutionCall(call.name, {**call.arguments, **altered}) if altered else None
+
+
+def alter_target(steps: Sequence[Step], number: int) -> tuple[SolutionCall, ...]:
+    """Return the call of a step on other objects, of which the environment may have one: with the
+    numbers next to an id that was the only one to choose from. Empty if it has none."""
+    step = steps[number]
+    for learned in learned_values(steps):
+        value = step.call.arguments.get(learned.name)
+        if learned.step is step and learned.alone and type(value) is int:
+            near = [value + sign * away for away in range(1, _TRIED_IDS) for sign in (1, -1)]
+            return tuple(
+                SolutionCall(step.call.name, {**step.call.arguments, learned.name: other})
+                for other in near[:_TRIED_IDS]
+                if other > 0
+            )
+    return ()
+
+
+def _demands(prompt: str, value: Any) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(str(value))}(?![\w-]|\.\d)", prompt) is not None
+
+
+def _other_value(value: str | int) -> str | int:
+    """Return a value of the same form."""
+    if isinstance(value, int):
+        return value + 1
+    if _DATE.fullmatch(value):
+        try:
+            return (date.fromisoformat(value) + timedelta(days=1)).isoformat()
+        except (ValueError, OverflowError):
+            return value
+    turned = codecs.encode(value, "rot13")
+    return turned if turned != value else f"{value}7"

@@ -30,9 +30,11 @@ _LONG = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Learned:
-    """An argument that is an id, and that a result showed first; `alone` if it showed no other."""
+class Learned:
+    """An argument of a step that is an id, and that a result showed first; `alone` if it showed no
+    other."""
 
+    step: Step
     name: str
     value: str
     alone: bool
@@ -41,7 +43,7 @@ class _Learned:
 def find_leak(prompt: str, observation: str, steps: Sequence[Step], answer: str | None) -> str:
     """Return what is given away, and where; "" if nothing is. `answer` is the final answer if it is
     what is graded."""
-    for each in _learned_values(steps):
+    for each in learned_values(steps):
         what = f"{each.name} {each.value}, which only a call can tell"
         if shown := _find_value(prompt, each):
             return f"the prompt gives away {what}: {shown!r}"
@@ -54,7 +56,8 @@ def find_leak(prompt: str, observation: str, steps: Sequence[Step], answer: str 
     return ""
 
 
-def _learned_values(steps: Sequence[Step]) -> Iterator[_Learned]:
+def learned_values(steps: Sequence[Step]) -> Iterator[Learned]:
+    """Yield the arguments that a solution learned before it used them."""
     used: set[str] = set()
     shown: list[str] = []
     for step in steps:
@@ -62,7 +65,8 @@ def _learned_values(steps: Sequence[Step]) -> Iterator[_Learned]:
         for name, value in given:
             sources = [text for text in shown if _word(value).search(text)]
             if sources and value not in used and _ID_NAME.search(name):
-                yield _Learned(name, value, all(_is_alone(value, text) for text in sources))
+                alone = all(_is_alone(value, text) for text in sources)
+                yield Learned(step, name, value, alone)
         used.update(value for _, value in given)
         if step.outcome == "ok":
             shown.append(step.text)
@@ -90,7 +94,7 @@ def _is_alone(value: str, text: str) -> bool:
     return {str(each) for name, each in leaves if name in names} == {value}
 
 
-def _find_value(prompt: str, learned: _Learned) -> str:
+def _find_value(prompt: str, learned: Learned) -> str:
     """Return where the prompt names a value for what it is, or shows one that is too long for a
     coincidence."""
     name, value = re.escape(learned.name), re.escape(learned.value)

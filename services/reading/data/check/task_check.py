@@ -11,6 +11,7 @@ import msgspec
 
 from services.common.tasks.task_checks import CheckResult, Outcome
 from services.common.tasks.task_format import Task
+from services.reading.data.check.careless import find_writes, grade_careless
 from services.reading.data.check.cheats import Cheat, corrupt_answer, list_cheats
 from services.reading.data.check.leaks import find_leak
 from services.reading.data.check.verdicts import (
@@ -25,7 +26,7 @@ from services.reading.data.check.verdicts import (
     unchecked,
 )
 from services.reading.data.check.world import Step, World, open_world
-from services.reading.play.ports import EpisodePlayer, Grade, OfferedTool, PlayError
+from services.reading.play.ports import EpisodePlayer, Grade, PlayError
 from services.reading.play.solutions import Solution
 
 _GRADES = 3
@@ -35,7 +36,7 @@ _SUSPECT = re.compile(
     r"\brandom\b|\bsecrets\b|urandom|uuid[14]\b|\btime\s*\.\s*\w*(?:time|monotonic|perf_counter)"
     r"|from time import|\b(?:now|today|utcnow|localtime|gmtime|strftime)\s*\(|\bhash\s*\(|\bid\s*\("
 )
-_SUBMIT = "submit_final_answer"
+_ALONE = "the solution's answer, without its calls,"
 _NO_SOLUTION = unchecked("there is no recorded solution")
 _NO_WIRE = (
     "unchecked: the database written without the tools, for a gateway lends no instance's own wire"
@@ -103,30 +104,38 @@ class _Checker:
     async def check(self) -> None:
         """Raises PlayError. One episode is open at a time: two could wait for each other."""
         states: dict[str, list[Grade]] = {}
-        solution, writes = self._solution, False
+        solution = self._solution
         steps: Sequence[Step] = ()
         if solution is None:
             self._checks.update(dict.fromkeys(("gold", "leak", "reachable"), _NO_SOLUTION))
         else:
             async with open_world(self._player, self._fields, solution.calls) as solved:
-                tools = (await solved.open()).tools
-                self._checks["reachable"] = judge_reachable(solution, tools)
+                opening = await solved.open()
+                self._checks["reachable"] = judge_reachable(solution, opening.tools)
                 states["the solution's end state"] = await self._check_gold(solved, solution)
-                steps, writes = solved.steps, _has_written(solved.steps, tools)
+                steps = solved.steps
         async with open_world(self._player, self._fields) as untouched:
             opening = await untouched.open()
             first = await self._check_noop(untouched)
             states["an untouched world"] = [first, *await self._repeat(untouched, None)]
             self._checks["determinism"] = judge_determinism(states)
             alone = await self._grade_alone(untouched)
+            writes = find_writes(steps, opening.tools)
             is_asked = alone is not None and is_pass(alone) and not writes
-            self._checks["exploit"] = await self._check_exploit(
-                untouched, alone if writes else None, is_asked=is_asked
+            if solution is not None:
+                answer = solution.answer if is_asked else None
+                leak = find_leak(opening.prompt, opening.observation, steps, answer)
+                self._checks["leak"] = _judge_leak(leak)
+            if self._may_pass:
+                self._checks["exploit"] = unchecked("an untouched world passes, as the task says")
+                return
+            tried = {} if alone is None or not writes else {_ALONE: alone}
+            notes = await self._try_answers(untouched, tried, is_asked=is_asked)
+        if solution is not None and writes and is_pass(states["the solution's end state"][0]):
+            tried |= await grade_careless(
+                self._player, self._fields, steps, writes[-1], solution.answer
             )
-        if solution is not None:
-            answer = solution.answer if is_asked else None
-            leak = find_leak(opening.prompt, opening.observation, steps, answer)
-            self._checks["leak"] = _judge_leak(leak)
+        self._checks["exploit"] = judge_exploit(tried, notes)
 
     async def _grade_alone(self, untouched: World) -> Grade | None:
         """Grade the solution's answer without its calls."""
@@ -161,13 +170,11 @@ class _Checker:
         self._checks["gold"] = judge_gold(did, first)
         return [first, *await self._repeat(world, solution.answer)]
 
-    async def _check_exploit(
-        self, untouched: World, alone: Grade | None, *, is_asked: bool
-    ) -> CheckResult:
-        """Try the cheats. `alone` is the grade of the solution's answer without its calls, if it
-        must not pass; `is_asked` is set if that answer is all that is graded."""
-        if self._may_pass:
-            return unchecked("an untouched world passes, as the task says")
+    async def _try_answers(
+        self, untouched: World, tried: dict[str, Grade], *, is_asked: bool
+    ) -> list[str]:
+        """Add the grades of cheating answers to those `tried`, up to one that passes, and return
+        notes on what was not tried. `is_asked` if the solution's answer is all that is graded."""
         cheats, notes = list_cheats(self._task), [_NO_WIRE]
         answer = self._solution.answer if self._solution else None
         if is_asked:
@@ -175,23 +182,17 @@ class _Checker:
             notes.append("unchecked: the verifier's words, of which one may be the answer")
             if answer and (corrupted := corrupt_answer(answer)):
                 cheats.append(Cheat("the solution's answer with another number", corrupted))
-        tried = {} if alone is None else {"the solution's answer, without its calls,": alone}
         for cheat in cheats:
             grade = await untouched.grade(cheat.answer)
             if cheat.is_word and self._solution is None and is_pass(grade):
-                return unchecked(f"{cheat.name} passes; a solution would tell if it is the answer")
+                notes.append(
+                    f"unchecked: {cheat.name} passes; a solution would tell whether it may"
+                )
+                break
             tried[cheat.name] = grade
             if is_pass(grade):
                 break
-        return judge_exploit(tried, notes)
-
-
-def _has_written(steps: Sequence[Step], tools: Sequence[OfferedTool]) -> bool:
-    """Return True if calls changed the world, as far as the tools say what they do."""
-    if not any(tool.read_only for tool in tools):
-        return False
-    writing = {tool.name for tool in tools if not tool.read_only} - {_SUBMIT}
-    return any(step.call.name in writing and step.outcome == "ok" for step in steps)
+        return notes
 
 
 def _grades_of(task: Task) -> int:
@@ -207,8 +208,8 @@ def _judge_leak(leak: str) -> CheckResult:
 def count_episodes(task: Task, solution: Solution | None, *, regrades: bool) -> int:
     """Return the most episodes that the checks of a task open, on an environment that `regrades`
     or does not."""
-    worlds = 1 if solution is None else 2
+    worlds, careless = (1, 0) if solution is None else (2, 4)
     if regrades:
-        return worlds
-    cheats = len(list_cheats(task)) + (2 if solution else 0)
-    return worlds * _grades_of(task) + cheats
+        return worlds + careless
+    cheats = len(list_cheats(task)) + worlds
+    return worlds * _grades_of(task) + cheats + careless

@@ -62,10 +62,10 @@ def judge_exploit(tried: Mapping[str, Grade], notes: Sequence[str]) -> CheckResu
     tried."""
     for name, grade in tried.items():
         if is_pass(grade):
-            return _result(Outcome.INVALID, f"{name} passes in an untouched world", [grade])
+            return _result(Outcome.INVALID, f"{name} passes", [grade])
     for name, grade in tried.items():
         if not _is_about_task(grade):
-            return _judge_missing(f"{name}, in an untouched world,", grade) or unchecked("")
+            return _judge_missing(name, grade) or unchecked("")
     said = "; ".join([f"none of {len(tried)} cheats passes: {', '.join(tried)}", *notes])
     return _result(Outcome.VALID, said, list(tried.values()))
 

@@ -10,6 +10,9 @@ import msgspec
 from services.reading.play.ports import EpisodePlayer, Grade, OpenEpisode, Opening
 from services.reading.play.solutions import SolutionCall
 
+# A call, or several of which the first that the environment accepts is made.
+Move = SolutionCall | tuple[SolutionCall, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -21,15 +24,15 @@ class Step:
 
 
 class World:
-    """The state after some calls. It is graded in one episode if that can be graded again, else
+    """The state after some moves. It is graded in one episode if that can be graded again, else
     in an episode of its own for each grade."""
 
     def __init__(
-        self, player: EpisodePlayer, fields: Mapping[str, Any], calls: Sequence[SolutionCall]
+        self, player: EpisodePlayer, fields: Mapping[str, Any], moves: Sequence[Move]
     ) -> None:
         self._player = player
         self._fields = fields
-        self._calls = calls
+        self._moves = moves
         self._stack = AsyncExitStack()
         self._episode: OpenEpisode | None = None
         self._graded = False
@@ -41,7 +44,7 @@ class World:
             return self._episode.opening
         opening = self._player.open_episode(self._fields)
         self._episode = episode = await self._stack.enter_async_context(opening)
-        self._graded, self.steps = False, await _make_calls(episode, self._calls)
+        self._graded, self.steps = False, await _make_moves(episode, self._moves)
         return episode.opening
 
     async def grade(self, answer: str | None) -> Grade:
@@ -62,24 +65,27 @@ class World:
 
 @asynccontextmanager
 async def open_world(
-    player: EpisodePlayer, fields: Mapping[str, Any], calls: Sequence[SolutionCall] = ()
+    player: EpisodePlayer, fields: Mapping[str, Any], moves: Sequence[Move] = ()
 ) -> AsyncGenerator[World]:
-    """Yield the state of a task after these calls; its episode is closed at the end."""
-    world = World(player, fields, calls)
+    """Yield the state of a task after these moves; its episode is closed at the end."""
+    world = World(player, fields, moves)
     try:
         yield world
     finally:
         await world.close()
 
 
-async def _make_calls(episode: OpenEpisode, calls: Sequence[SolutionCall]) -> list[Step]:
+async def _make_moves(episode: OpenEpisode, moves: Sequence[Move]) -> list[Step]:
     steps: list[Step] = []
-    for call in calls:
-        arguments = msgspec.json.encode(call.arguments).decode()
-        result = await episode.call_tool(call.name, arguments)
-        steps.append(Step(call, result.outcome, result.text))
-        if result.done:
-            break
+    for move in moves:
+        for call in move if isinstance(move, tuple) else (move,):
+            arguments = msgspec.json.encode(call.arguments).decode()
+            result = await episode.call_tool(call.name, arguments)
+            steps.append(Step(call, result.outcome, result.text))
+            if result.done:
+                return steps
+            if result.outcome == "ok":
+                break
     return steps
 
 

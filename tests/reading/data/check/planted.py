@@ -80,6 +80,19 @@ _ANY_CLAIM = (
     "    return 1.0 if 'success' in (final_answer or '').lower() else 0.0\n"
 )
 _ANSWERED = "def verify(env, final_answer=None):\n    return 0 if final_answer is None else 1\n"
+
+
+def _lenient(given: Made) -> Made:
+    """Anything that was added or changed in the app's main table passes."""
+    table = {"booking": "bookings", "tracker": "issues", "shop": "orders"}[given[0]["env_id"]]
+    source = (
+        "def verify(env, final_answer=None):\n"
+        f"    before, after = (env.db(d).table('{table}').all() for d in ('seed', 'current'))\n"
+        "    return 1 if before != after else 0\n"
+    )
+    return {**given[0], "verifier_func": source}, given[1]
+
+
 FAULTS: dict[str, Callable[[Made], Made]] = {
     "always passes": _with_verifier(_PASSING),
     "never passes": _with_verifier("def verify(env, final_answer=None):\n    return 0\n"),
@@ -95,6 +108,7 @@ FAULTS: dict[str, Callable[[Made], Made]] = {
     "grades by the microsecond": _gated("score * (datetime.datetime.now().microsecond % 2)"),
     "grades by a drawn id": _gated("score * (uuid.uuid4().int % 2)"),
     "compares the wrong table": _wrong_table,
+    "passes on any change": _lenient,
     "crashes": _with_verifier(_CRASH),
     "finds no row": _with_verifier(_MISSING),
     "returns no reward": _gated("'pass' if score else 'fail'"),
