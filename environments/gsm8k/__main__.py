@@ -77,6 +77,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "prompts that are whole",
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--solutions", type=Path, help="file to write with the answer of each task")
     return parser
 
 
@@ -101,6 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     env_key = "arithmetic" if options.source == GENERATED else "gsm8k"
     tasks = list(make_question_tasks(questions, options.split, env_key=env_key, rule=options.rule))
+    if options.solutions is not None:
+        pairs = zip(tasks, questions, strict=True)
+        answers = [{"key": task["key"], "answer": f"#### {q.answer}"} for task, q in pairs]
+        lines = [json.dumps(each) + "\n" for each in answers]
+        options.solutions.parent.mkdir(parents=True, exist_ok=True)
+        options.solutions.write_text("".join(lines), encoding="utf-8")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"tasks": tasks}, indent=1) + "\n", encoding="utf-8")
     print(f"{options.out}: {len(tasks)} tasks of split {options.split}", file=sys.stderr)

@@ -93,9 +93,13 @@ def check_data(options: CheckOptions, overrides: Sequence[str]) -> int:
     section = gateway_section(options.spec, overrides)
     try:
         with open_results(options.out) as results:
-            left = [job for job in jobs if options.again or not _is_known(results, job)]
-            if len(left) < len(jobs):
-                console.print(f"{len(jobs) - len(left)} results are in {options.out} already")
+            known = [] if options.again else _find_known(results, jobs)
+            if known:
+                console.print(f"{len(known)} results are in {options.out} already")
+            for each in known:
+                _report(each, console)
+            keys = {each.key for each in known}
+            left = [job for job in jobs if job.key not in keys]
             _ask_for_cost(left, section, options, console)
             try:
                 if left:
@@ -140,8 +144,9 @@ def _make_job(read: ReadTask, solution: Solution | None) -> _Job:
     return _Job(read, fields, task_digest(read.task, fields), solution, solution_digest(solution))
 
 
-def _is_known(results: ResultsFile, job: _Job) -> bool:
-    return results.find(job.key, job.digest, job.solved_by) is not None
+def _find_known(results: ResultsFile, jobs: Sequence[_Job]) -> list[TaskCheck]:
+    found = (results.find(job.key, job.digest, job.solved_by) for job in jobs)
+    return [each for each in found if each is not None]
 
 
 def _ask_for_cost(
@@ -210,8 +215,7 @@ async def _check_all(
                 await asyncio.to_thread(results.add, found)
                 ended += 1
                 status.update(f"{ended} of {len(jobs)} tasks are checked")
-                if found.verdict is not Outcome.VALID:
-                    console.print(_describe(found))
+                _report(found, console)
 
         workers = min(concurrency, len(jobs))
         async with running_tasks(*(check_waiting() for _ in range(workers))) as running:
@@ -230,14 +234,17 @@ async def _check_job(player: EpisodePlayer, job: _Job) -> TaskCheck:
     )
 
 
-def _describe(found: TaskCheck) -> str:
-    """Return a line about a task that is not valid: the checks that say so, and why."""
+def _report(found: TaskCheck, console: Terminal) -> None:
+    """Print a line about a task that is not valid: the checks that say so, and why."""
+    if found.verdict is Outcome.VALID:
+        return
     causes: dict[str, list[str]] = {}
     for name, result in found.checks.items():
         if result.outcome is found.verdict:
-            causes.setdefault(result.detail, []).append(name)
+            printed = f" ({result.printed})" if result.printed else ""
+            causes.setdefault(f"{result.detail}{printed}", []).append(name)
     details = "; ".join(f"{', '.join(names)}: {detail}" for detail, names in causes.items())
-    return one_line(f"{found.key}: {found.verdict}: {details}", _DETAIL_CHARS)
+    console.print(one_line(f"{found.key}: {found.verdict}: {details}", _DETAIL_CHARS))
 
 
 def _print_report(results: ResultsFile, jobs: Sequence[_Job], console: Terminal) -> None:
