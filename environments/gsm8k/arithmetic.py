@@ -59,11 +59,12 @@ class Problem:
 def make_problem(split: Split, index: int) -> Problem:
     """Make a problem of two or three steps whose results stay between `SMALLEST` and `LARGEST`.
 
-    No intermediate number equals the answer: a solution that stops early is never right."""
+    No intermediate number equals the answer, nor does the last number of the story: a solution that
+    stops early, or repeats the question, is never right."""
     rng = random.Random(f"arithmetic/{split}/{index}")
     while True:
         steps = _draw_steps(rng)
-        early = {step.left for step in steps}
+        early = {*(step.left for step in steps), steps[-1].right}
         if steps[-1].result not in early and _is_test(steps) == (split == "test"):
             return Problem(_tell_story(steps, rng), steps)
 
