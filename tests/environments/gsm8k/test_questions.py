@@ -80,6 +80,7 @@ def test_generated_problems_are_solved_by_their_own_working(split: Any) -> None:
         assert numbers == [drawn.steps[0].left, *(step.right for step in drawn.steps)]
         assert marked_number(drawn.solution) == str(drawn.answer)
         assert drawn.answer not in {step.left for step in drawn.steps}
+        assert last_number(drawn.question) != str(drawn.answer)
 
 
 def test_held_out_sums_are_in_no_other_split() -> None:

@@ -90,7 +90,7 @@ def test_an_invalid_task_is_named_with_its_reason_and_the_exit_code_tells(
     words = ("tasks.jsonl", "--solutions", "solutions.jsonl", EMBEDDED, digests)
     code, output = check(tmp_path, *words)
     assert code == 1
-    assert output.startswith(f"{task['key']}: invalid: noop: an untouched world, without an answer")
+    assert output.startswith(f"{task['key']}: invalid: noop: an untouched world passes")
     (found,) = read_checks(tmp_path / "checks.jsonl").values()
     assert found.verdict is Outcome.INVALID
     assert found.checks["noop"].rewards == (1.0,)

@@ -116,8 +116,7 @@ class _Checker:
                 steps = solved.steps
         async with open_world(self._player, self._fields) as untouched:
             opening = await untouched.open()
-            first = await self._check_noop(untouched)
-            states["an untouched world"] = [first, *await self._repeat(untouched, None)]
+            states["an untouched world"] = await self._check_noop(untouched)
             self._checks["determinism"] = judge_determinism(states)
             alone = await self._grade_alone(untouched)
             writes = find_writes(steps, opening.tools)
@@ -143,13 +142,15 @@ class _Checker:
             return None
         return await untouched.grade(self._solution.answer)
 
-    async def _check_noop(self, world: World) -> Grade:
-        grade = await world.grade(None)
-        if grade.verifier_fault and not is_pass(empty := await world.grade("")):
-            # It fails without any answer, as it may: a policy that ends without one has no grade.
-            grade = empty
-        self._checks["noop"] = judge_noop(grade, may_pass=self._may_pass)
-        return grade
+    async def _check_noop(self, world: World) -> list[Grade]:
+        answer: str | None = None
+        first = await world.grade(answer)
+        if first.verifier_fault:
+            # It may need an answer: a policy that ends without one has no grade.
+            answer = ""
+            first = await world.grade(answer)
+        self._checks["noop"] = judge_noop(first, may_pass=self._may_pass)
+        return [first, *await self._repeat(world, answer)]
 
     async def _repeat(self, world: World, answer: str | None) -> list[Grade]:
         """Grade the same state again, often and slowly enough to find out what a verifier may

@@ -35,7 +35,7 @@ def judge_gold(did: str, grade: Grade) -> CheckResult:
 
 def judge_noop(grade: Grade, *, may_pass: bool) -> CheckResult:
     """Judge the grade of an untouched world, which must not pass unless it `may_pass`."""
-    did = "an untouched world, without an answer,"
+    did = "an untouched world"
     if is_pass(grade) and not may_pass:
         return _result(Outcome.INVALID, f"{did} passes", [grade])
     passes = "passes, as the task says" if is_pass(grade) else "does not pass"

@@ -1,0 +1,181 @@
+"""Checks in environments that fail, grade an episode only once, or do not tell what tools do."""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services.common.tasks.task_checks import Outcome
+from services.common.tasks.task_format import parse_task
+from services.reading.data.check.task_check import check_task, count_episodes
+from services.reading.data.check.verdicts import judge_task
+from services.reading.play.ports import CallResult, Grade, OfferedTool, Opening, PlayError
+from services.reading.play.solutions import Solution, SolutionCall
+
+TASK = {
+    "key": "t",
+    "prompt": "Sell 3 lamps.",
+    "env_id": "shop",
+    "verifier_func": "def verify(env, final_answer=None):\n    return env.sold == 3\n",
+}
+SOLUTION = Solution("t", (SolutionCall("look", {}), SolutionCall("sell", {"count": 3})), "done")
+JudgeState = Callable[[list[SolutionCall], str | None], Grade]
+
+
+def sold_three(calls: list[SolutionCall], _answer: str | None) -> Grade:
+    return Grade(1.0 if SolutionCall("sell", {"count": 3}) in calls else 0.0)
+
+
+@dataclass
+class ScriptedShop:
+    """An `EpisodePlayer` of a shop that keeps count of its episodes; a grade is `judge`'s."""
+
+    judge: JudgeState = sold_three
+    regrades: bool = True
+    read_only: bool = True
+    refusal: PlayError | None = None
+    opened: int = 0
+    open_now: list[int] = field(default_factory=list[int])
+
+    @asynccontextmanager
+    async def open_episode(self, task: Mapping[str, Any]) -> AsyncGenerator["ScriptedSale"]:
+        if self.refusal or "teleport" in task.get("offered_tools", ()):
+            raise self.refusal or PlayError("the environment cannot be opened")
+        self.opened += 1
+        self.open_now.append(self.opened)
+        assert len(self.open_now) == 1, "two episodes could wait for each other"
+        try:
+            yield ScriptedSale(self)
+        finally:
+            self.open_now.pop()
+
+
+class ScriptedSale:
+    """An `OpenEpisode` of the shop."""
+
+    def __init__(self, shop: ScriptedShop) -> None:
+        tools = (
+            OfferedTool("look", "", {}, read_only=shop.read_only),
+            OfferedTool("sell", "", {}, read_only=False),
+        )
+        self.opening = Opening(TASK["prompt"], TASK["prompt"], "", tools, shop.regrades)
+        self._shop = shop
+        self._calls: list[SolutionCall] = []
+        self._grades = 0
+
+    async def call_tool(self, name: str, arguments: str) -> CallResult:
+        self._calls.append(SolutionCall(name, json.loads(arguments)))
+        return CallResult("ok", "[]", done=False)
+
+    async def grade(
+        self, answer: str | None, messages: Sequence[Mapping[str, Any]], *, again: bool = False
+    ) -> Grade:
+        assert messages[0] == {"role": "user", "content": TASK["prompt"]}
+        assert again is (self._grades > 0)
+        assert not again or self._shop.regrades
+        self._grades += 1
+        return self._shop.judge(self._calls, answer)
+
+
+async def outcomes(
+    shop: ScriptedShop, solution: Solution | None = SOLUTION, **fields: Any
+) -> dict[str, Outcome]:
+    """The outcomes of the checks, and the verdict."""
+    task = {**TASK, **fields}
+    checks = await check_task(shop, parse_task(json.dumps(task)), task, solution)
+    found = {name: result.outcome for name, result in checks.items()}
+    return {**found, "verdict": judge_task(checks)}
+
+
+@pytest.mark.parametrize("regrades", [True, False])
+async def test_a_valid_task_is_valid_however_often_an_episode_is_graded(*, regrades: bool) -> None:
+    shop = ScriptedShop(regrades=regrades)
+    assert set((await outcomes(shop)).values()) == {Outcome.VALID}
+    most = count_episodes(parse_task(json.dumps(TASK)), SOLUTION, regrades=regrades)
+    assert (shop.opened > 6) is not regrades
+    assert shop.opened <= most
+
+
+@pytest.mark.parametrize(
+    ("timed_out", "outcome"), [(False, Outcome.ERROR), (True, Outcome.TIMEOUT)]
+)
+async def test_an_environment_that_does_not_open_is_no_fault_of_the_task(
+    outcome: Outcome, *, timed_out: bool
+) -> None:
+    shop = ScriptedShop(refusal=PlayError("no place", timed_out=timed_out))
+    assert set((await outcomes(shop)).values()) == {outcome}
+
+
+@pytest.mark.parametrize(
+    ("grade", "outcome"),
+    [
+        (Grade(None, "execution_failed", "KeyError: 'x'", verifier_fault=True), Outcome.INVALID),
+        (Grade(None, "no_verifier", "the task has no verifier"), Outcome.INVALID),
+        (Grade(None, "execution_failed", "the server refused"), Outcome.ERROR),
+        (Grade(None, "instance_lost", "gone"), Outcome.ERROR),
+        (Grade(None, "judge_error", "overloaded"), Outcome.ERROR),
+        (Grade(None, "timeout", "the verifier did not end"), Outcome.TIMEOUT),
+    ],
+)
+async def test_a_missing_grade_is_the_tasks_fault_only_if_its_verifier_is_at_fault(
+    grade: Grade, outcome: Outcome
+) -> None:
+    found = await outcomes(ScriptedShop(lambda _calls, _answer: grade))
+    assert found["verdict"] is outcome
+    assert (found["gold"], found["noop"]) == (outcome, outcome)
+
+
+async def test_a_verifier_may_need_an_answer_if_an_empty_one_is_graded() -> None:
+    def judge(calls: list[SolutionCall], answer: str | None) -> Grade:
+        if answer is None:
+            return Grade(None, "execution_failed", "AttributeError", verifier_fault=True)
+        return sold_three(calls, answer)
+
+    assert set((await outcomes(ScriptedShop(judge))).values()) == {Outcome.VALID}
+
+
+async def test_an_untouched_world_may_pass_where_the_task_says_so() -> None:
+    shop = ScriptedShop(lambda _calls, _answer: Grade(1.0))
+    found = await outcomes(shop, passes_untouched=True)
+    assert (found["noop"], found["exploit"]) == (Outcome.VALID, Outcome.UNCHECKED)
+    assert found["verdict"] is Outcome.VALID
+    assert (await outcomes(shop))["noop"] is Outcome.INVALID
+
+
+async def test_an_offered_tool_that_is_not_there_is_the_tasks_fault() -> None:
+    found = await outcomes(ScriptedShop(), offered_tools=["look", "teleport"])
+    assert (found["reachable"], found["verdict"]) == (Outcome.INVALID, Outcome.INVALID)
+    assert found["noop"] is Outcome.UNCHECKED
+
+
+async def test_the_solutions_answer_may_pass_by_itself_only_where_nothing_is_changed() -> None:
+    def judge(_calls: list[SolutionCall], answer: str | None) -> Grade:
+        return Grade(1.0 if answer == "done" else 0.0)
+
+    assert (await outcomes(ScriptedShop(judge)))["exploit"] is Outcome.INVALID
+    question = Solution("t", (SolutionCall("look", {}),), "done")
+    assert (await outcomes(ScriptedShop(judge), question))["exploit"] is Outcome.VALID
+    untold = ScriptedShop(judge, read_only=False)
+    assert (await outcomes(untold))["exploit"] is Outcome.VALID
+
+
+async def test_a_call_with_other_values_must_not_pass_unless_the_task_passes_without_it() -> None:
+    def any_sale(calls: list[SolutionCall], _answer: str | None) -> Grade:
+        return Grade(float(any(call.name == "sell" for call in calls)))
+
+    assert (await outcomes(ScriptedShop(any_sale)))["exploit"] is Outcome.INVALID
+    twice = Solution("t", (*SOLUTION.calls, SolutionCall("sell", {"count": 3})), "done")
+    assert (await outcomes(ScriptedShop(any_sale), twice))["exploit"] is Outcome.VALID
+
+
+async def test_without_a_solution_a_verifiers_own_word_may_be_the_answer() -> None:
+    source = "def verify(env, final_answer=None):\n    return final_answer == 'blue'\n"
+
+    def judge(_calls: list[SolutionCall], answer: str | None) -> Grade:
+        return Grade(1.0 if answer == "blue" else 0.0)
+
+    found = await outcomes(ScriptedShop(judge), None, verifier_func=source)
+    assert (found["gold"], found["exploit"]) == (Outcome.UNCHECKED, Outcome.VALID)
