@@ -2,7 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,21 +40,12 @@ def export_trajectories(
     Raises TrajectoryExportError, JournalError, ConfigError or OSError; then
     nothing is left behind."""
     _check_out(out)
-    policy = _policy_of(run_dir)
-    try:
-        decode = load_decoder(policy.model, policy.revision)
-    except NoTokenizerError as error:
-        raise TrajectoryExportError(str(error)) from error
-    journal = run_dir / JOURNAL_FILE
-    if not journal.exists():
-        raise TrajectoryExportError(f"{journal} does not exist, so no episode is known")
     # Written beside it: a partial export must not look complete.
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        with open_read_only(journal) as db:
-            episodes = KeptEpisodes(db, run_dir, decode)
+        with open_episodes(run_dir) as (db, episodes):
             total = episodes.count(wanted)
             if not total:
                 raise TrajectoryExportError(explain_no_match(db, wanted, run_dir.name))
@@ -69,6 +62,22 @@ def export_trajectories(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(count, episodes.pruned)
+
+
+@contextmanager
+def open_episodes(run_dir: Path) -> Generator[tuple[sqlite3.Connection, KeptEpisodes]]:
+    """Open a run's journal; yield it with its episodes. Raises TrajectoryExportError, JournalError
+    or ConfigError."""
+    policy = _policy_of(run_dir)
+    try:
+        decode = load_decoder(policy.model, policy.revision)
+    except NoTokenizerError as error:
+        raise TrajectoryExportError(str(error)) from error
+    journal = run_dir / JOURNAL_FILE
+    if not journal.exists():
+        raise TrajectoryExportError(f"{journal} does not exist, so no episode is known")
+    with open_read_only(journal) as db:
+        yield db, KeptEpisodes(db, run_dir, decode)
 
 
 def _write(form: str, rows: Iterator[Row], out: Path, run_id: str) -> int:

@@ -1,13 +1,13 @@
-"""Commands for task files: `flotilla data prepare`, `check`, `show`, `stats` and `diff`."""
+"""Commands for tasks: `flotilla data prepare`, `check`, `collect`, `show`, `stats` and `diff`."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from services.launcher.cli.options import OVERRIDES
+from services.launcher.cli.options import OVERRIDES, RUNS, Runs, refuse_without_effect
 
 
 def add_data_commands(app: typer.Typer) -> None:
@@ -15,8 +15,8 @@ def add_data_commands(app: typer.Typer) -> None:
         name="data",
         no_args_is_help=True,
         help=(
-            "Prepares tasks for training and evaluation, checks them on their environments, and"
-            " shows what is in task files.\n\n"
+            "Prepares tasks for training and evaluation, checks them on their environments, collects"
+            " those that a policy can learn from, and shows what is in task files.\n\n"
             "Start with `flotilla data stats FILE`, then `flotilla data prepare FILE --out DIR`;"
             " a run spec names `DIR/train.jsonl` in `learner.tasks` and `DIR/eval.jsonl` in"
             " `learner.eval.sets`."
@@ -31,6 +31,7 @@ def add_data_commands(app: typer.Typer) -> None:
     ):
         data.command(name=name)(command)
     data.command(name="check", context_settings=OVERRIDES)(data_check)
+    data.command(name="collect", context_settings=OVERRIDES)(data_collect)
     app.add_typer(data)
 
 
@@ -255,6 +256,140 @@ def data_check(
         yes=yes,
     )
     raise typer.Exit(command.check_data(options, context.args))
+
+
+def _teacher_option(help: str, **settings: Any) -> Any:
+    return typer.Option(rich_help_panel="Teacher", help=help, **settings)
+
+
+def _budget_option(help: str, **settings: Any) -> Any:
+    return typer.Option(rich_help_panel="Budget of the teacher", help=help, **settings)
+
+
+def data_collect(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec; only its [env_gateway] is used.")],
+    tasks: Annotated[Path, typer.Argument(help="Task file: JSON or JSON lines.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to create, or to go on with.")
+    ],
+    episodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--episodes",
+            metavar="FILE|RUN",
+            help="Recorded attempts: JSON lines of a dump or of `env try --out`, or all of a run;"
+            " repeatable.",
+        ),
+    ] = None,
+    teacher: Annotated[
+        str | None,
+        _teacher_option(
+            "An OpenAI-compatible endpoint, such as https://api.example.com/v1, or a folder or name"
+            " of the hub, which vLLM serves here.",
+            metavar="URL|MODEL",
+        ),
+    ] = None,
+    teacher_model: Annotated[
+        str, _teacher_option("Model of the endpoint (default: its first).")
+    ] = "",
+    key_env: Annotated[
+        str, _teacher_option("Variable with the endpoint's key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
+    tries: Annotated[int, _teacher_option("Tries at each task.", min=1)] = 4,
+    max_turns: Annotated[int, _teacher_option("Turns of a try.", min=1)] = 50,
+    turn_timeout: Annotated[
+        float, _teacher_option("Seconds that one answer may take.", min=0.1)
+    ] = 600.0,
+    temperature: Annotated[
+        float | None, _teacher_option("Default: the endpoint's own.", min=0.0)
+    ] = None,
+    vllm_args: Annotated[str, _teacher_option("Arguments of vLLM for MODEL.")] = "",
+    requests_per_minute: Annotated[
+        float | None, _teacher_option("The most requests a minute, evenly spaced.", min=0.01)
+    ] = None,
+    max_calls: Annotated[
+        int | None, _budget_option("The most requests, retries included.", min=1)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, _budget_option("The most tokens of prompts and answers.", min=1)
+    ] = None,
+    max_cost: Annotated[
+        float | None, _budget_option("The most money, by the prices given.", min=0.0)
+    ] = None,
+    price_in: Annotated[
+        float, _budget_option("Price of a million tokens of prompts.", min=0.0)
+    ] = 0.0,
+    price_out: Annotated[
+        float, _budget_option("Price of a million tokens of answers.", min=0.0)
+    ] = 0.0,
+    min_graded: Annotated[
+        int, typer.Option("--min-graded", min=1, help="Graded tries that judge a task.")
+    ] = 2,
+    min_pass_rate: Annotated[
+        Fraction,
+        typer.Option(
+            "--min-pass-rate",
+            parser=parse_share,
+            metavar="SHARE",
+            show_default="0",
+            help="Drop tasks of which fewer graded tries pass; those that none passes always.",
+        ),
+    ] = Fraction(0),
+    max_pass_rate: Annotated[
+        Fraction,
+        typer.Option(
+            "--max-pass-rate",
+            parser=parse_share,
+            metavar="SHARE",
+            show_default="0.9",
+            help="Drop tasks of which more graded tries pass; 1: none.",
+        ),
+    ] = Fraction(9, 10),
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Concurrent tries and replays.")
+    ] = 8,
+    retry_ungraded: Annotated[
+        bool,
+        typer.Option(
+            "--retry-ungraded",
+            help="Make tries and replays of earlier runs that had no grade once more.",
+        ),
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Keep the tasks that are solvable and not trivial, with solutions and demonstrations.
+
+    A teacher tries each task several times, or recorded episodes are its tries. A task is kept if
+    the share of graded tries that passed is within bounds, and if the calls of one that passed,
+    made again on a fresh instance, pass again. DIR gets tasks.jsonl, solutions.jsonl,
+    demonstrations.jsonl for imitation, evidence.jsonl about every task, and manifest.json.
+
+    Each request to the teacher is in DIR/ledger.sqlite before it is sent, and its answer after: run
+    the command again to go on after a budget, Ctrl-C or a crash; nothing that was answered is asked
+    again. Budgets are those of DIR, over all runs. Options such as `--env_gateway.backend=...`
+    override the spec. Exit code: 0 all tasks are decided, 1 some are not, 2 nothing was begun.
+    """
+    from services.launcher.cli import data_collect as command
+
+    if teacher is None:
+        if not episodes:
+            raise typer.BadParameter("--teacher, --episodes or both are needed")
+        shared = ("spec", "tasks", "out", "episodes", "min_graded", "min_pass_rate")
+        rest = ("max_pass_rate", "concurrency", "retry_ungraded", "runs")
+        refuse_without_effect(context, "no --teacher", besides=(*shared, *rest))
+        wish = None
+    else:
+        chosen = command.ChosenModel(teacher, teacher_model, key_env, temperature, vllm_args)
+        limits = command.Limits(max_calls, max_tokens, max_cost)
+        prices = command.Prices(price_in, price_out)
+        wish = command.TeacherWish(
+            *(chosen, tries, max_turns, turn_timeout, requests_per_minute, limits, prices)
+        )
+    sources = command.Sources(spec, context.args, tasks, tuple(episodes or ()), runs)
+    rules = command.Rules(min_graded, min_pass_rate, max_pass_rate)
+    options = command.CollectOptions(sources, out, rules, concurrency, retry=retry_ungraded)
+    raise typer.Exit(command.collect_tasks(options, wish))
 
 
 Tasks = Annotated[Path, typer.Argument(help="Task file, or folder of `data prepare`.")]

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from services.launcher.cli.command_runner import OK
-from services.launcher.cli.data_views import reports_data_errors
-from services.launcher.cli.terminal import Terminal, make_table, print_table
+from services.launcher.cli.data_views import print_fates, reports_data_errors
+from services.launcher.cli.terminal import Terminal
 from services.reading.data.dataset_folder import (
     PARTS,
     Origin,
@@ -61,7 +61,7 @@ def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
     where = (options.source, options.data_version, wishes.selection.modality)
     source = _fetch(locate_source(*where, os.environ), console)
     prepared = prepare(source.read_rows(wishes.defaults), wishes)
-    _print_table(prepared, console)
+    print_fates(count_by_env(prepared), ("train", "eval"), Reason, console)
     _print_notes(prepared, wishes, console)
     _refuse_nothing(prepared, source.url)
     manifest = describe(prepared, wishes, source.to_dict(), origin)
@@ -104,25 +104,6 @@ def _read_quarantine(path: Path | None) -> tuple[Sequence[Any], Origin | None]:
 def _refuse_nothing(prepared: Prepared, source: str) -> None:
     if not prepared.train and not prepared.eval:
         raise DataError(f"no task of {source} is left, so nothing was written")
-
-
-def _print_table(prepared: Prepared, console: Terminal) -> None:
-    """Print what became of the tasks of each environment, with the reasons that occur."""
-    by_env: Mapping[str, Mapping[str, int]] = count_by_env(prepared)
-    reasons = [reason for reason in Reason if any(reason in found for found in by_env.values())]
-    columns = ("train", "eval", *reasons)
-    table = make_table(("environment", "source", *columns), no_wrap=True)
-    total: Counter[str] = Counter()
-    for env, found in by_env.items():
-        total.update(found)
-        _add_row(table, env or "(none)", found, columns)
-    _add_row(table, "total", total, columns)
-    print_table(table, console)
-
-
-def _add_row(table: Any, name: str, found: Mapping[str, int], columns: Sequence[str]) -> None:
-    counts = [sum(found.values()), *(found.get(column, 0) for column in columns)]
-    table.add_row(name, *map(str, counts))
 
 
 def _describe(fault: Dropped) -> tuple[Reason, str]:

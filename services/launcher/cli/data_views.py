@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from statistics import median
@@ -119,3 +119,23 @@ def _print_keys(sign: str, keys: Mapping[str, str], count: int, console: Termina
         console.print(f"{sign} {key}{keys[key]}")
     if 0 < count < len(keys):
         console.print(f"{sign} {len(keys) - count} more; --count 0 shows all")
+
+
+def print_fates(
+    by_env: Mapping[str, Mapping[str, int]],
+    parts: Sequence[str],
+    reasons: Iterable[str],
+    console: Terminal,
+) -> None:
+    """Print what became of the tasks of each environment: those in each of `parts`, and those left
+    out for each of the `reasons` that occur."""
+    found = [each for each in reasons if any(each in counts for counts in by_env.values())]
+    columns = (*parts, *found)
+    table = make_table(("environment", "source", *columns), no_wrap=True)
+    total: Counter[str] = Counter()
+    for counts in by_env.values():
+        total.update(counts)
+    for name, counts in (*by_env.items(), ("total", total)):
+        cells = [sum(counts.values()), *(counts.get(column, 0) for column in columns)]
+        table.add_row(name or "(none)", *map(str, cells))
+    print_table(table, console)

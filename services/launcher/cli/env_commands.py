@@ -101,7 +101,6 @@ def env_try(
         by_hand = ("spec", "tasks", "key", "answer")
         refuse_without_effect(context, "an episode by hand", besides=by_hand)
     else:
-        named = (model, model_name, model_key_env)
-        amounts = (attempts, concurrency, limit, max_turns, temperature)
-        play = command.ModelPlay(*named, *amounts, vllm_args, out)
+        chosen = command.ChosenModel(model, model_name, model_key_env, temperature, vllm_args)
+        play = command.ModelPlay(chosen, attempts, concurrency, limit, max_turns, out)
     raise typer.Exit(command.env_try(spec, tasks, key, answer, context.args, play))

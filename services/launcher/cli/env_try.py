@@ -17,6 +17,7 @@ from services.common.aio.concurrency import running_tasks
 from services.common.rpc.errors import ConfigError
 from services.common.tasks.task_files import TaskFileError, read_objects
 from services.common.text.printable_text import make_visible
+from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway

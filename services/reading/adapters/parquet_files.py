@@ -125,6 +125,15 @@ def write_dataset(rows: Iterator[Row], out: Path, run_id: str) -> int:
     return sum(files.values())
 
 
+def read_conversations(path: Path) -> Iterator[Row]:
+    """Yield the conversations of a file that either function above has written, with their tools,
+    outcome and facts. Raises ValueError."""
+    with pq.ParquetFile(path) as file:
+        names = [name for name in _CONVERSATIONS.names if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_ROWS, columns=names):
+            yield from batch.to_pylist()
+
+
 def _split_file(row: Row) -> str:
     split = "test" if row["purpose"] == Purpose.EVAL else "train"
     return f"{split}-00000-of-00001.parquet"

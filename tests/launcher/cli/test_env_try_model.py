@@ -201,5 +201,6 @@ def test_options_that_do_not_go_together_are_refused(game: Game) -> None:
     done = game.play("--model", "http://127.0.0.1:9/v1")
     assert (done.returncode, "error: --out: " in done.stdout) == (1, True)
     assert game.out.read_text() == "precious"
+    game.out.unlink()
     done = game.play("--model", "a/b", "--vllm-args", "--dtype 'half")
     assert (done.returncode, "--vllm-args: No closing quotation" in done.stdout) == (1, True)

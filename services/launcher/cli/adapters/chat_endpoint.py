@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import httpx
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -21,18 +21,52 @@ from services.launcher.cli.terminal import CommandError
 
 _ANSWERS = TextLimits(bytes=2**24, values=2**16)
 _CONNECT_S = 10.0
-# A model may think for minutes.
-_ANSWER_S = 600.0
-# Bounds of the retries of one request.
-_TRIES = 5
-_PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
 _PASSING = (408, 409, 425, 429)
 _REASON_CHARACTERS = 300
 
 
 class EndpointError(CommandError):
     """Raised when the endpoint gives no answer of its model; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds of one answer: its time (a model may think for minutes), and the number and the time
+    of its retries."""
+
+    answer_s: float = 600.0
+    tries: int = 5
+    retries_s: float = 60.0
+
+
+PATIENCE = Patience()
+
+
+class RequestWatch(Protocol):
+    """What watches over the requests for one turn. Every request has its `key`, so that an endpoint
+    that knows such keys answers, and charges, the turn once."""
+
+    @property
+    def key(self) -> str: ...
+
+    async def admit(self) -> None:
+        """Wait until a request may be sent; called before each, retries included. What it raises
+        ends the turn."""
+        ...
+
+    def hold(self, seconds: float) -> None:
+        """Take note that the endpoint wants no request for so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of a request and its answer, as the endpoint counts them."""
+
+    prompt: int
+    completion: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +81,29 @@ class WrittenCall:
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
     """One answer of the model: its `message` for the conversation, with text and calls. `cut` is
-    True if it ran into a limit of tokens."""
+    True if it ran into a limit of tokens; `usage` is None if the endpoint does not say."""
 
     message: dict[str, Any]
     text: str
     calls: tuple[WrittenCall, ...]
     cut: bool
+    usage: TokenUsage | None = None
 
 
 class ChatEndpoint:
     """One model of an endpoint."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, model: str, **sampling: float) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        model: str,
+        patience: Patience,
+        **sampling: float,
+    ) -> None:
         self._http = http
         self._url = url.rstrip("/")
+        self._patience = patience
         self._sampling = sampling
         self.model = model
 
@@ -73,24 +116,39 @@ class ChatEndpoint:
         self.model = first["id"]
 
     async def answer_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        watch: RequestWatch | None = None,
     ) -> ModelTurn:
-        """Return the model's next turn. Raises EndpointError."""
+        """Return the model's next turn. Raises EndpointError, and what `watch` raises."""
         body = {"model": self.model, "messages": messages, **self._sampling}
         # An empty list is an error to some servers.
         offered = {"tools": tools} if tools else {}
-        return _read_turn(await self._request("POST", "/chat/completions", json=body | offered))
+        asked = self._request("POST", "/chat/completions", watch, json=body | offered)
+        return _read_turn(await asked)
 
-    async def _request(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+    async def _request(
+        self, method: str, path: str, watch: RequestWatch | None = None, **content: Any
+    ) -> dict[str, Any]:
         """Return the endpoint's JSON object. What may pass is retried: limits of the rate, failures
         of the server and of the connection. Raises EndpointError."""
-        until, url, reason = loop_time() + _PATIENCE_S, self._url + path, ""
-        for number in range(_TRIES):
-            wait_s = _FIRST_PAUSE_S * 2**number
+        patience, url, reason = self._patience, self._url + path, ""
+        until = loop_time() + patience.retries_s
+        headers = {"Idempotency-Key": watch.key} if watch else {}
+        for number in range(patience.tries):
+            wait_s = min(_FIRST_PAUSE_S * 2**number, _LONGEST_PAUSE_S)
+            if watch is not None:
+                await watch.admit()
             try:
-                answer = await ask(
-                    self._http, method, url, limits=_ANSWERS, whole_s=_ANSWER_S, **content
+                asked = ask(
+                    *(self._http, method, url),
+                    limits=_ANSWERS,
+                    whole_s=patience.answer_s,
+                    headers=headers,
+                    **content,
                 )
+                answer = await asked
                 if answer.is_success:
                     return await object_of(answer, _ANSWERS)
                 reason = f"{url} answered {answer.status_code}: {answer.text[:2000]}"
@@ -98,12 +156,14 @@ class ChatEndpoint:
                     break
                 if "retry-after" in answer.headers:
                     wait_s = retry_after(answer)
+                    if watch is not None:
+                        watch.hold(wait_s)
             except httpx.HTTPError as error:
                 reason = f"{url}: {error or type(error).__name__}"
             except ValueError as error:
                 reason = f"{url} answered what is no JSON object: {error}"
                 break
-            if number == _TRIES - 1 or loop_time() + wait_s > until:
+            if number == patience.tries - 1 or loop_time() + wait_s > until:
                 reason = f"try {number + 1}: {reason}"
                 break
             # Concurrent attempts were refused together, and should not come back together.
@@ -119,6 +179,7 @@ async def open_endpoint(
     key: str = "",
     temperature: float | None = None,
     socket: Path | None = None,
+    patience: Patience = PATIENCE,
 ) -> AsyncGenerator[ChatEndpoint]:
     """Connect to `model` of an endpoint, by default to the first that it lists. `url` ends before
     `/chat/completions`; `socket` is that of a server on this machine. Raises EndpointError."""
@@ -128,7 +189,7 @@ async def open_endpoint(
     transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     sampling = {} if temperature is None else {"temperature": temperature}
-    timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
+    timeout = httpx.Timeout(patience.answer_s, connect=_CONNECT_S)
     try:
         httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -138,7 +199,7 @@ async def open_endpoint(
     async with httpx.AsyncClient(
         headers=headers, timeout=timeout, transport=transport, limits=limits
     ) as http:
-        endpoint = ChatEndpoint(http, url, model, **sampling)
+        endpoint = ChatEndpoint(http, url, model, patience, **sampling)
         if not model:
             await endpoint.choose_model()
         yield endpoint
@@ -169,6 +230,11 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
 class _Completion(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
 
@@ -192,5 +258,17 @@ def _read_turn(answer: dict[str, Any]) -> ModelTurn:
     )
     text = choice.message.content or ""
     return ModelTurn(
-        {**kept, "role": "assistant"}, text, calls, cut=choice.finish_reason == "length"
+        {**kept, "role": "assistant"},
+        text,
+        calls,
+        cut=choice.finish_reason == "length",
+        usage=_read_usage(answer.get("usage")),
     )
+
+
+def _read_usage(said: object) -> TokenUsage | None:
+    try:
+        usage = _Usage.model_validate(said)
+    except ValidationError:
+        return None
+    return TokenUsage(usage.prompt_tokens, usage.completion_tokens)

@@ -1,15 +1,25 @@
 """Attempts at tasks by a model behind an endpoint, at a temporary gateway."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from services.common.rpc.deadlines import loop_time
-from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, EndpointError, WrittenCall
+from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, WrittenCall
 from services.reading.play.ports import EpisodePlayer, OfferedTool, OpenEpisode, PlayError
 
 _DONE = "<done>"
+
+
+class Model(Protocol):
+    """A model that answers conversations with tools."""
+
+    async def answer_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelTurn:
+        """Return the model's next turn. Raises EndpointError."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,14 +36,14 @@ class ModelAttempt:
 
 
 async def play_attempt(
-    player: EpisodePlayer, task: Mapping[str, Any], endpoint: ChatEndpoint, most_turns: int
+    player: EpisodePlayer, task: Mapping[str, Any], model: Model, most_turns: int
 ) -> ModelAttempt:
     """Play one attempt to its end; a failure of the environment or the endpoint becomes its
     `no_grade`."""
     attempt, began = ModelAttempt(), loop_time()
     try:
         async with player.open_episode(task) as episode:
-            answer = await _play_turns(episode, endpoint, most_turns, attempt)
+            answer = await _play_turns(episode, model, most_turns, attempt)
             grade = await episode.grade(answer, attempt.messages)
         attempt.reward = grade.reward
         if grade.reward is None:
@@ -47,15 +57,15 @@ async def play_attempt(
 
 
 async def _play_turns(
-    episode: OpenEpisode, endpoint: ChatEndpoint, most_turns: int, attempt: ModelAttempt
+    episode: OpenEpisode, model: Model, most_turns: int, attempt: ModelAttempt
 ) -> str | None:
     """Play the turns; return the final answer, which is the text of a turn without calls. Raises
     EndpointError and PlayError."""
     messages = attempt.messages
     messages.append({"role": "user", "content": episode.opening.task})
-    tools = [_offer_tool(tool) for tool in episode.opening.tools]
+    tools = [offer_tool(tool) for tool in episode.opening.tools]
     for _ in range(most_turns):
-        turn = await endpoint.answer_messages(messages, tools)
+        turn = await model.answer_messages(messages, tools)
         messages.append(turn.message)
         if not turn.calls:
             if turn.cut:
@@ -82,7 +92,8 @@ async def _make_call(episode: OpenEpisode, call: WrittenCall, attempt: ModelAtte
     return result.done
 
 
-def _offer_tool(tool: OfferedTool) -> dict[str, Any]:
+def offer_tool(tool: OfferedTool) -> dict[str, Any]:
+    """Return a tool as OpenAI's API has it."""
     schema = {"type": "object", "properties": {}} | dict(tool.schema)
     function = {"name": tool.name, "description": tool.description, "parameters": schema}
     return {"type": "function", "function": function}

@@ -1,0 +1,288 @@
+"""`flotilla data collect`: plays tasks by a teacher or from recordings, and keeps some of them."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from services.common.process.extras import install_command
+from services.common.run_folder.journal_file import JournalError
+from services.common.tasks.task_files import read_bytes, read_tasks
+from services.launcher.cli.adapters.chat_endpoint import Patience
+from services.launcher.cli.adapters.chosen_model import ChosenModel, open_model
+from services.launcher.cli.adapters.gateway_player import GatewayPlayer
+from services.launcher.cli.adapters.ledgered_model import Teacher
+from services.launcher.cli.adapters.model_attempts import offer_tool
+from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
+from services.launcher.cli.command_runner import (
+    BAD_SPEC,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    reports_errors,
+    run_interruptible,
+)
+from services.launcher.cli.data_views import print_fates, reports_data_errors
+from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.cli.run_source import find_run_dir
+from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.doctor.adapters.gateway_process import GatewayError
+from services.launcher.security.secret_names import FLEET_BACKENDS
+from services.reading.attempt_filter import AttemptFilter
+from services.reading.data.collect.budget import Limits, Prices, RequestPace
+from services.reading.data.collect.collected_folder import count_fates, write_collection
+from services.reading.data.collect.collection import (
+    Collection,
+    Plan,
+    SourceTask,
+    to_source_task,
+)
+from services.reading.data.collect.fates import Fate, Rules
+from services.reading.data.collect.ledger import Ledger, Try, open_ledger
+from services.reading.data.collect.recorded_episodes import (
+    RecordedEpisode,
+    read_episodes,
+    to_episode,
+)
+from services.reading.data.dataset_folder import origin_of
+from services.reading.data.entries import DataError
+from services.reading.trajectory_export import TrajectoryExportError, open_episodes
+
+# An endpoint that limits rates is waited for.
+_RETRIES, _RETRIES_S = 8, 3600.0
+_NO_BUDGET = "the teacher has no budget: --max-calls, --max-tokens or --max-cost sets one"
+_FILES = "tasks.jsonl, solutions.jsonl, demonstrations.jsonl, evidence.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The spec of the environments with its overrides, the tasks, and recorded episodes: files, or
+    runs in the folder `runs`."""
+
+    spec: Path
+    overrides: Sequence[str]
+    tasks: Path
+    episodes: Sequence[str]
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherWish:
+    """The teacher, how often and how fast it is asked, and what it may cost."""
+
+    model: ChosenModel
+    tries: int
+    most_turns: int
+    answer_s: float
+    per_minute: float | None
+    limits: Limits
+    prices: Prices
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """Where tasks come from and go to, and how they are judged."""
+
+    sources: Sources
+    out: Path
+    rules: Rules
+    concurrency: int
+    retry: bool
+
+
+@reports_errors(bad_spec=BAD_SPEC)
+@reports_data_errors
+def collect_tasks(options: CollectOptions, wish: TeacherWish | None) -> int:
+    """Collect, and print what became of the source's tasks; also after Ctrl-C."""
+    _check(options, wish)
+    console = Terminal(soft_wrap=True)
+    source = options.sources.tasks
+    tasks = [to_source_task(read) for read in read_tasks(source)]
+    origin = origin_of(source, read_bytes(source))
+    with open_ledger(options.out) as ledger:
+        _add_episodes(options.sources, tasks, ledger, console)
+        plan = Plan(wish.tries if wish else 0, options.rules, options.retry)
+        collection = Collection(tasks, ledger, plan)
+
+        async def work(interrupts: Interrupts) -> int:
+            try:
+                await interrupts.unless_interrupted(_collect(collection, options, wish, console))
+            except InterruptedByUserError:
+                return INTERRUPTED
+            return OK
+
+        try:
+            ended = run_interruptible(work)
+        except GatewayError as error:
+            raise CommandError(str(error)) from error
+        prices = wish.prices if wish else Prices()
+        verdicts = write_collection(options.out, collection, origin, prices)
+        print_fates(count_fates(verdicts), (Fate.KEPT,), list(Fate)[1:], console)
+        _print_end(collection, prices, console)
+        console.print(f"Wrote {_FILES} and manifest.json to {options.out}")
+    undecided = any(verdict.fate is Fate.UNDECIDED for _, verdict in verdicts)
+    return ended or (FAILED if undecided else OK)
+
+
+def _check(options: CollectOptions, wish: TeacherWish | None) -> None:
+    """Raise DataError for options that cannot lead to a task."""
+    rules = options.rules
+    if rules.least > rules.most:
+        raise DataError("--min-pass-rate is more than --max-pass-rate, so no task could be kept")
+    if wish and wish.tries < rules.min_graded and not options.sources.episodes:
+        raise DataError(
+            f"--tries {wish.tries} is less than --min-graded {rules.min_graded}, so no task could"
+            " be judged"
+        )
+    if wish and wish.limits.cost is not None and not (wish.prices.prompt or wish.prices.completion):
+        raise DataError("--max-cost needs --price-in and --price-out")
+
+
+def _add_episodes(
+    sources: Sources, tasks: Sequence[SourceTask], ledger: Ledger, console: Terminal
+) -> None:
+    digests = {task.key: task.digest for task in tasks}
+    for name in sources.episodes:
+        path = Path(name)
+        found = _read_file(path) if path.is_file() else _read_run(name, sources.runs)
+        if others := ledger.add_episodes(found, digests):
+            console.print(f"{name}: {others} episodes are of tasks that the source lacks")
+
+
+def _read_file(path: Path) -> Iterator[RecordedEpisode]:
+    """Yield the episodes of a file. Raises DataError."""
+    if path.suffix != ".parquet":
+        yield from read_episodes(path)
+        return
+    try:
+        from services.reading.adapters.parquet_files import read_conversations
+    except ImportError as error:
+        raise DataError(f"{path}: {error}: install it: {install_command('export')}") from error
+    try:
+        yield from map(to_episode, read_conversations(path))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _read_run(run: str, runs: Path) -> Iterator[RecordedEpisode]:
+    """Yield all episodes of a run whose tokens are kept. Raises DataError."""
+    try:
+        with open_episodes(find_run_dir(run, runs)) as (_, episodes):
+            for row in episodes.find_rows(AttemptFilter()):
+                if row is not None:
+                    yield to_episode(row)
+    except (TrajectoryExportError, JournalError, ValueError) as error:
+        raise DataError(f"--episodes {run}: {error}") from error
+    except CommandError as error:
+        raise DataError(f"--episodes {run} is no file, and {error}") from error
+
+
+async def _collect(
+    collection: Collection, options: CollectOptions, wish: TeacherWish | None, console: Terminal
+) -> None:
+    sources, ledger = options.sources, collection.ledger
+    tries = sum(len(collection.open_places(task)) for task in collection.tasks)
+    replays = sum(len(collection.find_replays(task)) for task in collection.tasks)
+    if not tries and not replays:
+        return
+    if wish and tries:
+        patience = Patience(wish.answer_s, _RETRIES, _RETRIES_S)
+        opening = open_model(wish.model, console, patience)
+    else:
+        opening = nullcontext()
+    section = gateway_section(sources.spec, sources.overrides)
+    console.print("starting a gateway", style="dim")
+    async with open_gateway(sources.spec, sources.overrides) as stub, opening as endpoint:
+        player, teacher = GatewayPlayer(stub, section, "data-collect"), None
+        if wish and endpoint:
+            teacher = Teacher(
+                *(endpoint, ledger, wish.limits, wish.prices),
+                RequestPace(wish.per_minute),
+                wish.most_turns,
+            )
+            ledger.settle(
+                {
+                    "--teacher-model": endpoint.model,
+                    "--temperature": str(wish.model.temperature),
+                    "--max-turns": str(wish.most_turns),
+                }
+            )
+
+        async def play_try(task: SourceTask, one: Try) -> None:
+            # Without a teacher, no place for its tries is open.
+            assert teacher is not None
+            await teacher.play_try(player, task, one)
+
+        _print_extent(collection, tries, replays, section, console)
+        if wish and tries and wish.limits == Limits():
+            console.print(_NO_BUDGET)
+        with _showing_progress(collection, console) as show:
+            await collection.run(player, play_try, offer_tool, options.concurrency, show)
+
+
+def _print_extent(
+    collection: Collection,
+    tries: int,
+    replays: int,
+    section: Mapping[str, Any],
+    console: Terminal,
+) -> None:
+    """Print what is about to be done, and what of it has a price."""
+    tasks = collection.tasks
+    console.print(f"{len(tasks)} tasks: {tries} tries, and at most {tries + replays} replays")
+    paid = Counter(
+        backend
+        for task in tasks
+        if (backend := _backend_of(section, task.env_key)) in FLEET_BACKENDS
+    )
+    for backend, count in paid.items():
+        console.print(
+            f"{count} of the tasks are played on {backend}, which charges for every instance: up to"
+            f" {2 * tries + replays} in all; Ctrl-C stops, and what has ended is kept"
+        )
+
+
+def _backend_of(section: Mapping[str, Any], env_key: str) -> str:
+    own = section.get("environments", {}).get(env_key, {}).get("backend")
+    return str(own or section.get("backend", ""))
+
+
+@contextmanager
+def _showing_progress(collection: Collection, console: Terminal) -> Generator[Callable[[], object]]:
+    """Show a bar of tasks on a terminal; yield what moves it."""
+    total = len(collection.tasks)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        shown = bar.add_task("tasks decided", total=total)
+
+        def show() -> None:
+            if bar.disable:
+                return
+            fates = [collection.verdict_of(task).fate for task in collection.tasks]
+            decided = sum(fate is not Fate.UNDECIDED for fate in fates)
+            text = f"{fates.count(Fate.KEPT)} kept, {collection.ledger.spent.calls} requests"
+            bar.update(shown, completed=decided, description=text)
+
+        yield show
+
+
+def _print_end(collection: Collection, prices: Prices, console: Terminal) -> None:
+    """Print what the teacher has cost, and what is left to do."""
+    spent = collection.ledger.spent
+    if spent.calls:
+        cost = f", cost {spent.cost(prices):.4f}" if prices != Prices() else ""
+        unknown = f"; tokens of {spent.unknown} are unknown" if spent.unknown else ""
+        console.print(
+            f"{spent.calls} requests, {spent.prompt} tokens of prompts and {spent.completion} of"
+            f" answers{cost}{unknown}"
+        )
+    left = sum(len(collection.open_places(task)) for task in collection.tasks)
+    if collection.stopped:
+        console.print(f"stopped: {collection.stopped}")
+    if left:
+        console.print(f"{left} tries are left: the same command goes on with them")
