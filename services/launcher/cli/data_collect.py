@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from services.common.process.extras import install_command
 from services.common.run_folder.journal_file import JournalError
 from services.common.tasks.task_files import read_bytes, read_tasks
+from services.common.text.printable_text import one_line
 from services.launcher.cli.adapters.chat_endpoint import Patience
 from services.launcher.cli.adapters.chosen_model import ChosenModel, open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
@@ -41,7 +42,7 @@ from services.reading.data.collect.collection import (
     SourceTask,
     to_source_task,
 )
-from services.reading.data.collect.fates import Fate, Rules
+from services.reading.data.collect.fates import Fate, Rules, Verdict
 from services.reading.data.collect.ledger import Ledger, Try, open_ledger
 from services.reading.data.collect.recorded_episodes import (
     RecordedEpisode,
@@ -54,6 +55,8 @@ from services.reading.trajectory_export import TrajectoryExportError, open_episo
 
 # An endpoint that limits rates is waited for.
 _RETRIES, _RETRIES_S = 8, 3600.0
+# Reasons that are printed, and their length.
+_SHOWN, _REASON_CHARACTERS = 5, 300
 _NO_BUDGET = "the teacher has no budget: --max-calls, --max-tokens or --max-cost sets one"
 _FILES = "tasks.jsonl, solutions.jsonl, demonstrations.jsonl, evidence.jsonl"
 
@@ -122,6 +125,7 @@ def collect_tasks(options: CollectOptions, wish: TeacherWish | None) -> int:
         prices = wish.prices if wish else Prices()
         verdicts = write_collection(options.out, collection, origin, prices)
         print_fates(count_fates(verdicts), (Fate.KEPT,), list(Fate)[1:], console)
+        _print_reasons([verdict for _, verdict in verdicts], console)
         _print_end(collection, prices, console)
         console.print(f"Wrote {_FILES} and manifest.json to {options.out}")
     undecided = any(verdict.fate is Fate.UNDECIDED for _, verdict in verdicts)
@@ -204,10 +208,11 @@ async def _collect(
                 RequestPace(wish.per_minute),
                 wish.most_turns,
             )
+            heat = wish.model.temperature
             ledger.settle(
                 {
                     "--teacher-model": endpoint.model,
-                    "--temperature": str(wish.model.temperature),
+                    "--temperature": "by default" if heat is None else f"{heat:g}",
                     "--max-turns": str(wish.most_turns),
                 }
             )
@@ -269,6 +274,14 @@ def _showing_progress(collection: Collection, console: Terminal) -> Generator[Ca
             bar.update(shown, completed=decided, description=text)
 
         yield show
+
+
+def _print_reasons(verdicts: Sequence[Verdict], console: Terminal) -> None:
+    """Print why tasks are undecided or cannot be replayed, the commonest reasons first."""
+    unclear = (Fate.UNDECIDED, Fate.NOT_REPLAYED)
+    counts = Counter((each.fate, each.reason) for each in verdicts if each.fate in unclear)
+    for (fate, reason), count in counts.most_common(_SHOWN):
+        console.print(one_line(f"{fate}: {reason}: {count} tasks", _REASON_CHARACTERS))
 
 
 def _print_end(collection: Collection, prices: Prices, console: Terminal) -> None:

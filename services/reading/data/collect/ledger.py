@@ -5,7 +5,7 @@ of what it has paid for."""
 import json
 import sqlite3
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FORMAT = "1"
 LEDGER = "ledger.sqlite"
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
--- A teacher's try has a place from 1; a recorded one the digest of its episode.
+-- A teacher's try has a place from 1; a recorded one the name of its episode.
 CREATE TABLE tries (
   id INTEGER PRIMARY KEY, task TEXT NOT NULL, key TEXT NOT NULL, place INTEGER NOT NULL,
   episode TEXT UNIQUE, ended INTEGER NOT NULL DEFAULT 0, reward REAL,
@@ -104,20 +104,22 @@ class Ledger:
             (known,) = self._db.execute(sql, (name,)).fetchone()
             if known != value:
                 raise DataError(
-                    f"this collection began with {name} {known!r}, not {value!r}: tries of both"
-                    " would be counted together; choose another --out"
+                    f"this collection began with {name} {known}, not {value}: tries of both would"
+                    " be counted together; choose another --out"
                 )
 
     def add_episodes(self, episodes: Iterable[RecordedEpisode], tasks: Mapping[str, str]) -> int:
         """Add recorded episodes as ended tries at the task of their key, by its digest, unless they
-        are known; return how many are of no task."""
-        others = 0
+        are known; return how many are of no task. Equal ones of one source count each."""
+        others, seen = 0, Counter[str]()
         self._db.execute("BEGIN")
         for each in episodes:
             task = tasks.get(each.key)
             others += task is None
             if task is not None:
-                self._add_episode(each, task)
+                name = f"{task}:{each.digest}"
+                seen[name] += 1
+                self._add_episode(each, task, f"{name}:{seen[name]}")
         self._db.execute("COMMIT")
         return others
 
@@ -200,13 +202,13 @@ class Ledger:
         assert row is not None
         return row
 
-    def _add_episode(self, each: RecordedEpisode, task: str) -> None:
+    def _add_episode(self, each: RecordedEpisode, task: str, name: str) -> None:
         sql = (
             "INSERT OR IGNORE INTO tries (task, key, place, episode, ended, reward, no_grade,"
             " messages, tools) VALUES (?, ?, 0, ?, 1, ?, ?, ?, ?)"
         )
         tools = self._keep_tools(each.tools)
-        values = (task, each.key, f"{task}:{each.digest}", each.reward, each.no_grade)
+        values = (task, each.key, name, each.reward, each.no_grade)
         added = self._db.execute(sql, (*values, json.dumps(each.messages), tools))
         if added.rowcount and added.lastrowid is not None:
             known = Try(added.lastrowid, task, each.key, 0, True, each.reward, each.no_grade)
