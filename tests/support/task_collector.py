@@ -15,7 +15,7 @@ from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 
 SPEC = ROOT / "deploy/runs/local.toml"
-TASKS = list(make_tasks(("booking", "tracker", "shop"), "train", 6))
+TASKS = tuple(make_tasks(("booking", "tracker", "shop"), "train", 6))
 KEYS = [task["key"] for task in TASKS]
 
 

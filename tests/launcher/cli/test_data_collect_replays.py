@@ -1,5 +1,5 @@
-"""`flotilla data collect` with an MCP server that kills the command in the middle of a tool call, or
-answers otherwise the second time."""
+"""`flotilla data collect` with an MCP server: killed in the middle of a tool call, and resumed in
+a world that answers otherwise."""
 
 import json
 import signal
@@ -18,6 +18,7 @@ from tests.support.http_answers import Answer, serve_answers
 from tests.support.repository import ROOT
 from tests.support.scripted_model import MODEL, as_answer, call, completion
 from tests.support.task_collector import Collector
+from tests.support.waiting import wait_until
 
 VERIFIER = """
 def said(env, final_answer=None, conversation=None):
@@ -29,8 +30,8 @@ TASK = {"key": "ask", "env_id": "notes", "prompt": "Work.", "verifier_func": VER
 @pytest.fixture
 def collector(tmp_path: Path) -> Collector:
     (tmp_path / "said.sha256").write_text(f"{sha256(VERIFIER.encode()).hexdigest()}  said\n")
-    (tmp_path / "strike_at").write_text("none")
-    server = str(ROOT / "tests/support/striking_mcp_server.py")
+    (tmp_path / "block_at").write_text("none")
+    server = str(ROOT / "tests/support/blocking_mcp_server.py")
     spec = {
         "env_gateway": {
             "backend": "mcp",
@@ -69,15 +70,17 @@ def serve_turns(
         yield f"{address}/v1", keys
 
 
-def strike(collector: Collector, at: int, *words: object) -> None:
-    """Run the command, which the call of a tool with this number kills."""
-    (collector.folder / "worked").unlink(missing_ok=True)
-    (collector.folder / "strike_at").write_text(str(at))
+def kill_in_call(collector: Collector, number: int, *words: object) -> None:
+    """Run the command, and kill it in the call of the tool that has this number."""
+    worked = collector.folder / "worked"
+    worked.write_text("")
+    (collector.folder / "block_at").write_text(str(number))
     process = collector.start(*words)
-    (collector.folder / "victim").write_text(str(process.pid))
+    wait_until(lambda: len(worked.read_text()) == number or process.poll() is not None)
+    process.kill()
     shown, _ = process.communicate(timeout=110)
     assert process.returncode == -signal.SIGKILL, shown
-    (collector.folder / "strike_at").write_text("none")
+    (collector.folder / "block_at").write_text("none")
 
 
 def test_a_command_that_is_killed_in_a_tool_call_or_a_replay_pays_for_nothing_again(
@@ -86,9 +89,9 @@ def test_a_command_that_is_killed_in_a_tool_call_or_a_replay_pays_for_nothing_ag
     with serve_turns("work") as (url, keys):
         words = ("--teacher", url, "--tries", 2, "--concurrency", 1)
         # In the first try; then, after its second call and that of the other try, in the replay.
-        strike(collector, 1, *words)
+        kill_in_call(collector, 1, *words)
         assert len(keys) == 1
-        strike(collector, 3, *words)
+        kill_in_call(collector, 3, *words)
         assert len(keys) == 4
         done = collector.collect(*words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -108,7 +111,7 @@ def test_a_try_whose_environment_answers_otherwise_after_a_kill_ends_without_a_g
         if number == 3:
             running[-1].kill()
 
-    with serve_turns("process_id", "work", on_request=kill) as (url, keys):
+    with serve_turns("draw_number", "work", on_request=kill) as (url, keys):
         words = ("--teacher", url, "--tries", 2, "--concurrency", 1)
         running.append(collector.start(*words))
         running[-1].communicate(timeout=110)

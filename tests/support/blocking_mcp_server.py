@@ -1,14 +1,14 @@
 """An MCP server over stdio for tests of killed commands: the call of `work` whose number is in the
-file `strike_at` of its folder kills the process in the file `victim`."""
+file `block_at` of its folder never ends."""
 
-import os
-import signal
+import secrets
 import sys
+import time
 from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
 
-server = MCPServer("strikes")
+server = MCPServer("blocking")
 folder = Path(sys.argv[1])
 
 
@@ -18,15 +18,15 @@ def work() -> str:
     with (folder / "worked").open("a") as file:
         file.write("x")
         done = file.tell()
-    if str(done) == (folder / "strike_at").read_text():
-        os.kill(int((folder / "victim").read_text()), signal.SIGKILL)
+    while str(done) == (folder / "block_at").read_text():
+        time.sleep(0.1)
     return "worked"
 
 
 @server.tool()
-def process_id() -> int:
-    """The number of this process, which no other instance has."""
-    return os.getpid()
+def draw_number() -> str:
+    """A number that no other instance draws."""
+    return secrets.token_hex(8)
 
 
 if __name__ == "__main__":
