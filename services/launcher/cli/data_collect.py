@@ -154,7 +154,7 @@ def _add_episodes(
         path = Path(name)
         found = _read_file(path) if path.is_file() else _read_run(name, sources.runs)
         if others := ledger.add_episodes(found, digests):
-            console.print(f"{name}: {others} episodes are of tasks that the source lacks")
+            console.print(f"{name}: episodes of tasks that the source lacks: {others}")
 
 
 def _read_file(path: Path) -> Iterator[RecordedEpisode]:
@@ -238,16 +238,18 @@ def _print_extent(
 ) -> None:
     """Print what is about to be done, and what of it has a price."""
     tasks = collection.tasks
-    console.print(f"{len(tasks)} tasks: {tries} tries, and at most {tries + replays} replays")
-    paid = Counter(
-        backend
-        for task in tasks
-        if (backend := _backend_of(section, task.env_key)) in FLEET_BACKENDS
-    )
-    for backend, count in paid.items():
+    console.print(f"tasks: {len(tasks)}, tries: {tries}, replays: at most {tries + replays}")
+    paid: Counter[str] = Counter()
+    for task in tasks:
+        backend = _backend_of(section, task.env_key)
+        if backend in FLEET_BACKENDS:
+            # Every try may be replayed.
+            tried, passed = collection.open_places(task), collection.find_replays(task)
+            paid[backend] += 2 * len(tried) + len(passed)
+    for backend, instances in paid.items():
         console.print(
-            f"{count} of the tasks are played on {backend}, which charges for every instance: up to"
-            f" {2 * tries + replays} in all; Ctrl-C stops, and what has ended is kept"
+            f"{backend} charges for instances; this opens at most {instances} of them. Ctrl-C stops"
+            " it, and what has ended is kept"
         )
 
 
@@ -281,21 +283,21 @@ def _print_reasons(verdicts: Sequence[Verdict], console: Terminal) -> None:
     unclear = (Fate.UNDECIDED, Fate.NOT_REPLAYED)
     counts = Counter((each.fate, each.reason) for each in verdicts if each.fate in unclear)
     for (fate, reason), count in counts.most_common(_SHOWN):
-        console.print(one_line(f"{fate}: {reason}: {count} tasks", _REASON_CHARACTERS))
+        console.print(one_line(f"{fate}: {reason} (tasks: {count})", _REASON_CHARACTERS))
 
 
 def _print_end(collection: Collection, prices: Prices, console: Terminal) -> None:
     """Print what the teacher has cost, and what is left to do."""
     spent = collection.ledger.spent
     if spent.calls:
-        cost = f", cost {spent.cost(prices):.4f}" if prices != Prices() else ""
-        unknown = f"; tokens of {spent.unknown} are unknown" if spent.unknown else ""
+        cost = f", cost: {spent.cost(prices):.4f}" if prices != Prices() else ""
+        unknown = f", requests with unknown tokens: {spent.unknown}" if spent.unknown else ""
         console.print(
-            f"{spent.calls} requests, {spent.prompt} tokens of prompts and {spent.completion} of"
-            f" answers{cost}{unknown}"
+            f"requests: {spent.calls}, tokens of prompts: {spent.prompt}, of answers:"
+            f" {spent.completion}{cost}{unknown}"
         )
     left = sum(len(collection.open_places(task)) for task in collection.tasks)
     if collection.stopped:
         console.print(f"stopped: {collection.stopped}")
     if left:
-        console.print(f"{left} tries are left: the same command goes on with them")
+        console.print(f"tries left: {left}; the same command goes on with them")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from services.reading.data.collect.fates import Fate
 from services.reading.data.entries import Reason
 from tests.support.repository import ROOT
 
@@ -41,5 +42,5 @@ def test_every_command_of_the_page_prints_what_the_page_shows(tmp_path: Path) ->
         assert [line.rstrip() for line in done.stdout.splitlines()] == printed
 
 
-def test_every_reason_is_on_the_page() -> None:
-    assert [reason for reason in Reason if f"`{reason.value}`" not in PAGE] == []
+def test_every_reason_and_fate_is_on_the_page() -> None:
+    assert [each for each in (*Reason, *Fate) if f"`{each.value}`" not in PAGE] == []

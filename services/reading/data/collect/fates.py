@@ -96,7 +96,10 @@ def _judge(
     if len(graded) < rules.min_graded:
         reasons = Counter(each.no_grade for each in outcomes if each.reward is None)
         why = f"; no grade: {reasons.most_common(1)[0][0]}" if reasons else ""
-        return Fate.UNDECIDED, f"{len(graded)} graded tries of {rules.min_graded}{why}"
+        return (
+            Fate.UNDECIDED,
+            f"only {len(graded)} of the {rules.min_graded} graded tries needed{why}",
+        )
     rate = f"{len(passed)} of {len(graded)} passed"
     if not passed:
         return Fate.UNSOLVED, rate
