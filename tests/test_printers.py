@@ -22,6 +22,7 @@ WAISTS = {
     # Where there is no terminal any more, and nothing is printed.
     "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
     # Show by a Terminal.
+    "services/launcher/cli/data_collect.py": {"rich.progress.Progress"},
     "services/launcher/cli/data_prepare.py": {"rich.progress.Progress"},
     "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
     # Queries the width; and shows by a Terminal.
