@@ -67,7 +67,8 @@ def test_a_teacher_that_fails_stalls_and_lies_keeps_what_is_solvable_and_not_tri
     assert sorted(str(each["reward"]) for each in half["tries"]) == ["0.0", "1.0", "None", "None"]
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("concurrency", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_collection_that_is_killed_and_resumed_pays_no_try_twice(
     collector: Collector, concurrency: int
 ) -> None:
@@ -123,6 +124,7 @@ def test_ctrl_c_writes_what_was_found_and_the_next_run_goes_on(collector: Collec
     assert collector.fates() == dict.fromkeys(KEYS, "kept")
 
 
+@pytest.mark.timeout(300)
 def test_budgets_end_the_tries_and_a_larger_one_goes_on(collector: Collector) -> None:
     teacher = taught("solve lie")
     with serve_teacher(teacher) as url:
@@ -211,7 +213,7 @@ def test_two_collections_cannot_work_in_one_folder(collector: Collector) -> None
 @pytest.mark.timeout(580)
 def test_a_model_that_vllm_serves_teaches(engine_folder: Path, tmp_path: Path) -> None:
     options = (
-        "--enforce-eager --max-model-len 1024 --kv-cache-memory-bytes 268435456 --block-size 32"
+        "--enforce-eager --max-model-len 256 --kv-cache-memory-bytes 268435456 --block-size 32"
         " --dtype float32"
     )
     tasks = json.loads((ROOT / "docs/examples/notes_tasks.json").read_text())
