@@ -54,6 +54,7 @@ class DataTable(ConfigModel):
     max_env_share: float | None = None
     quarantine: str = ""
     keep_split: str = ""
+    default_env: str = ""
     allow: Names = ()
     strict: bool = False
 

@@ -15,8 +15,8 @@ def add_data_commands(app: typer.Typer) -> None:
         name="data",
         no_args_is_help=True,
         help=(
-            "Prepares tasks for training and evaluation, checks them on their environments, collects"
-            " those that a policy can learn from, and shows what is in task files.\n\n"
+            "Prepares tasks for training and evaluation, checks them on their environments,"
+            " collects those that a policy can learn from, and shows what is in task files.\n\n"
             "Start with `flotilla data stats FILE`, then `flotilla data prepare FILE --out DIR`;"
             " a run spec names `DIR/train.jsonl` in `learner.tasks` and `DIR/eval.jsonl` in"
             " `learner.eval.sets`."
@@ -190,9 +190,10 @@ def data_prepare(
     from services.reading.data.selection import Selection
     from services.reading.data.split import SplitRules
 
+    modality = "" if modality == "all" else modality
     envs, levels, held, allowed = map(_split_list, (env, difficulty, held_out, allow))
     wishes = Wishes(
-        Selection("" if modality == "all" else modality, envs, levels, max_tasks),
+        Selection(modality, envs, levels, max_tasks),
         SplitRules(eval_ratio, eval_min, eval_max, max_eval, held),
         max_env_share,
         strict=strict,
