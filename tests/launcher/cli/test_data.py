@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from services.common.spec.data_table import DataTable
 from services.launcher.cli import data_prepare
 from services.launcher.cli.app import app
 from services.learner.config.sampling import SelectConfig
@@ -267,3 +269,20 @@ def test_a_hostile_task_reaches_no_terminal(tmp_path: Path) -> None:
         code, output = flotilla("data", *words)
         assert code == 0
         assert "\x1b" not in output
+
+
+def test_every_key_of_the_table_of_a_spec_is_an_option() -> None:
+    names = {name.replace("_", "-") for name in DataTable.model_fields} - {"source", "version"}
+    group = typer.main.get_command(app).commands["data"]
+    options = {word for each in group.commands["prepare"].params for word in each.opts}
+    assert {f"--{name}" for name in names} | {"--data-version", "source"} <= options
+    # A run reads JSON lines in a folder that the table names itself.
+    assert options - {f"--{name}" for name in names} == {
+        *("source", "--data-version", "--out", "--format"),
+    }
+
+
+def test_all_modalities_are_no_filter(tmp_path: Path, tasks: Path) -> None:
+    code, output = flotilla("data", "prepare", tasks, "--out", tmp_path / "d", "--modality", "all")
+    assert code == 0, output
+    assert "other_modality" not in output
