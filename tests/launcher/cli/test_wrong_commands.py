@@ -43,6 +43,10 @@ WRONG_SPECS = (
     (("--learner.tasks=nowhere.json",), "learner.tasks: 'nowhere.json' does not exist"),
     (("--learner.tasks=build",), "learner.tasks: 'build' is no file"),
     (("--learner.eval.sets.1.tasks=no",), "learner.eval.sets.1.tasks: 'no' does not exist"),
+    (
+        ("--learner.select.checked=true", "--learner.select.checks=no"),
+        "learner.select.checks: 'no' does not exist",
+    ),
     (("--resume",), "there is no run of spec 'local'"),
     (("no-run", "--resume"), "there is no run no-run"),
     (("--update",), "it requires --resume"),

@@ -49,6 +49,21 @@ async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
+async def test_tasks_that_are_unchecked_are_counted_unless_a_command_checks_them_later(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    checks = tmp_path / "checks.jsonl"
+    checks.write_bytes(b"")
+    content = spec(policy, three)
+    content["learner"]["select"] = {"checked": True, "checks": str(checks)}
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, "3 of 3 tasks", "are unchecked", "flotilla data check SPEC")
+    checks.unlink()
+    content["prepare"] = [{"creates": str(checks), "command": ["python", "-m", "check"]}]
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.OK)
+
+
 @pytest.mark.parametrize("names_folder", [False, True])
 async def test_files_that_one_prepare_command_makes_together_are_all_made_later(
     policy: Path, tmp_path: Path, names_folder: bool
