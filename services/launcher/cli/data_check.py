@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from services.common.aio.concurrency import raise_failure, running_tasks
 from services.common.domain.even_spread import spread_evenly
 from services.common.rpc.deadlines import loop_time
@@ -169,7 +167,8 @@ def _ask_for_cost(
         return
     if not sys.stdin.isatty():
         raise DataError("these episodes cost money: confirm with --yes, or choose fewer by --limit")
-    if not typer.confirm("Open them?"):
+    console.print("Open them? y or n")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise DataError("nothing was checked")
 
 

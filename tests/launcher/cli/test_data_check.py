@@ -147,6 +147,9 @@ def test_episodes_that_cost_money_are_counted_and_asked_for(
     assert "2 episodes will be opened at Fleet, which charges: 2 of shop" in output
     assert "confirm with --yes" in output
     assert not list(read_checks(tmp_path / "checks.jsonl"))
+    code, output = check(tmp_path, tasks[0], "--env", "shop", "--yes", spec=spec)
+    assert (code, "confirm with --yes" in output) == (1, False)
+    assert "FLEET_API_KEY" in output
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, tasks: tuple[Path, Path]) -> None:
