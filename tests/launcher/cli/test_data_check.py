@@ -1,6 +1,7 @@
 """`flotilla data check`: the command itself, with a gateway and environments that are real."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -28,11 +29,13 @@ def tasks(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
-def start(folder: Path, *words: object, spec: Path = SPEC) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *words: object, spec: Path = SPEC, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
     whole = ("-m", "services.launcher.cli.app", "data", "check", str(spec), *map(str, words))
     return subprocess.Popen(
         forged_command(*whole),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -141,12 +144,19 @@ def test_episodes_that_cost_money_are_counted_and_asked_for(
     tmp_path: Path, tasks: tuple[Path, Path]
 ) -> None:
     spec = tmp_path / "paid.toml"
-    spec.write_text('[env_gateway]\nbackend = "fleet"\n')
+    spec.write_text('[env_gateway]\nbackend = "fleet"\n[env_gateway.backends.fleet]\n')
     code, output = check(tmp_path, tasks[0], "--env", "shop", spec=spec)
     assert code == 2
     assert "2 episodes will be opened at Fleet, which charges: 2 of shop" in output
     assert "confirm with --yes" in output
     assert not list(read_checks(tmp_path / "checks.jsonl"))
+    person, terminal = os.openpty()
+    os.write(person, b"n\n")
+    with start(tmp_path, tasks[0], "--env", "shop", spec=spec, stdin=terminal) as process:
+        output, _ = process.communicate(timeout=60)
+    os.close(person)
+    os.close(terminal)
+    assert (process.returncode, "nothing was checked" in output) == (2, True), output
     code, output = check(tmp_path, tasks[0], "--env", "shop", "--yes", spec=spec)
     assert (code, "confirm with --yes" in output) == (1, False)
     assert "FLEET_API_KEY" in output
