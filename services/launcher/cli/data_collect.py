@@ -259,20 +259,23 @@ def _backend_of(section: Mapping[str, Any], env_key: str) -> str:
 
 
 @contextmanager
-def _showing_progress(collection: Collection, console: Terminal) -> Generator[Callable[[], object]]:
+def _showing_progress(
+    collection: Collection, console: Terminal
+) -> Generator[Callable[[SourceTask], object]]:
     """Show a bar of tasks on a terminal; yield what moves it."""
-    total = len(collection.tasks)
+    fates = {task.digest: collection.verdict_of(task).fate for task in collection.tasks}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
-        shown = bar.add_task("tasks decided", total=total)
+        shown = bar.add_task("tasks decided", total=len(fates))
 
-        def show() -> None:
+        def show(task: SourceTask) -> None:
+            fates[task.digest] = collection.verdict_of(task).fate
             if bar.disable:
                 return
-            fates = [collection.verdict_of(task).fate for task in collection.tasks]
-            decided = sum(fate is not Fate.UNDECIDED for fate in fates)
-            text = f"{fates.count(Fate.KEPT)} kept, {collection.ledger.spent.calls} requests"
+            counts = Counter(fates.values())
+            text = f"{counts[Fate.KEPT]} kept, {collection.ledger.spent.calls} requests"
+            decided = len(fates) - counts[Fate.UNDECIDED]
             bar.update(shown, completed=decided, description=text)
 
         yield show

@@ -96,9 +96,9 @@ class Collection:
         play_try: PlayTry,
         offer_tool: OfferTool,
         concurrency: int,
-        show: Callable[[], object],
+        show: Callable[[SourceTask], object],
     ) -> None:
-        """Make the tries that are missing, and replay; `show` is called after each. If the teacher
+        """Make the tries that are missing, and replay; `show` gets the task of each. If the teacher
         is stopped, replays go on."""
         waiting = self._find_work()
         left = {task.digest: len(self.open_places(task)) for task in self.tasks}
@@ -109,10 +109,10 @@ class Collection:
                     if not await self._play(task, place, play_try):
                         continue
                     left[task.digest] -= 1
-                    show()
+                    show(task)
                 if not left[task.digest]:
                     await self._replay(task, player, offer_tool)
-                    show()
+                    show(task)
 
         async with running_tasks(*(work() for _ in range(concurrency))) as running:
             await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
