@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from services.common.spec.data_table import DataTable
@@ -273,7 +274,8 @@ def test_a_hostile_task_reaches_no_terminal(tmp_path: Path) -> None:
 
 def test_every_key_of_the_table_of_a_spec_is_an_option() -> None:
     names = {name.replace("_", "-") for name in DataTable.model_fields} - {"source", "version"}
-    group = typer.main.get_command(app).commands["data"]
+    (group,) = [g for g in typer.main.get_group(app).commands.values() if g.name == "data"]
+    assert isinstance(group, TyperGroup)
     options = {word for each in group.commands["prepare"].params for word in each.opts}
     assert {f"--{name}" for name in names} | {"--data-version", "source"} <= options
     # A run reads JSON lines in a folder that the table names itself.

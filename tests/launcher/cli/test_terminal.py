@@ -19,7 +19,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as gateway_pb
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import doctor, env_status, env_try, show
-from services.launcher.cli.adapters import gateway_player
+from services.launcher.cli.adapters import play_gateway
 from services.launcher.cli.attempt_text import draw_attempt
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.log_lines import LogPrinter
@@ -237,7 +237,7 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     env_try._show_grade(found, console)  # pyright: ignore[reportPrivateUsage]
     assert_harmless(written(console))
     assert written(console).count("0;owned") >= 8
-    gateway_player._show_warning(HOSTILE)  # pyright: ignore[reportPrivateUsage]
+    play_gateway._show_warning(HOSTILE)  # pyright: ignore[reportPrivateUsage]
     assert_harmless(capsys.readouterr().err)
 
 

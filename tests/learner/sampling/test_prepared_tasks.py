@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def journal(tmp_path: Path) -> Iterator[Journal]:
+async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
     opened = open_journal(tmp_path / "run")
     yield opened
     await opened.close()
@@ -110,7 +110,7 @@ async def test_a_resumed_run_goes_on_with_the_data_that_it_began_with(
     await check_data_are_the_same(journal, str(data / "manifest.json"))
     (recorded,) = [(await journal.read_meta())["began_with"]["data"]]
     assert recorded["tasks"] == {"train": 108, "eval": 12}
-    assert recorded["source"]["path"].endswith("data.json")
+    assert recorded["source"]["url"].endswith("data.json")
     moved = tmp_path / "moved"
     os.rename(data, moved)
     await check_data_are_the_same(journal, str(moved / "manifest.json"))

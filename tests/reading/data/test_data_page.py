@@ -27,7 +27,7 @@ def read_examples() -> list[tuple[str, list[str]]]:
 
 def test_every_command_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
     examples = read_examples()
-    assert len(examples) == 14
+    assert len(examples) == 19
     here = Path(sys.executable).parent
     for command, printed in examples:
         done = subprocess.run(
