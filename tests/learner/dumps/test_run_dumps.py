@@ -225,7 +225,8 @@ def writing_process() -> psutil.Process:
     [found] = [
         child
         for child in psutil.Process().children()
-        if "services.learner.dumps" in child.cmdline()
+        # A dead engine of another test has no command line.
+        if child.status() != psutil.STATUS_ZOMBIE and "services.learner.dumps" in child.cmdline()
     ]
     return found
 
