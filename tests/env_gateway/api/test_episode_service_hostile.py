@@ -69,7 +69,7 @@ class SentText(str):
 
 def bombs(most: int) -> st.SearchStrategy[str]:
     """A repeated unit of up to `most` bytes, closed or not."""
-    sizes = st.sampled_from([10, 1000, 2**16, most])
+    sizes = st.sampled_from([size for size in (10, 1000, 2**16, most) if size <= most])
     ends = st.sampled_from(["", "1]", "]", "}", '"'])
     starts = st.sampled_from(["", "[", "{", '"', '{"a":'])
     return st.builds(
