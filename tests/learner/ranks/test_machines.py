@@ -90,7 +90,7 @@ async def test_machines_without_the_checkpoint_resume_from_it(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("settings", [{}, EVERYTHING])
 async def test_machines_that_split_the_model_among_their_own_ranks_hold_the_same(
     model_folder: Path, tmp_path: Path, settings: dict[str, object]

@@ -103,6 +103,7 @@ def test_any_turn_is_read_in_every_family(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("default")
 @given(st.sampled_from(_ALL), _PIECES, st.sampled_from(_TOOL_SETS))
 @settings(max_examples=100_000, deadline=None, suppress_health_check=_SUPPRESSED, database=None)
