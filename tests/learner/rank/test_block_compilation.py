@@ -171,9 +171,10 @@ def test_without_a_compiler_it_runs_uncompiled_and_warns_once(
 ) -> None:
     # Nothing that an earlier test has compiled.
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "compiled"))
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
     plain = train(model_folder)
-    with caplog.at_level(logging.WARNING):
+    # Undone by monkeypatch, the setting would be gone.
+    without = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
+    with caplog.at_level(logging.WARNING), without:
         refused = train(model_folder, compile=True)
     assert_same_steps(plain, refused)
     message = [line for line in caplog.messages if "learner.rank.compile" in line]
