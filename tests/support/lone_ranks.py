@@ -23,11 +23,13 @@ def start_alone(
     policy: PolicyConfig,
     config: LearnerConfig,
     folder: Path,
+    meeting: str = "",
 ) -> list[Any]:
-    """Start the configured processes, each with its setup as JSON; return the report of each."""
+    """Start the configured processes, each with its setup as JSON; return the report of each. They
+    meet in a file, or at the address `meeting`."""
     folder.mkdir(exist_ok=True)
     processes = config.rank.processes
-    meeting = f"file://{folder}/meeting-{rank.__name__}"
+    meeting = meeting or f"file://{folder}/meeting-{rank.__name__}"
     place = {"count": processes, "rendezvous": meeting, "slots": processes}
     setup = {
         "name": "part",

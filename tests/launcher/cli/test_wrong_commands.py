@@ -95,7 +95,7 @@ WRONG_COMMANDS: Sequence[tuple[tuple[str, ...], int, str]] = (
     (("data", "prepare", "{t}/tasks.json"), 2, "Missing option '--out'"),
     (("data", "prepare", "{t}/nowhere.json", "--out", "{t}/out"), 2, "there is no such task file"),
     (("data", "prepare", "{t}/tasks.json", "--out", "{t}/out"), 2, "no task of"),
-    (("data", "prepare", "{t}", "--out", "{t}/out"), 2, "Is a directory"),
+    (("data", "prepare", "{t}", "--out", "{t}/out"), 2, "is a folder without Harbor tasks"),
     (("data", "show", "{t}"), 2, "manifest.json"),
     (("data", "stats", "{t}/no-tasks.json"), 2, "at least one task"),
     (("data", "diff", "{t}/tasks.json", "{t}/tasks.json"), 2, "needs a non-empty string 'prompt'"),

@@ -12,6 +12,7 @@ import pytest
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.rank_setup import RankSetup, load_models
+from services.learner.rank.rendezvous_store import host_store
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import StepResult
 from tests.learner.ranks.test_sharded_ranks import (
@@ -129,7 +130,9 @@ def test_a_rank_elsewhere_gets_the_adapters_and_their_moments(tmp_path: Path) ->
     record = BaseRecord.of_policy(policy, policy_config(model))
     write_checkpoint(tmp_path / "checkpoint", policy, optimizer, 1, record)
     expected = {**policy.trained_parameters(), **optimizer.state_tensors()}
-    given = (policy_config(model), configured(2), tmp_path / "ranks")
+    # Machines meet at an address.
+    _store, meeting = host_store("127.0.0.1")
+    given = (policy_config(model), configured(2), tmp_path / "ranks", meeting)
     for step, held in start_alone(load_from_the_first, *given):
         assert step == 1
         assert held.keys() == expected.keys()

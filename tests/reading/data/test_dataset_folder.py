@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.task_files import read_tasks
+from services.common.tasks.data_manifest import MANIFEST, read_manifest
+from services.common.tasks.task_files import TaskFileError, read_tasks
 from services.reading.data.dataset_folder import (
     Origin,
     describe,
-    read_manifest,
     read_parts,
     write_folder,
 )
@@ -54,7 +54,7 @@ def test_the_files_are_task_files_with_every_task_that_is_kept(
 def test_the_manifest_accounts_for_the_source_and_vouches_for_the_files(tmp_path: Path) -> None:
     out = tmp_path / "data"
     write(out)
-    manifest = read_manifest(out)
+    manifest = read_manifest(out / MANIFEST)
     assert manifest["source"] == SOURCE
     assert manifest["quarantine"] == {
         "path": "rules.jsonl",
@@ -100,7 +100,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, name: 
     out = tmp_path / "data"
     out.mkdir()
     (out / name).write_text("mine")
-    with pytest.raises(DataError, match=str(out)):
+    with pytest.raises((DataError, TaskFileError), match=str(out)):
         write(out)
     assert content(out) == {name: b"mine"}
     assert list(tmp_path.iterdir()) == [out]
@@ -128,14 +128,14 @@ def test_a_dropped_row_may_hold_what_is_not_text(tmp_path: Path) -> None:
         *(tmp_path / "data", prepared),
         *(describe(prepared, wishes, SOURCE, None), "jsonl"),
     )
-    assert read_manifest(tmp_path / "data")["dropped"][-1]["key"] == "\ud800"
+    assert read_manifest(tmp_path / "data" / MANIFEST)["dropped"][-1]["key"] == "\ud800"
 
 
 def test_a_manifest_of_another_format_is_refused_with_both_numbers(tmp_path: Path) -> None:
     write(tmp_path / "data")
     path = tmp_path / "data" / "manifest.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(DataError, match="has format 99, and this Flotilla reads 1"):
+    with pytest.raises(TaskFileError, match="has format 99, and this Flotilla reads 1"):
         read_parts(tmp_path / "data")
 
 
