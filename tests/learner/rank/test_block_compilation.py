@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._inductor import codecache
 from torch._inductor import config as inductor
+from torch._inductor.utils import clear_caches
 
 from services.learner.algo.packing import Segments
 from services.learner.config.algorithm import AlgorithmConfig
@@ -206,6 +207,8 @@ def test_compiled_code_lies_where_it_is_to_and_nowhere_else(
     cache, headers = tmp_path / "compiled", tmp_path / "headers"
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(headers))
+    # What an earlier test has compiled is still in this process.
+    clear_caches()
     train(model_folder, compile=True, steps=1)
     assert os.environ[CACHE_VARIABLE] == str(cache)
     assert list(cache.rglob("*.so"))
