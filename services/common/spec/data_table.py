@@ -67,6 +67,9 @@ def expand_data_table(spec: dict[str, Any], *, where: str) -> dict[str, Any]:
         return spec
     table = parse_config(DataTable, spec["data"], where=where, section="data")
     learner: Any = spec.get("learner", {})
+    commands: Any = spec.get("prepare", [])
+    if not isinstance(commands, list):
+        raise ConfigError(f"{where}: prepare: write [[prepare]], with two brackets")
     given = [key for key in ("tasks", "data") if isinstance(learner, Mapping) and key in learner]
     if given:
         raise ConfigError(
@@ -74,7 +77,7 @@ def expand_data_table(spec: dict[str, Any], *, where: str) -> dict[str, Any]:
         )
     folder = _folder_of(spec, table)
     expanded = {key: value for key, value in spec.items() if key != "data"}
-    expanded["prepare"] = [*spec.get("prepare", []), _make_command(table, folder)]
+    expanded["prepare"] = [*commands, _make_command(table, folder)]
     expanded["learner"] = _name_files(learner, folder)
     return expanded
 
@@ -85,15 +88,17 @@ def _folder_of(spec: Mapping[str, Any], table: DataTable) -> str:
 
 
 def _make_command(table: DataTable, folder: str) -> dict[str, Any]:
-    command = ["python", "-P", "-m", "services.launcher.cli.app", "data", "prepare", table.source]
+    command = ["python", "-P", "-m", "services.launcher.cli.app", "data", "prepare"]
     command += ["--out", folder]
     for name, value in table.model_dump(mode="json", exclude={"source"}).items():
         option = "--data-version" if name == "version" else f"--{name.replace('_', '-')}"
         if value is True:
             command.append(option)
-        elif value not in (None, "", [], False):
+        elif value is not None and value is not False and value not in ("", []):
             text = ",".join(value) if isinstance(value, list) else str(value)
             command.append(f"{option}={text}")
+    # The name of a file may begin like an option.
+    command += ["--", table.source]
     scheme, colon, _ = table.source.partition(":")
     files = [name for name in (table.source, table.quarantine) if name and _is_here(name)]
     return {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.common.rpc.errors import ConfigError
+from services.common.spec.data_table import expand_data_table
 from services.common.spec.spec_loading import load_spec
 from services.launcher.run_spec import parse_spec
 
@@ -41,9 +42,9 @@ def test_it_becomes_a_command_and_the_files_that_it_makes(tmp_path: Path) -> Non
     folder = made["creates"]
     assert folder.startswith("build/data/mine-")
     assert made["command"][3:] == [
-        *("services.launcher.cli.app", "data", "prepare", "tasks.json", "--out", folder),
+        *("services.launcher.cli.app", "data", "prepare", "--out", folder),
         *("--env=shop,booking", "--difficulty=1,2", "--max-tasks=100", "--eval-ratio=0.2"),
-        "--strict",
+        *("--strict", "--", "tasks.json"),
     ]
     assert made["needs"] == ["tasks.json"]
     learner = spec["learner"]
@@ -56,6 +57,20 @@ def test_it_becomes_a_command_and_the_files_that_it_makes(tmp_path: Path) -> Non
     stored = tmp_path / "spec.json"
     stored.write_text(json.dumps(spec))
     assert load_spec(stored) == spec, "every service loads a run's own spec again"
+
+
+def test_nothing_is_a_wish_too(tmp_path: Path) -> None:
+    wishes = ("eval_ratio", "eval_max", "max_eval", "max_tasks", "eval_min", "max_env_share")
+    (made,) = load(tmp_path, *(f"data.{wish}=0" for wish in wishes))["prepare"]
+    for wish in wishes:
+        option = f"--{wish.replace('_', '-')}"
+        assert f"{option}=0" in [each.removesuffix(".0") for each in made["command"]]
+
+
+@pytest.mark.parametrize("prepare", [5, "ab", {"creates": "x"}, None])
+def test_other_commands_that_are_no_list_are_named(prepare: Any) -> None:
+    with pytest.raises(ConfigError, match=r"spec: prepare: write \[\[prepare\]\]"):
+        expand_data_table({"data": {"source": "x"}, "prepare": prepare}, where="spec")
 
 
 def test_other_wishes_never_find_the_data_of_earlier_ones(tmp_path: Path) -> None:
