@@ -71,6 +71,13 @@ async def run_aside(size: int, work: Callable[[], T], most: int = ASIDE_BYTES) -
     return await asyncio.to_thread(work) if size > most else work()
 
 
+def make_plain(value: Any) -> Any:
+    """Return a value that a lenient parser has made, as every other reader takes it: NaN and
+    infinities are null, and halves of characters, which UTF-8 cannot hold, question marks."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return json.loads(text, parse_constant=lambda _name: None)
+
+
 def as_object(value: object) -> dict[str, Any]:
     """Return a JSON value if it is an object, else an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

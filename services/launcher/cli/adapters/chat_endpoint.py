@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from services.common.adapters.bounded_http import ask, object_of, retry_after
 from services.common.rpc.deadlines import loop_time
-from services.common.text.parsing import TextLimits
+from services.common.text.parsing import TextLimits, make_plain
 from services.common.text.printable_text import one_line
 from services.common.text.redaction import add_secret, redact
 from services.launcher.cli.terminal import CommandError
@@ -25,6 +25,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 _PASSING = (408, 409, 425, 429)
 _REASON_CHARACTERS = 300
+# Of one request. A larger count is none: sums of them must fit into the ledgers of their readers.
+_MOST_TOKENS = 2**40
 
 
 class EndpointError(CommandError):
@@ -231,8 +233,8 @@ class _Choice(BaseModel):
 
 
 class _Usage(BaseModel):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=0, le=_MOST_TOKENS)
+    completion_tokens: int = Field(ge=0, le=_MOST_TOKENS)
 
 
 class _Completion(BaseModel):
@@ -241,8 +243,8 @@ class _Completion(BaseModel):
 
 def _read_turn(answer: dict[str, Any]) -> ModelTurn:
     """Read the first choice of a completion. Raises EndpointError."""
-    # Halves of characters, which JSON may hold, could not be sent on.
-    answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
+    # Halves of characters and NaN, which servers send, could neither be sent on nor written.
+    answer = make_plain(answer)
     try:
         choice = _Completion.model_validate(answer).choices[0]
     except ValidationError as error:

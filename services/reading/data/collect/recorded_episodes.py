@@ -3,12 +3,13 @@ in exports and by `flotilla env try --out`; and the solution that a conversation
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.text.parsing import TextLimits, parse_json
+from services.common.text.parsing import TextLimits, make_plain, parse_json
 from services.reading.data.entries import DataError
 from services.reading.play.solutions import Solution, SolutionCall
 
@@ -61,18 +62,17 @@ def to_episode(row: Mapping[str, Any]) -> RecordedEpisode:
     key = next((row[name] for name in _KEYS if isinstance(row.get(name), str)), None)
     if not key:
         raise ValueError(f"it names no task: expected one of {', '.join(_KEYS)}")
-    if "reward" not in row or not isinstance(row["reward"], int | float | None):
-        raise ValueError('needs "reward", a number or null')
-    reward = None if row["reward"] is None else float(row["reward"])
-    messages = [to_message(each, n) for n, each in enumerate(_list_of(row, "messages"))]
+    reward = _read_reward(row)
+    said = enumerate(_list_of(row, "messages"))
+    messages = make_plain([to_message(each, number) for number, each in said])
     tools = row.get("tools")
     if isinstance(tools, str):
-        tools = json.loads(tools)
+        tools = parse_json(tools, _LIMITS)
     if tools is not None and not isinstance(tools, list):
         raise ValueError('"tools" must be a list, or JSON of one')
-    reason = str(row.get("no_grade") or row.get("failure") or "unknown")
+    reason = make_plain(str(row.get("no_grade") or row.get("failure") or "unknown"))
     return RecordedEpisode(
-        *(key, messages, tools, reward, "" if reward is not None else reason),
+        *(key, messages, make_plain(tools), reward, "" if reward is not None else reason),
         digest_of([*map(row.get, _WHICH), messages, reward]),
     )
 
@@ -82,12 +82,14 @@ def to_message(message: Any, number: int) -> dict[str, Any]:
     empty fields that tables have. Raises ValueError."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"messages[{number}] is no message with a role")  # noqa: TRY004
+    if not isinstance(message.get("tool_call_id"), str | None):
+        raise ValueError(f"messages[{number}].tool_call_id must be a text")  # noqa: TRY004
     kept = {name: value for name, value in message.items() if value is not None}
     if not kept.get("tool_calls"):
         return {name: value for name, value in kept.items() if name != "tool_calls"}
     try:
         return {**kept, "tool_calls": [_to_call(call) for call in kept["tool_calls"]]}
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"messages[{number}].tool_calls: no call of a function") from error
 
 
@@ -103,7 +105,7 @@ def find_solution(key: str, messages: Messages, *, stopped: bool) -> Solution:
                 calls.append(SolutionCall(call["function"]["name"], arguments))
     last = messages[-1] if messages else {}
     ended = last.get("role") == "assistant" and not last.get("tool_calls")
-    text = str(last.get("content") or "").replace(_DONE, "").strip()
+    text = _text_of(last.get("content")).replace(_DONE, "").strip()
     return Solution(key, tuple(calls), text if ended and not stopped else None)
 
 
@@ -122,12 +124,19 @@ def _answered_after(messages: Messages, position: int) -> set[str]:
     return found
 
 
+def _text_of(content: Any) -> str:
+    """Return the text of a message, which may be in parts."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
 def _read_arguments(written: Any) -> dict[str, Any] | None:
     try:
         value = parse_json(written or "{}", _ARGUMENTS) if isinstance(written, str) else written
     except ValueError:
         return None
-    return value if isinstance(value, dict) else {} if value is None else None
+    # Text inside of text: what cannot be written is only found here.
+    return make_plain(value) if isinstance(value, dict) else {} if value is None else None
 
 
 def _to_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +145,16 @@ def _to_call(call: Mapping[str, Any]) -> dict[str, Any]:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     named = {"name": str(function["name"]), "arguments": text}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
+
+
+def _read_reward(row: Mapping[str, Any]) -> float | None:
+    reward = row.get("reward", "")
+    if reward is None:
+        return None
+    # No number is infinite: an integer could still be more than a float holds.
+    if not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
+        raise ValueError('needs "reward", a number or null')
+    return float(reward)
 
 
 def _list_of(row: Mapping[str, Any], name: str) -> Iterable[Any]:

@@ -1,6 +1,7 @@
 """An endpoint may refuse, fail, or answer anything: the caller gets a turn of the model or a
 reason."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
@@ -135,6 +136,21 @@ async def test_an_answer_that_is_no_completion_is_a_reason(body: bytes) -> None:
         pytest.raises(EndpointError, match=r"is no (JSON object|chat completion): "),
     ):
         await answered(f"{address}/v1")
+
+
+async def test_what_could_not_be_sent_on_or_counted_is_left_out() -> None:
+    used = {"prompt_tokens": 10**30, "completion_tokens": 1}
+    said = completion({"content": "hi", "score": float("nan"), "mood": [1e999]}) | {"usage": used}
+
+    def answer(_request: BaseHTTPRequestHandler) -> Answer:
+        return 200, {}, json.dumps(said).encode()
+
+    with serve_answers(answer) as address:
+        turn = await answered(f"{address}/v1")
+    assert (turn.message, turn.usage) == (
+        {"role": "assistant", "content": "hi", "mood": [None]},
+        None,
+    )
 
 
 async def test_an_endpoint_that_lists_no_model_is_named() -> None:

@@ -12,6 +12,7 @@ from services.reading.data.collect.recorded_episodes import (
     to_episode,
 )
 from services.reading.data.entries import DataError
+from services.reading.play.solutions import format_solutions
 
 USER = {"role": "user", "content": "Do it."}
 
@@ -82,6 +83,22 @@ def test_rows_of_every_form_become_the_same_episode() -> None:
             "messages[0].tool_calls: no call of a function",
         ),
         ({"key": "t", "messages": [USER], "reward": 1, "tools": {}}, '"tools" must be a list'),
+        # A pass, if infinity were a number.
+        ('{"key": "t", "messages": [], "reward": Infinity}', 'needs "reward", a number or null'),
+        ('{"key": "t", "messages": [], "reward": NaN}', 'needs "reward", a number or null'),
+        ({"key": "t", "messages": [USER], "reward": 10**400}, 'needs "reward", a number or null'),
+        (
+            {"key": "t", "messages": [{**USER, "tool_calls": [{"function": 5}]}], "reward": 1},
+            "messages[0].tool_calls: no call of a function",
+        ),
+        (
+            {"key": "t", "messages": [{**result("a"), "tool_call_id": ["a"]}], "reward": 1},
+            "messages[0].tool_call_id must be a text",
+        ),
+        (
+            {"key": "t", "messages": [USER], "reward": 1, "tools": "[" * 10_000},
+            "it is nested more than 100 deep",
+        ),
     ],
 )
 def test_a_row_that_is_no_episode_is_named_by_its_line(
@@ -94,3 +111,20 @@ def test_a_row_that_is_no_episode_is_named_by_its_line(
         list(read_episodes(path))
     assert str(refused.value).startswith(f"{path}: line 3: ")
     assert message in str(refused.value)
+
+
+def test_what_no_file_can_hold_is_replaced_in_an_episode_and_in_its_solution() -> None:
+    said = [calls(("a", '{"guest": "\\ud800", "nights": NaN}')), result("a"), answer("\ud800!")]
+    read = to_episode(
+        {"key": "t", "messages": said, "reward": None, "no_grade": "\ud800", "tools": [1e999]}
+    )
+    assert (read.messages[-1]["content"], read.no_grade, read.tools) == ("?!", "?", [None])
+    found = find_solution("t", read.messages, stopped=False)
+    assert found.calls[0].arguments == {"guest": "?", "nights": None}
+    assert format_solutions([found])
+
+
+def test_an_answer_in_parts_is_its_text() -> None:
+    parts = [{"type": "text", "text": "It is "}, {"type": "image_url"}, {"type": "text"}]
+    said = [USER, {"role": "assistant", "content": [*parts, {"type": "text", "text": "done."}]}]
+    assert find_solution("t", said, stopped=False).answer == "It is done."
