@@ -49,7 +49,7 @@ from services.reading.data.collect.recorded_episodes import (
     read_episodes,
     to_episode,
 )
-from services.reading.data.dataset_folder import origin_of
+from services.reading.data.dataset_folder import origin_of, refuse_inside
 from services.reading.data.entries import DataError
 from services.reading.trajectory_export import TrajectoryExportError, open_episodes
 
@@ -134,10 +134,13 @@ def collect_tasks(options: CollectOptions, wish: TeacherWish | None) -> int:
 
 def _check(options: CollectOptions, wish: TeacherWish | None) -> None:
     """Raise DataError for options that cannot lead to a task."""
-    rules = options.rules
+    rules, sources = options.rules, options.sources
+    for name in (str(sources.tasks), *sources.episodes):
+        # Episodes of this folder are counted already.
+        refuse_inside(name, options.out)
     if rules.least > rules.most:
         raise DataError("--min-pass-rate is more than --max-pass-rate, so no task could be kept")
-    if wish and wish.tries < rules.min_graded and not options.sources.episodes:
+    if wish and wish.tries < rules.min_graded and not sources.episodes:
         raise DataError(
             f"--tries {wish.tries} is less than --min-graded {rules.min_graded}, so no task could"
             " be judged"
@@ -304,3 +307,7 @@ def _print_end(collection: Collection, prices: Prices, console: Terminal) -> Non
         console.print(f"stopped: {collection.stopped}")
     if left:
         console.print(f"tries left: {left}; the same command goes on with them")
+    if ungraded := sum(map(collection.count_ungraded, collection.tasks)):
+        console.print(
+            f"tries and replays without a grade: {ungraded}; --retry-ungraded makes them once more"
+        )

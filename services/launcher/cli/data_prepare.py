@@ -21,6 +21,7 @@ from services.reading.data.dataset_folder import (
     describe,
     origin_of,
     read_kept_split,
+    refuse_inside,
     write_folder,
 )
 from services.reading.data.entries import FAULTS, DataError, Dropped, Prepared, Reason
@@ -54,6 +55,7 @@ def prepare_data(options: PrepareOptions, wishes: Wishes) -> int:
     """Prepare the data, and print what became of the source's tasks."""
     console = Terminal(soft_wrap=True)
     check_out(options.out)
+    refuse_inside(options.source, options.out)
     rules, origin = _read_quarantine(options.quarantine)
     kept = None if options.keep_split is None else read_kept_split(options.keep_split)
     allow = parse_lints(options.allow)

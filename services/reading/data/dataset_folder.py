@@ -124,12 +124,19 @@ def check_out(out: Path) -> None:
     remedy = "choose another folder, or remove it"
     if MANIFEST not in names:
         raise DataError(f"{out} holds something else ({names[0]}): {remedy}")
-    files: Mapping[str, Any] = read_manifest(out / MANIFEST)["files"]
+    files = _read_files(out)
     for name in names:
         if name != MANIFEST and name not in files:
             raise DataError(f"{out} holds something else ({name}): {remedy}")
-        if name in files and sha256_of(out / name) != files[name]["sha256"]:
+        if name in files and sha256_of(out / name) != files[name]:
             raise DataError(f"{out / name} was changed since it was prepared: {remedy}")
+
+
+def refuse_inside(source: str, out: Path) -> None:
+    """Raise DataError if a source is a file in the folder to write: it would be lost there."""
+    path = Path(source)
+    if path.exists() and path.resolve().is_relative_to(out.resolve()):
+        raise DataError(f"{source} is in {out}, whose files are replaced: choose another folder")
 
 
 def write_folder(out: Path, prepared: Prepared, manifest: dict[str, Any], form: FileFormat) -> None:
@@ -165,12 +172,22 @@ def read_parts(path: Path) -> dict[str, list[ReadTask]]:
     if not path.is_dir():
         return {"": list(read_task_file(path))}
     parts: dict[str, list[ReadTask]] = {}
-    for name, about in read_manifest(path / MANIFEST)["files"].items():
+    for name, sha256 in _read_files(path).items():
         file = path / name
         parts[Path(name).stem] = list(read_task_file(file, may_be_empty=True))
-        if sha256_of(file) != about["sha256"]:
+        if sha256_of(file) != sha256:
             raise DataError(f"{file} was changed since it was prepared: prepare the data again")
     return parts
+
+
+def _read_files(folder: Path) -> dict[str, Any]:
+    """Return the SHA-256 of each file of a prepared folder, as its manifest has them. Raises
+    DataError or TaskFileError."""
+    path = folder / MANIFEST
+    try:
+        return {name: about["sha256"] for name, about in read_manifest(path)["files"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no manifest of prepared data: {error!r}") from error
 
 
 def read_kept_split(folder: Path) -> KeptSplit:

@@ -288,3 +288,28 @@ def test_all_modalities_are_no_filter(tmp_path: Path, tasks: Path) -> None:
     code, output = flotilla("data", "prepare", tasks, "--out", tmp_path / "d", "--modality", "all")
     assert code == 0, output
     assert "other_modality" not in output
+
+
+def test_a_source_is_not_replaced_by_what_is_made_of_it(tmp_path: Path, tasks: Path) -> None:
+    out = tmp_path / "data"
+    assert flotilla("data", "prepare", tasks, "--out", out)[0] == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    code, output = flotilla("data", "prepare", out / "train.jsonl", "--out", out, "--max-tasks", 1)
+    assert (code, "whose files are replaced: choose another folder" in output) == (2, True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("files", [None, 5, [1], {"train.jsonl": 5}, {"train.jsonl": {}}])
+def test_a_manifest_edited_by_hand_is_named(tmp_path: Path, tasks: Path, files: Any) -> None:
+    out = tmp_path / "data"
+    assert flotilla("data", "prepare", tasks, "--out", out)[0] == 0
+    text = json.dumps({"format": 1, "files": files} if files else {"format": 1})
+    (out / "manifest.json").write_text(text)
+    for words in (
+        ("prepare", tasks, "--out", out),
+        ("prepare", tasks, "--out", tmp_path / "next", "--keep-split", out),
+        ("show", out),
+        ("diff", out, out),
+    ):
+        code, output = flotilla("data", *words)
+        assert (code, "manifest.json is no manifest of prepared data" in output) == (2, True)

@@ -166,9 +166,18 @@ def test_an_outage_ends_the_tries_before_it_uses_them_up(collector: Collector) -
         assert (done.returncode, teacher.asked) == (1, 10), done.stdout + done.stderr
         assert "stopped: 10 turns in succession failed: " in done.stdout
         teacher.ways = {key: ["solve", "lie"] for key in KEYS}
+        assert "--retry-ungraded makes them once more" in done.stdout
         done = collector.collect("--teacher", url, "--retry-ungraded")
     assert done.returncode == 0, done.stdout + done.stderr
     assert collector.fates() == dict.fromkeys(KEYS, "kept")
+
+
+def test_a_collection_is_not_made_of_its_own_files(collector: Collector) -> None:
+    with serve_teacher(taught("solve lie")) as url:
+        done = collector.collect("--teacher", url, "--tries", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = collector.collect("--episodes", collector.out / "demonstrations.jsonl").stderr
+    assert "whose files are replaced: choose another folder" in shown
 
 
 def test_requests_are_spaced(collector: Collector) -> None:

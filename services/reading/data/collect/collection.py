@@ -81,6 +81,14 @@ class Collection:
         ended = {each.place for each in self.tries_of(task) if each.ended and not self._again(each)}
         return [place for place in range(1, self.plan.tries + 1) if place not in ended]
 
+    def count_ungraded(self, task: SourceTask) -> int:
+        """Return how many of the teacher's tries, and of the replays, have ended without a
+        grade."""
+        tries = [each for each in self.tries_of(task) if each.ended]
+        replays = [each.replay for each in tries if each.replay]
+        ungraded = [*(each for each in tries if each.place), *replays]
+        return sum(each.reward is None for each in ungraded)
+
     def find_replays(self, task: SourceTask) -> list[Try]:
         """Return the tries of a task that passed and are to be replayed, if that decides about
         it."""
