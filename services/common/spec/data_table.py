@@ -100,7 +100,8 @@ def _make_command(table: DataTable, folder: str) -> dict[str, Any]:
     # The name of a file may begin like an option.
     command += ["--", table.source]
     scheme, colon, _ = table.source.partition(":")
-    files = [name for name in (table.source, table.quarantine) if name and _is_here(name)]
+    read = (table.source, table.quarantine, table.keep_split)
+    files = [name for name in read if name and _is_here(name)]
     return {
         "creates": folder,
         "command": command,

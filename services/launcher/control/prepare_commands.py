@@ -55,7 +55,9 @@ class PrepareCommand(ConfigModel):
         """Return whether a needed file is newer. Raises PrepareError if a pattern has no match."""
         made = Path(self.creates).stat().st_mtime
         used = [path for pattern in self.needs for path in self._find_needed(pattern)]
-        return any(path.stat().st_mtime > made for path in used)
+        # What is below a folder may change without it. A link to nothing has no time.
+        used += [below for path in used if path.is_dir() for below in path.rglob("*")]
+        return any(path.stat().st_mtime > made for path in used if path.exists())
 
     def _find_needed(self, pattern: str) -> list[Path]:
         found = list(Path().glob(pattern))

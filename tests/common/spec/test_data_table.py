@@ -87,6 +87,11 @@ def test_a_list_may_be_written_as_a_form_sends_it(tmp_path: Path) -> None:
     assert {"--env=shop", "--difficulty=2"} <= set(command)
 
 
+def test_all_that_is_read_here_is_compared(tmp_path: Path) -> None:
+    (made,) = load(tmp_path, "--data.quarantine=rules.jsonl", "--data.keep_split=old")["prepare"]
+    assert made["needs"] == ["tasks.json", "rules.jsonl", "old"]
+
+
 @pytest.mark.parametrize(
     ("source", "variables"),
     [

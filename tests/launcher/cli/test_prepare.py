@@ -47,6 +47,26 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
         assert made.read_text() == "xx"
 
 
+async def test_a_folder_is_newer_with_any_file_in_it(tmp_path: Path) -> None:
+    task, made = tmp_path / "tasks" / "one" / "task.toml", tmp_path / "made.txt"
+    task.parent.mkdir(parents=True)
+    task.touch()
+    # As an editor leaves one beside an open file.
+    (tmp_path / "tasks" / ".#task.toml").symlink_to("nobody@nowhere")
+    program = f"open({str(made)!r}, 'a').write('x')"
+    needs = ["tasks", "tasks/.*"]
+    table = {"creates": str(made), "command": ["python", "-c", program], "needs": needs}
+    console = Terminal(file=io.StringIO())
+    with contextlib.chdir(tmp_path):
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
+        assert made.read_text() == "x"
+        later = made.stat().st_mtime + 10
+        os.utime(task, (later, later))
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
+        assert made.read_text() == "xx"
+
+
 async def test_a_pattern_that_matches_no_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
