@@ -142,7 +142,15 @@ def refuse_inside(source: str, out: Path) -> None:
 def write_folder(out: Path, prepared: Prepared, manifest: dict[str, Any], form: FileFormat) -> None:
     """Write the folder under another name, and then rename it. A folder that was prepared before
     is replaced; killed between the two renames, it is gone, never mixed. Raises DataError."""
-    out = out.resolve()
+    try:
+        _write_folder(out.resolve(), prepared, manifest, form)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}") from error
+
+
+def _write_folder(
+    out: Path, prepared: Prepared, manifest: dict[str, Any], form: FileFormat
+) -> None:
     check_out(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Not by the folder's own name: a scratch folder removes abandoned ones that begin like it.

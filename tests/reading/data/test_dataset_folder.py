@@ -1,5 +1,6 @@
 """A prepared folder is written whole, is the same each time, and replaces nothing else."""
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -155,10 +156,10 @@ def test_nothing_is_left_of_a_preparation_that_fails(
     before = content(tmp_path / "data")
 
     def fail(path: Path) -> None:
-        raise OSError("the disk is full")
+        raise OSError(errno.ENOSPC, "the disk is full")
 
     monkeypatch.setattr("services.reading.data.dataset_folder.sync_path", fail)
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(DataError, match="data cannot be written: the disk is full"):
         write(tmp_path / "data", "json")
     assert content(tmp_path / "data") == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
