@@ -1,12 +1,12 @@
-"""Policies that do what a task asks for, but with other values or to another object: a verifier
-that only looks whether something was done passes them."""
+"""Policies that do what a task asks for, but with other values, to another object, or only a part
+of it: a verifier that only looks whether something was done passes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from services.reading.data.check.cheats import alter_target, alter_values
+from services.reading.data.check.cheats import alter_target, alter_values, find_demanded
 from services.reading.data.check.verdicts import is_pass
 from services.reading.data.check.world import Move, Step, open_world
 from services.reading.play.ports import EpisodePlayer, Grade, OfferedTool
@@ -60,6 +60,55 @@ async def grade_careless(
         arguments = msgspec.json.encode(made.arguments).decode()
         grades[f"the solution with {what}, {made.name} {arguments},"] = grade
     return grades
+
+
+async def grade_incomplete(
+    player: EpisodePlayer,
+    fields: Mapping[str, Any],
+    steps: Sequence[Step],
+    writes: Sequence[int],
+    answer: str | None,
+) -> dict[str, Grade]:
+    """Return the grades of a solution without one of several writing steps that the prompt demands
+    by name. Raises PlayError.
+
+    One that passes is left out if the solution's reads do not show that its step does anything:
+    the world may have been so before."""
+    grades: dict[str, Grade] = {}
+    if len(writes) < 2:
+        return grades
+    calls = [step.call for step in steps]
+    reads = [n for n, step in enumerate(steps) if n not in writes and step.outcome == "ok"]
+    for number in find_demanded(calls, str(fields["prompt"])):
+        if number not in writes:
+            continue
+        rest = [*calls[:number], *calls[number + 1 :]]
+        async with open_world(player, fields, rest) as world:
+            grade = await world.grade(answer)
+        if is_pass(grade) and not await _is_seen(
+            player, fields, rest, calls[number], [calls[n] for n in reads]
+        ):
+            continue
+        grades[f"the solution without {calls[number].name}, which the prompt demands,"] = grade
+    return grades
+
+
+async def _is_seen(
+    player: EpisodePlayer,
+    fields: Mapping[str, Any],
+    rest: Sequence[SolutionCall],
+    call: SolutionCall,
+    reads: Sequence[SolutionCall],
+) -> bool:
+    """Return True if reads that agree before a call are answered otherwise after it."""
+    async with open_world(player, fields, [*rest, *reads, *reads, call, *reads]) as world:
+        await world.open()
+        told = [(step.outcome, step.text) for step in world.steps[len(rest) :]]
+    count = len(reads)
+    if len(told) != 3 * count + 1:
+        return False
+    before, again, after = told[:count], told[count : 2 * count], told[2 * count + 1 :]
+    return before == again != after
 
 
 def _is_made(step: Step, others: Sequence[SolutionCall]) -> bool:

@@ -1,13 +1,13 @@
-"""The table of cheating policies: answers given without any work, and work done with other values
-or on another object than the task asks for. Pure."""
+"""The table of cheating policies: answers given without any work, and work done with other values,
+on another object than the task asks for, or without a step of it. Pure."""
 
 import ast
 import codecs
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any
 
 from services.common.tasks.task_format import Task
 from services.reading.data.check.leaks import learned_values
@@ -87,19 +87,44 @@ def _compared_words(source: str) -> Iterator[str]:
 
 # A number at the end of an answer, and so what is graded of it.
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?=\W*$)")
+# A regular expression and a glob that match everything.
+_PATTERNS = (".*", "*")
 
 
-def corrupt_answer(answer: str) -> str | None:
-    """Return a wrong answer that looks like a right one: its last number is another. None if it
-    does not end in a number."""
-    found = _LAST_NUMBER.search(answer)
-    if found is None:
-        return None
-    other = "".join(str((int(c) + 3) % 10) if c.isdigit() else c for c in found[0])
-    return answer[: found.start()] + other + answer[found.end() :]
+def list_false_answers(answer: str) -> Iterator[Cheat]:
+    """Yield what must not pass in place of an answer that is all that is graded. If it ends in a
+    number: another one, and the right one between others, which is neither the first nor the
+    last. Of patterns, a verifier that matches them with the expected answer passes all."""
+    if found := _LAST_NUMBER.search(answer):
+        before, after = answer[: found.start()], answer[found.end() :]
+        first, last = (before + _shift(found[0], by) + after for by in (3, 6))
+        yield Cheat("the solution's answer with another number", first)
+        if not any(character.isdigit() for character in before):
+            yield Cheat("the solution's answer among others", f"{first}\n{answer}\n{last}")
+    for pattern in _PATTERNS:
+        if pattern != answer.strip():
+            yield Cheat(f"the pattern {pattern}", pattern)
+
+
+def _shift(number: str, by: int) -> str:
+    return "".join(str((int(c) + by) % 10) if c.isdigit() else c for c in number)
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+# Before or after a number that only bounds what is demanded, or is close to it.
+_BOUND_BEFORE = re.compile(
+    r"(?:\b(?:at (?:least|most)|(?:more|less|fewer|greater|higher|lower) than|up to|over|under"
+    r"|above|below|about|around|roughly|approximately|min(?:imum)?(?: of)?|max(?:imum)?(?: of)?"
+    r"|between|between \S+ and)|[<>≤≥~]=?)\W*$",
+    re.IGNORECASE,
+)
+_BOUND_AFTER = re.compile(
+    r"\W*(?:\w+\s+){0,2}or (?:more|less|fewer|so|higher|lower|above|below)\b", re.IGNORECASE
+)
+# In a prompt with such a word a step may be left to the policy.
+_CHOICE = re.compile(r"\b(?:optional(?:ly)?|may|might|either|or|if|unless|feel free)\b", re.I)
+# Most steps of a solution that are left out, one at a time.
+_MOST_LEFT_OUT = 2
 # Most other objects that are tried, at the next numbers.
 _TRIED_IDS = 60
 
@@ -131,8 +156,32 @@ def alter_target(steps: Sequence[Step], number: int) -> tuple[SolutionCall, ...]
     return ()
 
 
-def _demands(prompt: str, value: Any) -> bool:
-    return re.search(rf"(?<![\w.-]){re.escape(str(value))}(?![\w-]|\.\d)", prompt) is not None
+def find_demanded(calls: Sequence[SolutionCall], prompt: str) -> list[int]:
+    """Return the numbers of the calls that a prompt demands by name: it has the first word of the
+    tool, as in "close" for `close_issue`, and the solution calls the tool once."""
+    if _CHOICE.search(prompt):
+        return []
+    times = Counter(call.name for call in calls)
+    found = (n for n, call in enumerate(calls) if times[call.name] == 1)
+    return [n for n in found if _names_tool(prompt, calls[n].name)][-_MOST_LEFT_OUT:]
+
+
+def _names_tool(prompt: str, tool: str) -> bool:
+    verb = re.split(r"[\W_]|(?<=[a-z])(?=[A-Z])", tool)[0]
+    return len(verb) > 2 and re.search(rf"\b{verb}\b", prompt, re.IGNORECASE) is not None
+
+
+def _demands(prompt: str, value: str | int) -> bool:
+    """Return True if a prompt has a value, and not as a bound: beyond it others are right, too."""
+    places = list(re.finditer(rf"(?<![\w.-]){re.escape(str(value))}(?![\w-]|\.\d)", prompt))
+    if isinstance(value, int) and any(_is_bound(prompt, place) for place in places):
+        return False
+    return bool(places)
+
+
+def _is_bound(prompt: str, place: re.Match[str]) -> bool:
+    before = _BOUND_BEFORE.search(prompt[: place.start()])
+    return (before or _BOUND_AFTER.match(prompt[place.end() :])) is not None
 
 
 def _other_value(value: str | int) -> str | int:

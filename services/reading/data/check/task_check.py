@@ -11,8 +11,8 @@ import msgspec
 
 from services.common.tasks.task_checks import CheckResult, Outcome
 from services.common.tasks.task_format import Task
-from services.reading.data.check.careless import find_writes, grade_careless
-from services.reading.data.check.cheats import Cheat, corrupt_answer, list_cheats
+from services.reading.data.check.careless import find_writes, grade_careless, grade_incomplete
+from services.reading.data.check.cheats import find_demanded, list_cheats, list_false_answers
 from services.reading.data.check.leaks import find_leak
 from services.reading.data.check.verdicts import (
     CHECKS,
@@ -134,6 +134,9 @@ class _Checker:
             tried |= await grade_careless(
                 self._player, self._fields, steps, writes[-1], solution.answer
             )
+            tried |= await grade_incomplete(
+                self._player, self._fields, steps, writes, solution.answer
+            )
         self._checks["exploit"] = judge_exploit(tried, notes)
 
     async def _grade_alone(self, untouched: World) -> Grade | None:
@@ -181,8 +184,7 @@ class _Checker:
         if is_asked:
             cheats = [cheat for cheat in cheats if not cheat.is_word]
             notes.append("unchecked: the verifier's words, of which one may be the answer")
-            if answer and (corrupted := corrupt_answer(answer)):
-                cheats.append(Cheat("the solution's answer with another number", corrupted))
+            cheats.extend(list_false_answers(answer or ""))
         for cheat in cheats:
             grade = await untouched.grade(cheat.answer)
             if cheat.is_word and self._solution is None and is_pass(grade):
@@ -210,6 +212,8 @@ def count_episodes(task: Task, solution: Solution | None, *, regrades: bool) -> 
     """Return the most episodes that the checks of a task open, on an environment that `regrades`
     or does not."""
     worlds, careless = (1, 0) if solution is None else (2, 4)
+    if solution is not None:
+        careless += 2 * len(find_demanded(solution.calls, task.prompt))
     if regrades:
         return worlds + careless
     cheats = len(list_cheats(task)) + worlds
