@@ -182,9 +182,8 @@ async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -
     reported = json.loads(stored.spec_json)
     (made,) = reported["prepare"]
     assert made["command"][6:] == [
-        *(str(tmp_path / "tasks.json"), "--out", made["creates"]),
-        *("--modality=computer_use", "--env=shop,booking,tracker"),
-        *("--difficulty=2,3", "--max-tasks=50"),
+        *("--out", made["creates"], "--modality=computer_use", "--env=shop,booking,tracker"),
+        *("--difficulty=2,3", "--max-tasks=50", "--", str(tmp_path / "tasks.json")),
     ]
     assert len(load_tasks(ROOT / reported["learner"]["tasks"])) == 50
     remove_data(stored)
