@@ -56,9 +56,10 @@ def test_the_verifier_of_each_task_may_run_and_distinguishes_a_pass_from_a_fail(
 ) -> None:
     looked_up = verifier_of("stock", task, "looked_up")
     item = task["key"].removeprefix("price-")
-    for found, reward in ((json.dumps([{"item": item, "price": 3}]), 1), ("[]", 0)):
-        line = json.dumps({"role": "tool", "content": found})
-        assert looked_up(None, conversation=line) == reward
+    shown = json.dumps([{"item": item, "price": 3}])
+    for role, content, reward in (("tool", shown, 1), ("tool", "[]", 0), ("assistant", shown, 0)):
+        conversation = json.dumps([{"role": role, "content": content}])
+        assert looked_up(None, conversation=conversation) == reward
 
 
 @dataclass

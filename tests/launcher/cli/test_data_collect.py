@@ -176,8 +176,9 @@ def test_a_collection_is_not_made_of_its_own_files(collector: Collector) -> None
     with serve_teacher(taught("solve lie")) as url:
         done = collector.collect("--teacher", url, "--tries", 2)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = collector.collect("--episodes", collector.out / "demonstrations.jsonl").stderr
-    assert "whose files are replaced: choose another folder" in shown
+    done = collector.collect("--episodes", collector.out / "demonstrations.jsonl")
+    assert done.returncode == 2
+    assert "whose files are replaced: choose another folder" in done.stdout + done.stderr
 
 
 def test_requests_are_spaced(collector: Collector) -> None:
