@@ -83,6 +83,7 @@ def kill_in_call(collector: Collector, number: int, *words: object) -> None:
     (collector.folder / "block_at").write_text("none")
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_in_a_tool_call_or_a_replay_pays_for_nothing_again(
     collector: Collector,
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_command_that_is_killed_in_a_tool_call_or_a_replay_pays_for_nothing_ag
     assert collector.rows("solutions.jsonl") == [solution]
 
 
+@pytest.mark.slow
 def test_a_try_whose_environment_answers_otherwise_after_a_kill_ends_without_a_grade(
     collector: Collector,
 ) -> None:

@@ -50,15 +50,15 @@ def verdicts_of(found: Sequence[Checks]) -> list[Outcome]:
     return [judge_task(checks) for checks in found]
 
 
-async def test_each_kind_of_planted_fault_is_found_and_tasks_without_one_are_valid(
-    tmp_path: Path,
-) -> None:
-    planted = [plant(made(ENVS[n % 3], n)) for n, plant in enumerate(FAULTS.values())]
-    whole = [made(env, index) for env in ENVS for index in range(3)]
+async def test_planted_faults_are_found_and_tasks_without_one_are_valid(tmp_path: Path) -> None:
+    # Of all kinds: see the slow tests.
+    kinds = list(FAULTS)[::3]
+    planted = [FAULTS[kind](made(ENVS[n % 3], n)) for n, kind in enumerate(kinds)]
+    whole = [made(env, 0) for env in ENVS]
     found = await check_all([*planted, *whole], tmp_path)
     missed = [
         (kind, checks)
-        for kind, checks in zip(FAULTS, found, strict=False)
+        for kind, checks in zip(kinds, found, strict=False)
         if judge_task(checks) is not Outcome.INVALID
     ]
     assert [kind for kind, _ in missed] == [], missed
