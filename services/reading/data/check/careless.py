@@ -8,9 +8,9 @@ import msgspec
 
 from services.reading.data.check.cheats import alter_target, alter_values, find_demanded
 from services.reading.data.check.verdicts import is_pass
-from services.reading.data.check.world import Move, Step, open_world
 from services.reading.play.ports import EpisodePlayer, Grade, OfferedTool
 from services.reading.play.solutions import SolutionCall
+from services.reading.play.world import Move, Step, open_world
 
 _SUBMIT = "submit_final_answer"
 

@@ -11,8 +11,8 @@ from datetime import date, timedelta
 
 from services.common.tasks.task_format import Task
 from services.reading.data.check.leaks import learned_values
-from services.reading.data.check.world import Step
 from services.reading.play.solutions import SolutionCall
+from services.reading.play.world import Step
 
 _CLAIMS = (
     "I have completed the task successfully.",

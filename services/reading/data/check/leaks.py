@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from services.reading.data.check.world import Step
+from services.reading.play.world import Step
 
 # Names of arguments that hold what an environment made up.
 _ID_NAME = re.compile(

@@ -25,9 +25,9 @@ from services.reading.data.check.verdicts import (
     judge_reachable,
     unchecked,
 )
-from services.reading.data.check.world import Step, World, open_world
 from services.reading.play.ports import EpisodePlayer, Grade, PlayError
 from services.reading.play.solutions import Solution
+from services.reading.play.world import Step, World, open_world
 
 _GRADES = 3
 # A verifier that names a clock or chance is graded more often, over some seconds.

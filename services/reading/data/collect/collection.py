@@ -14,7 +14,7 @@ from services.reading.data.collect.fates import Replay, Rules, Verdict, judge, n
 from services.reading.data.collect.ledger import Ledger, Try
 from services.reading.data.collect.recorded_episodes import find_solution
 from services.reading.play.ports import EpisodePlayer, OfferedTool, PlayError
-from services.reading.play.replays import replay_solution
+from services.reading.play.world import open_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class Collection:
         solution = find_solution(task.key, conversation.messages, stopped=bool(one.stopped))
         number, tools = self.ledger.begin_replay(one), None
         try:
-            played = await replay_solution(player, task.fields, solution)
-            grade = played.grade
-            tools = [offer(tool) for tool in played.tools]
+            async with open_world(player, task.fields, solution.calls) as world:
+                tools = [offer(tool) for tool in (await world.open()).tools]
+                grade = await world.grade(solution.answer)
             reason = "" if grade.reward is not None else f"{grade.no_grade}: {grade.detail}"
             replay = Replay(grade.reward, reason)
         except PlayError as error:

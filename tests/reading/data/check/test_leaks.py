@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.reading.data.check.leaks import find_leak
-from services.reading.data.check.world import Step
 from services.reading.play.solutions import SolutionCall
+from services.reading.play.world import Step
 
 
 def step(tool: str, result: Any, /, **arguments: Any) -> Step:
