@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import ConfigModel, canonical_json, parse_config
+from services.common.spec.text_lists import TextList, split_list
 
 FOLDER = "build/data"
 # Variables that the sources of each scheme read.
@@ -25,15 +26,10 @@ _VARIABLES = {
 }
 
 
-def _split_list(value: Any) -> Any:
-    """Split a comma-separated list, as command lines and forms provide it."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    items = value if isinstance(value, list) else [value]
-    return tuple(str(each) if isinstance(each, int) else each for each in items)
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
+def _as_texts(value: Any) -> Any:
+    """Return levels, one or a list of numbers or texts, as texts."""
+    items = split_list(str(value) if isinstance(value, int) else value)
+    return tuple(map(str, items)) if isinstance(items, tuple) else items
 
 
 class DataTable(ConfigModel):
@@ -43,10 +39,10 @@ class DataTable(ConfigModel):
     source: str = Field(min_length=1)
     version: str = ""
     modality: str = ""
-    env: Names = ()
-    difficulty: Names = ()
+    env: TextList = ()
+    difficulty: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
     max_tasks: int | None = None
-    held_out: Names = ()
+    held_out: TextList = ()
     eval_ratio: float | None = None
     eval_min: int | None = None
     eval_max: int | None = None
@@ -55,7 +51,7 @@ class DataTable(ConfigModel):
     quarantine: str = ""
     keep_split: str = ""
     default_env: str = ""
-    allow: Names = ()
+    allow: TextList = ()
     strict: bool = False
 
 

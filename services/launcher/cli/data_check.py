@@ -30,7 +30,7 @@ from services.launcher.cli.command_runner import (
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
-from services.launcher.config.backend_tables import backend_tables
+from services.launcher.config.backend_tables import backend_of, backend_tables
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.reading.data.check.results_file import ResultsFile, open_results
@@ -154,8 +154,7 @@ def _ask_for_cost(
     DataError if they may not."""
     episodes: Counter[str] = Counter()
     for job in jobs:
-        own = section.get("environments", {}).get(job.env_key, {}).get("backend")
-        backend = own or section.get("backend")
+        backend = backend_of(section, job.env_key)
         if backend in FLEET_BACKENDS and _is_paid(section, backend):
             regrades = backend != _GRADES_ONCE
             episodes[job.env_key] += count_episodes(job.read.task, job.solution, regrades=regrades)

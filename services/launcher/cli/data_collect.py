@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from services.common.process.extras import install_command
 from services.common.run_folder.journal_file import JournalError
-from services.common.tasks.task_files import read_bytes, read_tasks
+from services.common.tasks.task_files import accept_rows, parse_rows, read_bytes
 from services.common.text.printable_text import one_line
 from services.launcher.cli.adapters.chat_endpoint import Patience
 from services.launcher.cli.adapters.chosen_model import ChosenModel, open_model
@@ -31,6 +31,7 @@ from services.launcher.cli.data_views import print_fates, reports_data_errors
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.config.backend_tables import backend_of
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.reading.attempt_filter import AttemptFilter
@@ -104,8 +105,9 @@ def collect_tasks(options: CollectOptions, wish: TeacherWish | None) -> int:
     _check(options, wish)
     console = Terminal(soft_wrap=True)
     source = options.sources.tasks
-    tasks = [to_source_task(read) for read in read_tasks(source)]
-    origin = origin_of(source, read_bytes(source))
+    data = read_bytes(source)
+    tasks = [to_source_task(read) for read in accept_rows(parse_rows(data, source), source)]
+    origin = origin_of(source, data)
     with open_ledger(options.out) as ledger:
         _add_episodes(options.sources, tasks, ledger, console)
         plan = Plan(wish.tries if wish else 0, options.rules, options.retry)
@@ -244,7 +246,7 @@ def _print_extent(
     console.print(f"tasks: {len(tasks)}, tries: {tries}, replays: at most {tries + replays}")
     paid: Counter[str] = Counter()
     for task in tasks:
-        backend = _backend_of(section, task.env_key)
+        backend = backend_of(section, task.env_key)
         if backend in FLEET_BACKENDS:
             # Every try may be replayed.
             tried, passed = collection.open_places(task), collection.find_replays(task)
@@ -254,11 +256,6 @@ def _print_extent(
             f"{backend} charges for instances; this opens at most {instances} of them. Ctrl-C stops"
             " it, and what has ended is kept"
         )
-
-
-def _backend_of(section: Mapping[str, Any], env_key: str) -> str:
-    own = section.get("environments", {}).get(env_key, {}).get("backend")
-    return str(own or section.get("backend", ""))
 
 
 @contextmanager

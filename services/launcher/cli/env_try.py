@@ -24,6 +24,7 @@ from services.launcher.cli.adapters.play_gateway import gateway_section, open_ga
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.config.backend_tables import backend_of
 from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
@@ -156,8 +157,7 @@ async def _open_with_progress(
 ) -> pb.OpenEpisodeResponse:
     """Open the episode and print its progress. Raises CommandError."""
     env_key = env_key_of(task)
-    own = section.get("environments", {}).get(env_key, {})
-    backend = own.get("backend") or section.get("backend", "embedded")
+    backend = backend_of(section, env_key) or "embedded"
     slow = is_slow(section, env_key)
     # A person takes long; the gateway takes the most that it allows.
     request.budget.FromSeconds(_DAY_S)

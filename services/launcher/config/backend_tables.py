@@ -18,6 +18,13 @@ def without_replaced(section: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**section, "environments": own, "servers": [], "backends": tables}
 
 
+def backend_of(section: Mapping[str, Any], env_key: str) -> str:
+    """Return the backend of an environment, its own or that of all; "" if the section, which is the
+    gateway's, names none."""
+    own: Mapping[str, Any] = section.get("environments", {}).get(env_key) or {}
+    return own.get("backend") or section.get("backend") or ""
+
+
 def backend_tables(section: Mapping[str, Any], backend: str) -> dict[str, Mapping[str, Any]]:
     """Return the tables of a backend, by their keys in the spec: one, or those of all MCP servers.
     `section` is the gateway's."""

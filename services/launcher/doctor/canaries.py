@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.tasks.task_files import TaskFileError
+from services.launcher.config.backend_tables import backend_of
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
     TaskSelectionError,
@@ -106,8 +107,7 @@ async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:
 
 def _make_canary(section: Mapping[str, Any], task: Mapping[str, Any]) -> Canary:
     env_key = env_key_of(task)
-    own = section["environments"].get(env_key) or {}
-    backend = own.get("backend") or section["backend"]
+    backend = backend_of(section, env_key)
     config = section["backends"].get(backend) or {}
     elsewhere = (
         backend == FLEET_OPENENV

@@ -6,27 +6,21 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import Count, Share, Steps
+from services.common.spec.text_lists import TextList, split_list
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Level = Annotated[int, Field(ge=0, le=1_000_000)]
 Tasks = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-def _split_list(value: Any) -> Any:
-    """Split a comma-separated list, as command lines and forms provide it."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _parse_levels(value: Any) -> Any:
-    value = (value,) if isinstance(value, int) else _split_list(value)
+    value = (value,) if isinstance(value, int) else split_list(value)
     if not isinstance(value, tuple):
         return value
     return tuple(int(part) if str(part).isdecimal() else part for part in value)
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_split_list), Field(min_length=1)]
+Names = Annotated[TextList, Field(min_length=1)]
 
 
 class SelectConfig(ConfigModel):
@@ -35,7 +29,7 @@ class SelectConfig(ConfigModel):
     modality: Literal["tool_use", "computer_use", "browser_use", "joint", "single_turn"] | None = (
         None
     )
-    env_keys: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()
+    env_keys: TextList = ()
     # If set, tasks without a difficulty are left out.
     difficulty: Annotated[tuple[Level, ...], BeforeValidator(_parse_levels)] = ()
     data_version: str | None = Field(default=None, min_length=1)

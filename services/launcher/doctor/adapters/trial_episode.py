@@ -14,7 +14,7 @@ from services.common.domain.pass_rates import PASS_REWARD
 from services.common.domain.transcripts import encode_transcript
 from services.common.rpc import rpc
 from services.common.text.parsing import as_object
-from services.launcher.config.backend_tables import backend_tables
+from services.launcher.config.backend_tables import backend_of, backend_tables
 from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Time in which an error may still pass, as that of a server that is starting.
@@ -32,8 +32,7 @@ class NotOpenedError(Exception):
 def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
     """Return whether instances of an environment may answer with errors until they are up,
     according to the gateway's section of a spec: those of Fleet take minutes."""
-    own = section.get("environments", {}).get(env_key, {}).get("backend")
-    backend = own or section.get("backend")
+    backend = backend_of(section, env_key)
     tables = backend_tables(section, backend or "embedded").values()
     return backend in FLEET_BACKENDS or any(each.get("instances") for each in tables)
 
