@@ -18,10 +18,11 @@ from services.common.spec.text_lists import TextList, split_list
 
 FOLDER = "build/data"
 # Variables that the sources of each scheme read.
+_S3, _GOOGLE, _AZURE = ("AWS_*", "S3_*"), ("GOOGLE_*", "GCS_*"), ("AZURE_*",)
 _VARIABLES = {
-    "s3": ("AWS_*", "S3_*"),
-    "gs": ("GOOGLE_*", "GCS_*"),
-    "az": ("AZURE_*",),
+    **dict.fromkeys(("s3", "s3a"), _S3),
+    **dict.fromkeys(("gs", "gcs"), _GOOGLE),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),
     "fleet": ("FLEET_*",),
 }
 

@@ -96,6 +96,8 @@ def test_all_that_is_read_here_is_compared(tmp_path: Path) -> None:
     ("source", "variables"),
     [
         ("s3://bucket/tasks.json", ["AWS_*", "S3_*"]),
+        ("gcs://bucket/tasks.json", ["GOOGLE_*", "GCS_*"]),
+        ("abfss://container/tasks.json", ["AZURE_*"]),
         ("fleet:", ["FLEET_*"]),
         ("hf://datasets/owner/name", []),
         ("/data/tasks.json", []),
