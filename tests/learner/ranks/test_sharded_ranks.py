@@ -114,9 +114,10 @@ def batch_of(step: int) -> TrainBatch:
 
 
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """Raise if weights differ by more than roundings: a step moves them by 1e-3."""
     assert one.keys() == other.keys()
     for name, value in one.items():
-        np.testing.assert_allclose(other[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -161,8 +162,9 @@ async def test_they_make_the_same_steps_as_one(
     share = [results[0].metrics["policy/shared_prompt_share"] for results in (several, alone)]
     assert (share[0] > 0 or processes > 2) and share[0] <= share[1] and share[1] > 0.25
     assert_same(weights, shared)
+    # Of logprobs as low as -10: a model makes the last bits of its weights thirty times as large.
     np.testing.assert_allclose(
-        others.canary_logprobs, published.canary_logprobs, rtol=0, atol=TOLERANCE
+        others.canary_logprobs, published.canary_logprobs, rtol=TOLERANCE, atol=0
     )
 
 
