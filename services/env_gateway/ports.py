@@ -10,6 +10,8 @@ from services.common.tasks.task_format import Task
 from services.common.text.redaction import redact
 
 SqlValue = str | int | float | bytes | None
+# The kind of a BackendError that refuses what a task says: its environment, version, data or tools.
+BAD_TASK = "bad_task"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ class Outcome(StrEnum):
 
 class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one check: what was done and found. `rewards` are those of its grades, None
-    where there was none, and `printed` is an excerpt of the verifier's output."""
+    where there was none, and `printed` is an excerpt of the verifier's output. It is `provisional`
+    if the spec may be at fault in place of the task."""
 
     outcome: Outcome
     detail: str
     rewards: tuple[float | None, ...] = ()
     printed: str = ""
+    provisional: bool = False
 
 
 class TaskCheck(msgspec.Struct, frozen=True):
@@ -50,7 +52,8 @@ class TaskCheck(msgspec.Struct, frozen=True):
     @property
     def is_final(self) -> bool:
         """False if another try may find out more."""
-        return self.verdict in (Outcome.VALID, Outcome.INVALID)
+        known = self.verdict in (Outcome.VALID, Outcome.INVALID)
+        return known and not any(result.provisional for result in self.checks.values())
 
 
 def read_checks(path: Path) -> dict[str, TaskCheck]:

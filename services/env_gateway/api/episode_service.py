@@ -96,6 +96,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                     response.detail = codec.replace_surrogates(session.failure or session.trouble)
                     if session.no_grade is not None:
                         response.no_grade = NO_GRADE_REASONS.encode(session.no_grade)
+                    response.task_fault = session.task_fault
                 yield response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:

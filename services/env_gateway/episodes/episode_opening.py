@@ -22,7 +22,14 @@ from services.env_gateway.episodes.tool_watch import ToolWatch
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import creation_gate
 from services.env_gateway.limits.request_gates import Gate, NoPlaceError
-from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Recorder, Tool
+from services.env_gateway.ports import (
+    BAD_TASK,
+    BackendError,
+    Instance,
+    ProvisionRequest,
+    Recorder,
+    Tool,
+)
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.tool_selection import (
     COMPUTER,
@@ -82,6 +89,7 @@ class EpisodeOpener:
         except BackendError as error:
             if error.kind == NoGradeReason.REPLAY_MISS:
                 session.no_grade = NoGradeReason.REPLAY_MISS
+            session.task_fault = error.kind == BAD_TASK
             self._fail_opening(session, str(error))
         except Exception as error:  # noqa: BLE001
             # A server may answer something that no adapter foresaw: the waiters get the reason.
@@ -193,7 +201,9 @@ class EpisodeOpener:
             everything = select_of_modality(tools, task)
             chosen = dict(select_named(everything, task))
         except NothingToOfferError as error:
-            raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
+            # What lists no tools at all is out of order.
+            kind = BAD_TASK if tools else "no_tools"
+            raise BackendError(kind, str(error), delivered=False, invalid=True) from error
         # A verifier may read with tools that the policy does not see.
         session.readable = frozenset(tool.name for tool in everything.values() if tool.read_only)
         config = self._config.screen_config_of(session.env_key)

@@ -134,6 +134,8 @@ class Session:
         self.failure: str | None = None
         # With a failure, why no further try can be graded either.
         self.no_grade: NoGradeReason | None = None
+        # The failure is a refusal of what the task says.
+        self.task_fault = False
         self.record = EpisodeRecord()
         self.trouble = ""
         self.open_s = 0.0

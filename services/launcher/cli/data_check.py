@@ -18,7 +18,7 @@ from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_files import ReadTask
 from services.common.text.printable_text import one_line
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
-from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
+from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway, paid_backend
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
     FAILED,
@@ -30,9 +30,7 @@ from services.launcher.cli.command_runner import (
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
-from services.launcher.config.backend_tables import backend_of, backend_tables
 from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.reading.data.check.results_file import ResultsFile, open_results
 from services.reading.data.check.task_check import check_task, count_episodes, solution_digest
 from services.reading.data.check.verdicts import CHECKER, CHECKS, judge_task
@@ -154,14 +152,14 @@ def _ask_for_cost(
     DataError if they may not."""
     episodes: Counter[str] = Counter()
     for job in jobs:
-        backend = backend_of(section, job.env_key)
-        if backend in FLEET_BACKENDS and _is_paid(section, backend):
+        if backend := paid_backend(section, job.env_key):
             regrades = backend != _GRADES_ONCE
             episodes[job.env_key] += count_episodes(job.read.task, job.solution, regrades=regrades)
     if not episodes:
         return
     each = ", ".join(f"{count} of {env}" for env, count in sorted(episodes.items()))
-    console.print(f"{episodes.total()} episodes will be opened at Fleet, which charges: {each}")
+    count = episodes.total()
+    console.print(f"at most {count} episodes will be opened at Fleet, which charges: {each}")
     if options.yes:
         return
     if not sys.stdin.isatty():
@@ -169,11 +167,6 @@ def _ask_for_cost(
     console.print("Open them? y or n")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise DataError("nothing was checked")
-
-
-def _is_paid(section: Mapping[str, Any], backend: str) -> bool:
-    """Return True unless the backend is a server that the gateway starts itself."""
-    return any(not table.get("command") for table in backend_tables(section, backend).values())
 
 
 def _run_checks(

@@ -18,7 +18,7 @@ from services.launcher.cli.adapters.chosen_model import ChosenModel, open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.ledgered_model import Teacher
 from services.launcher.cli.adapters.model_attempts import offer_tool
-from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
+from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway, paid_backend
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
     FAILED,
@@ -31,9 +31,7 @@ from services.launcher.cli.data_views import print_fates, reports_data_errors
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.config.backend_tables import backend_of
 from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.reading.attempt_filter import AttemptFilter
 from services.reading.data.collect.budget import Limits, Prices, RequestPace
 from services.reading.data.collect.collected_folder import count_fates, write_collection
@@ -246,8 +244,7 @@ def _print_extent(
     console.print(f"tasks: {len(tasks)}, tries: {tries}, replays: at most {tries + replays}")
     paid: Counter[str] = Counter()
     for task in tasks:
-        backend = backend_of(section, task.env_key)
-        if backend in FLEET_BACKENDS:
+        if backend := paid_backend(section, task.env_key):
             # Every try may be replayed.
             tried, passed = collection.open_places(task), collection.find_replays(task)
             paid[backend] += 2 * len(tried) + len(passed)

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 class PlayError(Exception):
     """An episode cannot be played on: its environment does not open, or was lost. It says nothing
-    about the task. `timed_out` if the time was not enough."""
+    about the task, unless it is a `task_fault`: the environment refused what the task says.
+    `timed_out` if the time was not enough."""
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, *, timed_out: bool = False, task_fault: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
+        self.task_fault = task_fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,12 +111,37 @@ def test_without_solutions_what_needs_one_is_said_to_be_unchecked(
 def test_an_environment_that_cannot_be_opened_is_an_error_and_tried_again(
     tmp_path: Path, tasks: tuple[Path, Path]
 ) -> None:
-    key = change(tasks[0], 0, data_id="no-such-data")
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[env_gateway]\nbackend = "openenv"\nopen_timeout_s = 1\n'
+        '[env_gateway.backends.openenv]\nurl = "http://127.0.0.1:9"\n'
+    )
+    words = (tasks[0], "--solutions", tasks[1], "--limit", "1")
+    for _ in range(2):
+        code, output = check(tmp_path, *words, spec=spec)
+        assert code == 1
+        assert ": error: " in output and "cannot be opened" in output
+        assert "already" not in output
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"data_id": "no-such-data"}, "data id 'no-such-data' not found"),
+        ({"data_version": "v9"}, "data version 'v9' not found"),
+        ({"env_id": "shopp"}, "set env_gateway.environments.shopp.backend"),
+        ({"offered_tools": ["teleport"]}, "has no 'teleport'"),
+    ],
+)
+def test_a_task_that_its_environment_refuses_is_invalid_and_tried_again_with_another_spec(
+    tmp_path: Path, tasks: tuple[Path, Path], fields: dict[str, Any], why: str
+) -> None:
+    key = change(tasks[0], 0, **fields)
     words = (tasks[0], "--solutions", tasks[1], EMBEDDED, "--key", key)
     for _ in range(2):
         code, output = check(tmp_path, *words)
         assert code == 1
-        assert f"{key}: error: " in output and "cannot be opened" in output
+        assert f"{key}: invalid: reachable: " in output and why in output
         assert "already" not in output
 
 

@@ -15,7 +15,8 @@ from environments.reference_policies import plan_calls
 from services.reading.play.solutions import read_solutions
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
 from tests.reading.test_trajectory_export import export_here
-from tests.support.task_collector import KEYS, SPEC, TASKS, Collector
+from tests.support.doctor import emulator
+from tests.support.task_collector import KEYS, TASKS, Collector
 
 Row = dict[str, Any]
 
@@ -99,11 +100,17 @@ def test_recorded_passes_are_kept_if_their_calls_pass_again(collector: Collector
     ]
 
 
-def test_what_is_paid_for_is_named_before_it_is_opened(tmp_path: Path) -> None:
-    spec = (str(SPEC), "--env_gateway.backend=fleet")
-    collector = Collector(tmp_path, TASKS[:1], spec)
-    path = write_lines(collector.folder / "episodes.jsonl", ROWS[:2])
-    done = collector.collect("--episodes", path)
+def test_what_is_paid_for_is_named_before_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_API_KEY", "a-key-of-tests")
+    with emulator("a-key-of-tests") as url:
+        spec = tmp_path / "paid.toml"
+        table = f'[env_gateway.backends.fleet]\nurl = "{url}"\n'
+        spec.write_text(f'[env_gateway]\nbackend = "fleet"\n{table}')
+        collector = Collector(tmp_path, TASKS[:1], (str(spec),))
+        path = write_lines(collector.folder / "episodes.jsonl", ROWS[:2])
+        done = collector.collect("--episodes", path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fleet charges for instances; this opens at most 1 of them" in done.stdout
     assert collector.fates() == {KEYS[0]: "kept"}

@@ -188,6 +188,7 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     NO_GRADE_FIELD_NUMBER: builtins.int
+    TASK_FAULT_FIELD_NUMBER: builtins.int
     state: global___EpisodeState.ValueType
     episode_id: builtins.str
     """Known from the first message on. Embeds the gateway's shard."""
@@ -199,6 +200,10 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     no_grade: global___NoGradeReason.ValueType
     """With EPISODE_STATE_FAILED, the reason why no further try can be graded
     either; usually unspecified.
+    """
+    task_fault: builtins.bool
+    """With EPISODE_STATE_FAILED: the environment refused what the task says, such
+    as its data, its version or the tools that it asks for.
     """
     @property
     def ready(self) -> global___EpisodeReady:
@@ -212,9 +217,10 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
         ready: global___EpisodeReady | None = ...,
         detail: builtins.str = ...,
         no_grade: global___NoGradeReason.ValueType = ...,
+        task_fault: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "episode_id", b"episode_id", "no_grade", b"no_grade", "ready", b"ready", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "episode_id", b"episode_id", "no_grade", b"no_grade", "ready", b"ready", "state", b"state", "task_fault", b"task_fault"]) -> None: ...
 
 global___OpenEpisodeResponse = OpenEpisodeResponse
 

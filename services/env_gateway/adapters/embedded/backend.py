@@ -9,6 +9,7 @@ from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
+    BAD_TASK,
     Backend,
     BackendError,
     CallResult,
@@ -116,7 +117,7 @@ class EmbeddedBackend(Backend):
             raise
         if (refusal := answer.get("refused")) is not None:
             self._forget_episode(request.episode_id)
-            raise BackendError("bad_task", refusal, delivered=False, invalid=True)
+            raise BackendError(BAD_TASK, refusal, delivered=False, invalid=True)
         return EmbeddedInstance(self, worker, request.episode_id, data_version)
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:

@@ -6,10 +6,12 @@ from typing import Any, cast
 
 from services.common.text.parsing import ParseError, parse_json
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
-from services.env_gateway.ports import BackendError
+from services.env_gateway.ports import BAD_TASK, BackendError
 
 # Refusals that a repeated request meets again, unless the body indicates otherwise.
 _INVALID = {400, 401, 402, 403, 405, 410, 413, 422}
+# What the task names, and Fleet does not have: the texts by which its SDK tells these cases apart.
+_UNKNOWN = re.compile(r"\b(?:environment|version|data(?:[ _](?:id|key))?)\b.*\bnot found\b", re.I)
 _PLACEMENT_FAILED = "seed_placement_failed"
 _BUSY = ("too many in-flight", "rate limit")
 _NESTING = 6
@@ -56,6 +58,7 @@ def classify_error(error: HttpError) -> FleetError:
             invalid=not is_retryable,
         )
     kind = "refused" if error.status in _INVALID else error.kind
+    kind = BAD_TASK if error.status == 400 and _UNKNOWN.search(message) else kind
     return make(kind, message, http=error, invalid=error.status in _INVALID)
 
 

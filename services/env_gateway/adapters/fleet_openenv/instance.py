@@ -9,6 +9,7 @@ from services.env_gateway.adapters.fleet_openenv.codec import parse_parts, parse
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
+    BAD_TASK,
     BackendError,
     CallResult,
     Execution,
@@ -23,14 +24,14 @@ from services.env_gateway.verify.check_report import split_report
 _CLOSE_S = 5.0
 _CHECK_S = 5.0
 # Errors of Fleet's SDK for requests that can never succeed.
+_UNKNOWN = ("FleetEnvironmentNotFoundError", "FleetVersionNotFoundError")
 _INVALID = (
+    *_UNKNOWN,
     "FleetAuthenticationError",
     "FleetBadRequestError",
     "FleetEnvironmentAccessError",
-    "FleetEnvironmentNotFoundError",
     "FleetPermissionError",
     "FleetRegionError",
-    "FleetVersionNotFoundError",
     "ImportError",
     "ModuleNotFoundError",
 )
@@ -166,6 +167,5 @@ def check_answer(answer: dict[str, Any]) -> dict[str, Any]:
     if "kind" not in answer:
         return answer
     message = f"{answer['kind']}: {answer['error']}"
-    raise BackendError(
-        "fleet_task_env", message, delivered=None, invalid=answer["kind"] in _INVALID
-    )
+    kind = BAD_TASK if answer["kind"] in _UNKNOWN else "fleet_task_env"
+    raise BackendError(kind, message, delivered=None, invalid=answer["kind"] in _INVALID)

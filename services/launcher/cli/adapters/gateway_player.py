@@ -103,7 +103,8 @@ class GatewayPlayer:
         try:
             episode = await open_episode(self._stub, request, limit_s=_OPEN_S, slow=slow)
         except NotOpenedError as error:
-            raise PlayError(f"the environment cannot be opened: {error}") from error
+            message = f"the environment cannot be opened: {error}"
+            raise PlayError(message, task_fault=error.task_fault) from error
         try:
             async with running_tasks(keep_renewed(self._stub, request.worker_id, episode)):
                 try:

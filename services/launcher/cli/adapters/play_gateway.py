@@ -10,10 +10,15 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common.rpc import rpc
 from services.common.spec.spec_loading import load_spec
 from services.common.text.printable_text import print_visible
-from services.launcher.config.backend_tables import without_replaced
+from services.launcher.config.backend_tables import (
+    backend_of,
+    backend_tables,
+    without_replaced,
+)
 from services.launcher.doctor.adapters.gateway_process import serve_gateway
 from services.launcher.run_spec import read_spec
 from services.launcher.security.env_filter import inherited_variables
+from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY
 
 # What a gateway's spec must hold, and no gateway uses.
@@ -24,6 +29,14 @@ def gateway_section(spec: Path, overrides: Sequence[str]) -> Mapping[str, Any]:
     """Return the gateway's table of a spec, with the backends that are in use. Raises
     ConfigError."""
     return without_replaced(load_spec(spec, overrides).get(GATEWAY, {}))
+
+
+def paid_backend(section: Mapping[str, Any], env_key: str) -> str:
+    """Return the backend of an environment if it is one of Fleet's, which charges for instances; ""
+    for others, and for a server that the gateway starts itself."""
+    backend = backend_of(section, env_key)
+    tables = backend_tables(section, backend).values() if backend in FLEET_BACKENDS else ()
+    return backend if any(not table.get("command") for table in tables) else ""
 
 
 @asynccontextmanager

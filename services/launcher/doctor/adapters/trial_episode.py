@@ -23,10 +23,17 @@ _RENEW_S = 5.0
 _FETCH_S = 30.0
 # Longest piece of a transcript in one message.
 _CHUNK_BYTES = 2**19
+# Refusals of what a task says; no backend has such an environment.
+_BAD_TASK = ("BAD_TASK", "UNKNOWN_ENVIRONMENT")
 
 
 class NotOpenedError(Exception):
-    """Raised when the environment is not available; the message is the backend's reason."""
+    """Raised when the environment is not available; the message is the backend's reason.
+    `task_fault` if it refused what the task says."""
+
+    def __init__(self, message: str, *, task_fault: bool = False) -> None:
+        super().__init__(message)
+        self.task_fault = task_fault
 
 
 def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
@@ -84,12 +91,14 @@ async def open_episode(
     except TimeoutError:
         raise NotOpenedError(last.detail) from None
     except grpc.aio.AioRpcError as error:
-        raise NotOpenedError(_describe_error(error, last, limit_s)) from error
+        refused = rpc.refusal_reason(error) in _BAD_TASK
+        raise NotOpenedError(_describe_error(error, last, limit_s), task_fault=refused) from error
     finally:
         # The gateway then closes the episode if it is open.
         call.cancel()
     if last.state != pb.EPISODE_STATE_READY:
-        raise NotOpenedError(last.detail or "the gateway opened no episode")
+        detail = last.detail or "the gateway opened no episode"
+        raise NotOpenedError(detail, task_fault=last.task_fault)
     return last
 
 

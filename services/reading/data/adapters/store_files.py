@@ -166,6 +166,10 @@ def _explained_errors(url: str, shown: str) -> Generator[None]:
     except DataError:
         raise
     except FileNotFoundError as error:
+        cause = error.__cause__
+        # fsspec says so of a server, too.
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            raise DataError(f"{shown} cannot be reached: {redact(str(cause))}") from error
         raise DataError(f"{shown} does not exist") from error
     # Every vendor has its own exceptions, without a common base class.
     except Exception as error:

@@ -1,17 +1,20 @@
-"""Policies that do what a task asks for, but with other values, to another object, or only a part
-of it: a verifier that only looks whether something was done passes them."""
+"""Policies that do what a task asks for, but with other values, to another object, or without a
+step of it: a verifier that only looks whether something was done passes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from services.reading.data.check.cheats import alter_target, alter_values, find_demanded
+from services.reading.data.check.cheats import MOST_OBJECTS, alter_call, find_demanded
+from services.reading.data.check.leaks import shown_ids
 from services.reading.data.check.verdicts import is_pass
 from services.reading.play.ports import EpisodePlayer, Grade, OfferedTool
 from services.reading.play.solutions import SolutionCall
 from services.reading.play.world import Move, Step, open_world
 
+# So many of a solution's writing steps are changed or left out, the last ones.
+_MOST_WRITES = 4
 _SUBMIT = "submit_final_answer"
 
 
@@ -25,103 +28,96 @@ def find_writes(steps: Sequence[Step], tools: Sequence[OfferedTool]) -> list[int
     return [n for n, step in found if step.call.name in writing and step.outcome == "ok"]
 
 
+def count_careless(calls: Sequence[SolutionCall]) -> int:
+    """Return the most episodes that `grade_careless` opens: for each step with other values, on
+    other objects, without the step, and one that shows what the step does."""
+    return min(len(calls), _MOST_WRITES) * (1 + MOST_OBJECTS + 2)
+
+
 async def grade_careless(
-    player: EpisodePlayer,
-    fields: Mapping[str, Any],
-    steps: Sequence[Step],
-    write: int,
-    answer: str | None,
-) -> dict[str, Grade]:
-    """Return the grades of careless versions of a solution, by what they did. They differ from it
-    in the step `write`. Raises PlayError.
-
-    A version that passes is left out if the solution passes without that step, too: then the task
-    may not demand it."""
-    calls = [step.call for step in steps]
-    altered = alter_values(calls[write], str(fields["prompt"]))
-    versions = {
-        "other values": (altered,) if altered else (),
-        "another object": alter_target(steps, write),
-    }
-    grades: dict[str, Grade] = {}
-    for what, others in versions.items():
-        if not others:
-            continue
-        moves: list[Move] = [*calls[:write], others, *calls[write + 1 :]]
-        async with open_world(player, fields, moves) as world:
-            await world.open()
-            made = next((s.call for s in world.steps if _is_made(s, others)), None)
-            if made is None:
-                # The environment has no such thing.
-                continue
-            grade = await world.grade(answer)
-        if is_pass(grade) and await _passes_without(player, fields, calls, write, answer):
-            continue
-        arguments = msgspec.json.encode(made.arguments).decode()
-        grades[f"the solution with {what}, {made.name} {arguments},"] = grade
-    return grades
-
-
-async def grade_incomplete(
     player: EpisodePlayer,
     fields: Mapping[str, Any],
     steps: Sequence[Step],
     writes: Sequence[int],
     answer: str | None,
 ) -> dict[str, Grade]:
-    """Return the grades of a solution without one of several writing steps that the prompt demands
-    by name. Raises PlayError.
+    """Return the grades of careless versions of a solution, by what they did. Each differs from it
+    in one of its writing steps. Raises PlayError.
 
-    One that passes is left out if the solution's reads do not show that its step does anything:
-    the world may have been so before."""
+    If the solution passes without a step, the task may not demand it, and versions with another
+    such step prove nothing. If the prompt demands it, and it does something, that is a version,
+    too."""
     grades: dict[str, Grade] = {}
-    if len(writes) < 2:
-        return grades
     calls = [step.call for step in steps]
-    reads = [n for n, step in enumerate(steps) if n not in writes and step.outcome == "ok"]
-    for number in find_demanded(calls, str(fields["prompt"])):
-        if number not in writes:
+    demanded = find_demanded(steps, writes, str(fields["prompt"]))
+    for write in writes[-_MOST_WRITES:]:
+        made = await _grade_altered(player, fields, steps, write, answer)
+        if write not in demanded and not any(map(is_pass, made.values())):
+            grades |= made
             continue
-        rest = [*calls[:number], *calls[number + 1 :]]
-        async with open_world(player, fields, rest) as world:
+        async with open_world(player, fields, _without(calls, write)) as world:
             grade = await world.grade(answer)
-        if is_pass(grade) and not await _is_seen(
-            player, fields, rest, calls[number], [calls[n] for n in reads]
+        if is_pass(grade):
+            made = {did: each for did, each in made.items() if not is_pass(each)}
+        if write in demanded and (
+            not is_pass(grade) or await _has_effect(player, fields, steps, writes, write)
         ):
-            continue
-        grades[f"the solution without {calls[number].name}, which the prompt demands,"] = grade
+            made[f"the solution without {calls[write].name}, which the prompt demands,"] = grade
+        grades |= made
     return grades
 
 
-async def _is_seen(
+async def _grade_altered(
     player: EpisodePlayer,
     fields: Mapping[str, Any],
-    rest: Sequence[SolutionCall],
-    call: SolutionCall,
-    reads: Sequence[SolutionCall],
-) -> bool:
-    """Return True if reads that agree before a call are answered otherwise after it."""
-    async with open_world(player, fields, [*rest, *reads, *reads, call, *reads]) as world:
-        await world.open()
-        told = [(step.outcome, step.text) for step in world.steps[len(rest) :]]
-    count = len(reads)
-    if len(told) != 3 * count + 1:
-        return False
-    before, again, after = told[:count], told[count : 2 * count], told[2 * count + 1 :]
-    return before == again != after
-
-
-def _is_made(step: Step, others: Sequence[SolutionCall]) -> bool:
-    return step.outcome == "ok" and step.call in others
-
-
-async def _passes_without(
-    player: EpisodePlayer,
-    fields: Mapping[str, Any],
-    calls: Sequence[SolutionCall],
-    left_out: int,
+    steps: Sequence[Step],
+    write: int,
     answer: str | None,
+) -> dict[str, Grade]:
+    calls = [step.call for step in steps]
+    grades: dict[str, Grade] = {}
+    for what, others in alter_call(steps, write, str(fields["prompt"])):
+        moves: list[Move] = [*calls[:write], others, *calls[write + 1 :]]
+        async with open_world(player, fields, moves) as world:
+            await world.open()
+            made = next(
+                (s.call for s in world.steps if s.outcome == "ok" and s.call in others), None
+            )
+            if made is None:
+                # The environment has no such thing.
+                continue
+            arguments = msgspec.json.encode(made.arguments).decode()
+            did = f"the solution with {what}, {made.name} {arguments},"
+            grades[did] = await world.grade(answer)
+    return grades
+
+
+async def _has_effect(
+    player: EpisodePlayer,
+    fields: Mapping[str, Any],
+    steps: Sequence[Step],
+    writes: Sequence[int],
+    write: int,
 ) -> bool:
-    rest = [*calls[:left_out], *calls[left_out + 1 :]]
-    async with open_world(player, fields, rest) as world:
-        return is_pass(await world.grade(answer))
+    """Return True if a step visibly does something, so that the world was not so before: reads that
+    agree before it are answered otherwise after it, or it is itself when it is repeated."""
+    calls = [step.call for step in steps]
+    others = [n for n, step in enumerate(steps) if n not in writes and step.outcome == "ok"]
+    reads, call, rest = [calls[n] for n in others], calls[write], _without(calls, write)
+    async with open_world(player, fields, [*rest, *reads, *reads, call, *reads, call]) as world:
+        await world.open()
+        told = world.steps[len(rest) :]
+    count = len(reads)
+    if len(told) != 3 * count + 2 or told[2 * count].outcome != "ok":
+        return False
+    before, again, after = (
+        [(step.outcome, step.text) for step in told[start : start + count]]
+        for start in (0, count, 2 * count + 1)
+    )
+    first, second = told[2 * count], told[-1]
+    is_new = second.outcome != "ok" or shown_ids(first.text) != shown_ids(second.text)
+    return is_new or before == again != after
+
+
+def _without(calls: Sequence[SolutionCall], number: int) -> list[SolutionCall]:
+    return [*calls[:number], *calls[number + 1 :]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 
 from services.common.tasks.task_format import Task
-from services.reading.data.check.leaks import learned_values
+from services.reading.data.check.leaks import ids_alone, named_values, shows_id_of
 from services.reading.play.solutions import SolutionCall
 from services.reading.play.world import Step
 
@@ -89,21 +89,29 @@ def _compared_words(source: str) -> Iterator[str]:
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?=\W*$)")
 # A regular expression and a glob that match everything.
 _PATTERNS = (".*", "*")
+# What is true for a verifier that reads JSON and only looks whether something is there.
+_EMPTY_JSON = ("{}", "[{}]")
+# A smaller number may be as close to 0 as a verifier rightly allows.
+_FAR_FROM_0 = 10
 
 
 def list_false_answers(answer: str) -> Iterator[Cheat]:
     """Yield what must not pass in place of an answer that is all that is graded. If it ends in a
-    number: another one, and the right one between others, which is neither the first nor the
+    number: another one, 0, and the right one between others, which is neither the first nor the
     last. Of patterns, a verifier that matches them with the expected answer passes all."""
     if found := _LAST_NUMBER.search(answer):
         before, after = answer[: found.start()], answer[found.end() :]
         first, last = (before + _shift(found[0], by) + after for by in (3, 6))
         yield Cheat("the solution's answer with another number", first)
+        if abs(float(found[0].replace(",", ""))) >= _FAR_FROM_0:
+            yield Cheat("the solution's answer with the number 0", f"{before}0{after}")
         if not any(character.isdigit() for character in before):
             yield Cheat("the solution's answer among others", f"{first}\n{answer}\n{last}")
     for pattern in _PATTERNS:
         if pattern != answer.strip():
             yield Cheat(f"the pattern {pattern}", pattern)
+    for value in _EMPTY_JSON:
+        yield Cheat(f"the JSON {value}", value)
 
 
 def _shift(number: str, by: int) -> str:
@@ -123,10 +131,21 @@ _BOUND_AFTER = re.compile(
 )
 # In a prompt with such a word a step may be left to the policy.
 _CHOICE = re.compile(r"\b(?:optional(?:ly)?|may|might|either|or|if|unless|feel free)\b", re.I)
-# Most steps of a solution that are left out, one at a time.
-_MOST_LEFT_OUT = 2
+# Most ids of a call in whose place others are tried.
+MOST_OBJECTS = 2
 # Most other objects that are tried, at the next numbers.
 _TRIED_IDS = 60
+
+
+def alter_call(
+    steps: Sequence[Step], number: int, prompt: str
+) -> Iterator[tuple[str, tuple[SolutionCall, ...]]]:
+    """Yield what may be called in place of a step, by what is other: the first of some calls that
+    the environment accepts."""
+    if altered := alter_values(steps[number].call, prompt):
+        yield "other values", (altered,)
+    for others in alter_objects(steps, number):
+        yield "another object", others
 
 
 def alter_values(call: SolutionCall, prompt: str) -> SolutionCall | None:
@@ -140,30 +159,43 @@ def alter_values(call: SolutionCall, prompt: str) -> SolutionCall | None:
     return SolutionCall(call.name, {**call.arguments, **altered}) if altered else None
 
 
-def alter_target(steps: Sequence[Step], number: int) -> tuple[SolutionCall, ...]:
-    """Return the call of a step on other objects, of which the environment may have one: with the
-    numbers next to an id that was the only one to choose from. Empty if it has none."""
-    step = steps[number]
-    for learned in learned_values(steps):
-        value = step.call.arguments.get(learned.name)
-        if learned.step is step and learned.alone and type(value) is int:
-            near = [value + sign * away for away in range(1, _TRIED_IDS) for sign in (1, -1)]
-            return tuple(
-                SolutionCall(step.call.name, {**step.call.arguments, learned.name: other})
-                for other in near[:_TRIED_IDS]
-                if other > 0
-            )
-    return ()
+def alter_objects(steps: Sequence[Step], number: int) -> Iterator[tuple[SolutionCall, ...]]:
+    """Yield the call of a step on other objects, of which the environment may have one: with the
+    numbers next to an id that was the only one to choose from."""
+    call = steps[number].call
+    named = [(name, call.arguments[name]) for name in ids_alone(steps, number)]
+    for name, value in [each for each in named if type(each[1]) is int][:MOST_OBJECTS]:
+        near = [value + sign * away for away in range(1, _TRIED_IDS) for sign in (1, -1)]
+        others = [other for other in near[:_TRIED_IDS] if other > 0]
+        yield tuple(SolutionCall(call.name, {**call.arguments, name: other}) for other in others)
 
 
-def find_demanded(calls: Sequence[SolutionCall], prompt: str) -> list[int]:
-    """Return the numbers of the calls that a prompt demands by name: it has the first word of the
-    tool, as in "close" for `close_issue`, and the solution calls the tool once."""
-    if _CHOICE.search(prompt):
+def find_demanded(steps: Sequence[Step], writes: Sequence[int], prompt: str) -> list[int]:
+    """Return those of several writing steps that a prompt demands, and leaves no choice about. It
+    has the first word of the step's tool, as in "close" for `close_issue`, and the solution calls
+    that tool once; or it has a value that this step needs, and no other."""
+    if len(writes) < 2 or _CHOICE.search(prompt):
         return []
-    times = Counter(call.name for call in calls)
-    found = (n for n, call in enumerate(calls) if times[call.name] == 1)
-    return [n for n in found if _names_tool(prompt, calls[n].name)][-_MOST_LEFT_OUT:]
+    times = Counter(steps[n].call.name for n in writes)
+    needs = {n: set(_needed_values(steps, n, prompt)) for n in writes}
+    uses = Counter(value for values in needs.values() for value in values)
+
+    def is_demanded(number: int) -> bool:
+        name = steps[number].call.name
+        is_named = times[name] == 1 and _names_tool(prompt, name)
+        return is_named or any(uses[value] == 1 for value in needs[number])
+
+    return [n for n in writes if is_demanded(n)]
+
+
+def _needed_values(steps: Sequence[Step], number: int, prompt: str) -> Iterator[str]:
+    """Yield the prompt's values that a step needs: for itself, or to learn its ids."""
+    call = steps[number].call
+    sources = [step.call for step in steps[:number] if shows_id_of(step, call)]
+    for each in (call, *sources):
+        for _, value in named_values("", each.arguments):
+            if _demands(prompt, value):
+                yield str(value)
 
 
 def _names_tool(prompt: str, tool: str) -> bool:

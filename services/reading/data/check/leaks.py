@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.reading.play.solutions import SolutionCall
 from services.reading.play.world import Step
 
 # Names of arguments that hold what an environment made up.
@@ -61,7 +62,7 @@ def learned_values(steps: Sequence[Step]) -> Iterator[Learned]:
     used: set[str] = set()
     shown: list[str] = []
     for step in steps:
-        given = [(name, str(value)) for name, value in _leaves("", step.call.arguments)]
+        given = [(name, str(value)) for name, value in named_values("", step.call.arguments)]
         for name, value in given:
             sources = [text for text in shown if _word(value).search(text)]
             if sources and value not in used and _ID_NAME.search(name):
@@ -72,22 +73,43 @@ def learned_values(steps: Sequence[Step]) -> Iterator[Learned]:
             shown.append(step.text)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, str | int]]:
+def named_values(name: str, value: Any) -> Iterator[tuple[str, str | int]]:
     """Yield the texts and whole numbers within a value, each with the name that it has."""
     if isinstance(value, Mapping):
         for key, each in cast("Mapping[str, Any]", value).items():
-            yield from _leaves(key, each)
+            yield from named_values(key, each)
     elif isinstance(value, list | tuple):
         for each in cast("Sequence[Any]", value):
-            yield from _leaves(name, each)
+            yield from named_values(name, each)
     elif isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
         yield name, value
+
+
+def ids_alone(steps: Sequence[Step], number: int) -> list[str]:
+    """Return the names of a step's arguments that are ids, each the only one that was shown."""
+    learned = (each for each in learned_values(steps) if each.step is steps[number])
+    return [each.name for each in learned if each.alone and each.name in each.step.call.arguments]
+
+
+def shows_id_of(step: Step, call: SolutionCall) -> bool:
+    """Return True if a step's result shows an id that a call is given."""
+    given = named_values("", call.arguments)
+    ids = [str(value) for name, value in given if _ID_NAME.search(name)]
+    return step.outcome == "ok" and any(_word(value).search(step.text) for value in ids)
+
+
+def shown_ids(text: str) -> list[tuple[str, str | int]]:
+    """Return the ids in a result, by name; none if it is no JSON."""
+    try:
+        return [each for each in named_values("", json.loads(text)) if _ID_NAME.search(each[0])]
+    except (ValueError, RecursionError):
+        return []
 
 
 def _is_alone(value: str, text: str) -> bool:
     """Return True if a result shows the value, and no other under the same name."""
     try:
-        leaves = list(_leaves("", json.loads(text)))
+        leaves = list(named_values("", json.loads(text)))
     except (ValueError, RecursionError):
         return False
     names = {name for name, each in leaves if str(each) == value}
@@ -104,8 +126,9 @@ def _find_value(prompt: str, learned: Learned) -> str:
         patterns.append(rf"\b{name}[\"'`]?\s*[=:]\s*[\"'`]?{value}{_END}")
     if learned.alone:
         words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", learned.name).split()
-        spaced = r"[\s_-]*".join(map(re.escape, words))
-        patterns += [rf"\b{each}{_FILLER}{value}{_END}" for each in (spaced, re.escape(words[-1]))]
+        said = (words, words[-1:], words[:-1] or words)
+        spaced = (r"[\s_-]*".join(map(re.escape, each)) for each in said)
+        patterns += [rf"\b{each}{_FILLER}{value}{_END}" for each in spaced]
         if _is_long(learned.value):
             patterns.append(_word(learned.value).pattern)
     return _search(patterns, prompt)

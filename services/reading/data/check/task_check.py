@@ -11,8 +11,8 @@ import msgspec
 
 from services.common.tasks.task_checks import CheckResult, Outcome
 from services.common.tasks.task_format import Task
-from services.reading.data.check.careless import find_writes, grade_careless, grade_incomplete
-from services.reading.data.check.cheats import find_demanded, list_cheats, list_false_answers
+from services.reading.data.check.careless import count_careless, find_writes, grade_careless
+from services.reading.data.check.cheats import list_cheats, list_false_answers
 from services.reading.data.check.leaks import find_leak
 from services.reading.data.check.verdicts import (
     CHECKS,
@@ -58,29 +58,11 @@ async def check_task(
         await _Checker(player, task, fields, solution, checks).check()
     except PlayError as error:
         failure = judge_failure(error)
-        if missing := await _find_missing_tools(player, fields):
-            failure = CheckResult(
-                Outcome.INVALID, f"offered_tools: the environment has no {missing}"
-            )
+        if error.task_fault:
             checks["reachable"] = failure
-            failure = unchecked("the environment does not open with these offered_tools")
+            failure = unchecked("the environment refuses the task")
         checks = dict.fromkeys(CHECKS, failure) | checks
     return {name: checks[name] for name in CHECKS}
-
-
-async def _find_missing_tools(player: EpisodePlayer, fields: Mapping[str, Any]) -> str:
-    """Return the names that a task offers and its environment has not, if the task opens without
-    them."""
-    named: list[str] = list(fields.get("offered_tools") or ())
-    if not named:
-        return ""
-    rest = {name: value for name, value in fields.items() if name != "offered_tools"}
-    try:
-        async with player.open_episode(rest) as episode:
-            there = {tool.name for tool in episode.opening.tools}
-    except PlayError:
-        return ""
-    return ", ".join(name for name in named if name not in there)
 
 
 class _Checker:
@@ -132,9 +114,6 @@ class _Checker:
             notes = await self._try_answers(untouched, tried, is_asked=is_asked)
         if solution is not None and writes and is_pass(states["the solution's end state"][0]):
             tried |= await grade_careless(
-                self._player, self._fields, steps, writes[-1], solution.answer
-            )
-            tried |= await grade_incomplete(
                 self._player, self._fields, steps, writes, solution.answer
             )
         self._checks["exploit"] = judge_exploit(tried, notes)
@@ -211,9 +190,7 @@ def _judge_leak(leak: str) -> CheckResult:
 def count_episodes(task: Task, solution: Solution | None, *, regrades: bool) -> int:
     """Return the most episodes that the checks of a task open, on an environment that `regrades`
     or does not."""
-    worlds, careless = (1, 0) if solution is None else (2, 4)
-    if solution is not None:
-        careless += 2 * len(find_demanded(solution.calls, task.prompt))
+    worlds, careless = (1, 0) if solution is None else (2, count_careless(solution.calls))
     if regrades:
         return worlds + careless
     cheats = len(list_cheats(task)) + worlds

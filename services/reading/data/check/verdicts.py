@@ -8,7 +8,7 @@ from services.reading.play.ports import Grade, OfferedTool, PlayError
 from services.reading.play.solutions import Solution
 
 # Increase it when a task may get another verdict.
-CHECKER = 2
+CHECKER = 3
 CHECKS = ("gold", "noop", "determinism", "exploit", "leak", "reachable")
 _PRINTED_CHARS = 1000
 
@@ -18,7 +18,10 @@ def unchecked(why: str) -> CheckResult:
 
 
 def judge_failure(error: PlayError) -> CheckResult:
-    """Return the result of checks that could not be made."""
+    """Return the result of checks that could not be made. A task that its environment refuses is
+    invalid, unless it is the spec that names another environment than is meant."""
+    if error.task_fault:
+        return CheckResult(Outcome.INVALID, str(error), provisional=True)
     return CheckResult(Outcome.TIMEOUT if error.timed_out else Outcome.ERROR, str(error))
 
 

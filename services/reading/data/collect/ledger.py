@@ -84,8 +84,7 @@ class Ledger:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        sql = "SELECT value FROM meta WHERE name = 'id'"
-        (self.collection_id,) = db.execute(sql).fetchone()
+        (self.collection_id,) = _read_row(db, "SELECT value FROM meta WHERE name = 'id'")
         self.spent = _read_spending(db)
         self._tries: defaultdict[str, list[Try]] = defaultdict(list)
         for one in _read_tries(db):
@@ -168,7 +167,7 @@ class Ledger:
         """Return the turns of a try that were answered, by number."""
         sql = "SELECT turn, asked, answer FROM requests WHERE try = ? AND answer IS NOT NULL"
         return {
-            turn: KnownTurn(asked, json.loads(answer))
+            turn: KnownTurn(asked, _read_json(answer))
             for turn, asked, answer in self._db.execute(sql, (one.id,))
         }
 
@@ -194,8 +193,8 @@ class Ledger:
             " json FROM replays r JOIN tools ON digest = r.tools WHERE r.try = t.id LIMIT 1))"
             " FROM tries t WHERE id = ?"
         )
-        messages, tools = self._db.execute(sql, (one.id,)).fetchone()
-        return Conversation(json.loads(messages), json.loads(tools) if tools else None)
+        messages, tools = _read_row(self._db, sql, one.id)
+        return Conversation(_read_json(messages), _read_json(tools) if tools else None)
 
     def _insert(self, sql: str, *values: Any) -> int:
         row = self._db.execute(sql, values).lastrowid
@@ -221,6 +220,24 @@ class Ledger:
         digest = digest_of(tools)
         self._db.execute("INSERT OR IGNORE INTO tools VALUES (?, ?)", (digest, text))
         return digest
+
+
+def _read_row(db: sqlite3.Connection, sql: str, *values: Any) -> Sequence[Any]:
+    row = db.execute(sql, values).fetchone()
+    if row is None:
+        raise _damaged("a row is missing")
+    return row
+
+
+def _read_json(text: str | None) -> Any:
+    try:
+        return json.loads(text or "")
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"a conversation or an answer cannot be read: {error}") from error
+
+
+def _damaged(what: str) -> DataError:
+    return DataError(f"{LEDGER} is damaged: {what}; restore it, or choose another --out")
 
 
 @contextmanager

@@ -41,6 +41,24 @@ def test_what_cannot_succeed_is_never_retried(status: int, detail: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "message", "is_bad"),
+    [
+        (400, "Environment 'nope' not found", True),
+        (400, "Version 'v9' not found for 'shop': use one of v1", True),
+        (400, "data id 'products' not found", True),
+        (400, "Region nowhere not supported. Please use ['us-west-1']", False),
+        (401, "Invalid or missing API key", False),
+        (403, "team not found", False),
+        (404, "Environment not found", False),
+    ],
+)
+def test_a_refusal_is_the_tasks_only_if_it_is_of_what_the_task_names(
+    status: int, message: str, *, is_bad: bool
+) -> None:
+    assert (classify_error(error(status, {"message": message})).kind == "bad_task") is is_bad
+
+
+@pytest.mark.parametrize(
     ("status", "detail"),
     [
         (500, "oops"),

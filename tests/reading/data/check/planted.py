@@ -69,6 +69,10 @@ def _wrong_table(given: Made) -> Made:
     return {**given[0], "verifier_func": source.replace(f'"{table}"', '"task_facts"')}, given[1]
 
 
+def _naming(**fields: str) -> Callable[[Made], Made]:
+    return lambda given: ({**given[0], **fields}, given[1])
+
+
 _CRASH = "def verify(env, final_answer=None):\n    return env.db('current').no_such()\n"
 _MISSING = (
     "def verify(env, final_answer=None):\n"
@@ -116,6 +120,9 @@ FAULTS: dict[str, Callable[[Made], Made]] = {
     "is not solved by its solution": _wrong_solution,
     "does not offer a tool": _without_tool,
     "offers a tool that is not there": _with_unknown_tool,
+    "names data that are not there": _naming(data_id="products"),
+    "names a version that is not there": _naming(data_version="v9"),
+    "names an environment that is not there": _naming(env_id="shopp"),
     "says the answer": _hint(lambda said, _: f"(Hint: {said['name']} is {said['value']})"),
     "says the call": _hint(lambda said, _: f"Use {said['call']}({said['name']}={said['value']})."),
     "says the id": _hint(lambda said, _: f"The id is {said['value']}."),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_checks import Outcome
+from services.common.tasks.task_checks import Outcome, TaskCheck
 from services.common.tasks.task_format import parse_task
 from services.reading.data.check.task_check import check_task, count_episodes
 from services.reading.data.check.verdicts import judge_task
@@ -43,7 +43,7 @@ class ScriptedShop:
     @asynccontextmanager
     async def open_episode(self, task: Mapping[str, Any]) -> AsyncGenerator["ScriptedSale"]:
         if self.refusal or "teleport" in task.get("offered_tools", ()):
-            raise self.refusal or PlayError("the environment cannot be opened")
+            raise self.refusal or PlayError("shop has no 'teleport'", task_fault=True)
         self.opened += 1
         self.open_now.append(self.opened)
         assert len(self.open_now) == 1, "two episodes could wait for each other"
@@ -145,10 +145,15 @@ async def test_an_untouched_world_may_pass_where_the_task_says_so() -> None:
     assert (await outcomes(shop))["noop"] is Outcome.INVALID
 
 
-async def test_an_offered_tool_that_is_not_there_is_the_tasks_fault() -> None:
+async def test_what_the_environment_refuses_is_the_tasks_fault_until_the_next_check() -> None:
     found = await outcomes(ScriptedShop(), offered_tools=["look", "teleport"])
     assert (found["reachable"], found["verdict"]) == (Outcome.INVALID, Outcome.INVALID)
     assert found["noop"] is Outcome.UNCHECKED
+    refusal = PlayError("no such data", task_fault=True)
+    checks = await check_task(
+        ScriptedShop(refusal=refusal), parse_task(json.dumps(TASK)), TASK, SOLUTION
+    )
+    assert not TaskCheck("t", "shop", "", "", 1, judge_task(checks), checks, 0.1).is_final
 
 
 async def test_the_solutions_answer_may_pass_by_itself_only_where_nothing_is_changed() -> None:

@@ -1,0 +1,37 @@
+"""The ledger of a collection: what is damaged is said."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from services.reading.data.collect.fates import Outcome
+from services.reading.data.collect.ledger import Conversation, Ledger, Try, open_ledger
+from services.reading.data.entries import DataError
+
+
+@pytest.mark.parametrize(
+    ("damage", "read"),
+    [
+        ("DELETE FROM meta WHERE name = 'id'", None),
+        ("UPDATE tries SET messages = NULL", Ledger.conversation_of),
+        ("UPDATE tries SET messages = '[{'", Ledger.conversation_of),
+        ("UPDATE requests SET answer = 'x'", Ledger.turns_of),
+        ("DROP TABLE requests", None),
+    ],
+)
+def test_a_damaged_ledger_is_named_with_what_is_wrong(
+    tmp_path: Path, damage: str, read: Callable[[Ledger, Try], object] | None
+) -> None:
+    with open_ledger(tmp_path) as ledger:
+        one = ledger.begin_try("digest", "key", 1)
+        ledger.end_request(ledger.begin_request(one, 0, "asked"), {"text": "done"}, (3, 1))
+        ledger.end_try(one, Outcome(1.0, "", None), "", Conversation([], None))
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
+        db.execute(damage)
+        db.commit()
+    with pytest.raises(DataError, match=r"ledger\.sqlite"), open_ledger(tmp_path) as ledger:
+        assert read is not None
+        read(ledger, one)
