@@ -25,6 +25,7 @@ class OfferedTool:
     description: str
     schema: Mapping[str, Any]
     read_only: bool
+    idempotent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,9 @@ async def _read_opening(stub: Any, episode: pb.OpenEpisodeResponse) -> Opening:
         task=write_task(facts.prompt, facts.current_date, facts.variables, shown),
         observation="\n".join(shown),
         tools=tuple(
-            OfferedTool(tool.name, tool.description, tool_schema(tool), tool.read_only)
+            OfferedTool(
+                *(tool.name, tool.description, tool_schema(tool)), tool.read_only, tool.idempotent
+            )
             for tool in ready.tools
         ),
         regrades=ready.regrades,

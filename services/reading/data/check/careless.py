@@ -62,7 +62,7 @@ async def grade_careless(
         if write in demanded and (
             not is_pass(grade) or await _has_effect(player, fields, steps, writes, write)
         ):
-            made[f"the solution without {calls[write].name}, which the prompt demands,"] = grade
+            made[f"the solution without {_show(calls[write])}, which the prompt demands,"] = grade
         grades |= made
     return grades
 
@@ -86,9 +86,7 @@ async def _grade_altered(
             if made is None:
                 # The environment has no such thing.
                 continue
-            arguments = msgspec.json.encode(made.arguments).decode()
-            did = f"the solution with {what}, {made.name} {arguments},"
-            grades[did] = await world.grade(answer)
+            grades[f"the solution with {what}, {_show(made)},"] = await world.grade(answer)
     return grades
 
 
@@ -99,13 +97,14 @@ async def _has_effect(
     writes: Sequence[int],
     write: int,
 ) -> bool:
-    """Return True if a step visibly does something, so that the world was not so before: reads that
-    agree before it are answered otherwise after it, or it is itself when it is repeated."""
+    """Return True if a step visibly does something, so that the world was not so before: its tool
+    does each time, or reads that agree before it are answered otherwise after it, or it is itself
+    when it is repeated."""
     calls = [step.call for step in steps]
     others = [n for n, step in enumerate(steps) if n not in writes and step.outcome == "ok"]
     reads, call, rest = [calls[n] for n in others], calls[write], _without(calls, write)
     async with open_world(player, fields, [*rest, *reads, *reads, call, *reads, call]) as world:
-        await world.open()
+        opening = await world.open()
         told = world.steps[len(rest) :]
     count = len(reads)
     if len(told) != 3 * count + 2 or told[2 * count].outcome != "ok":
@@ -116,7 +115,17 @@ async def _has_effect(
     )
     first, second = told[2 * count], told[-1]
     is_new = second.outcome != "ok" or shown_ids(first.text) != shown_ids(second.text)
-    return is_new or before == again != after
+    return is_new or before == again != after or _acts_each_time(call.name, opening.tools)
+
+
+def _acts_each_time(name: str, tools: Sequence[OfferedTool]) -> bool:
+    """Return True if a tool is not idempotent, in an environment that says so of tools."""
+    idempotent = {tool.name for tool in tools if tool.idempotent}
+    return bool(idempotent) and name not in idempotent
+
+
+def _show(call: SolutionCall) -> str:
+    return f"{call.name} {msgspec.json.encode(call.arguments).decode()}"
 
 
 def _without(calls: Sequence[SolutionCall], number: int) -> list[SolutionCall]:
