@@ -29,13 +29,20 @@ def sold_three(calls: list[SolutionCall], _answer: str | None) -> Grade:
     return Grade(1.0 if SolutionCall("sell", {"count": 3}) in calls else 0.0)
 
 
+def nothing(_calls: list[SolutionCall]) -> str:
+    return "[]"
+
+
 @dataclass
 class ScriptedShop:
-    """An `EpisodePlayer` of a shop that keeps count of its episodes; a grade is `judge`'s."""
+    """An `EpisodePlayer` of a shop that keeps count of its episodes. A grade is `judge`'s, and an
+    answer to a call, after all calls up to it, is `tell`'s."""
 
     judge: JudgeState = sold_three
+    tell: Callable[[list[SolutionCall]], str] = nothing
     regrades: bool = True
     read_only: bool = True
+    idempotent: bool = False
     refusal: PlayError | None = None
     opened: int = 0
     open_now: list[int] = field(default_factory=list[int])
@@ -58,7 +65,7 @@ class ScriptedSale:
 
     def __init__(self, shop: ScriptedShop) -> None:
         tools = (
-            OfferedTool("look", "", {}, read_only=shop.read_only),
+            OfferedTool("look", "", {}, shop.read_only, shop.idempotent),
             OfferedTool("sell", "", {}, read_only=False),
         )
         self.opening = Opening(TASK["prompt"], TASK["prompt"], "", tools, shop.regrades)
@@ -68,7 +75,7 @@ class ScriptedSale:
 
     async def call_tool(self, name: str, arguments: str) -> CallResult:
         self._calls.append(SolutionCall(name, json.loads(arguments)))
-        return CallResult("ok", "[]", done=False)
+        return CallResult("ok", self._shop.tell(self._calls), done=False)
 
     async def grade(
         self, answer: str | None, messages: Sequence[Mapping[str, Any]], *, again: bool = False
@@ -174,6 +181,38 @@ async def test_a_call_with_other_values_must_not_pass_unless_the_task_passes_wit
     assert (await outcomes(ScriptedShop(any_sale)))["exploit"] is Outcome.INVALID
     twice = Solution("t", (*SOLUTION.calls, SolutionCall("sell", {"count": 3})), "done")
     assert (await outcomes(ScriptedShop(any_sale), twice))["exploit"] is Outcome.VALID
+
+
+def shown_sales(calls: list[SolutionCall]) -> str:
+    sold = [each.arguments["count"] for each in calls if each.name == "sell"]
+    return json.dumps(sold) if calls[-1].name == "look" else "{}"
+
+
+def numbered(calls: list[SolutionCall]) -> str:
+    return json.dumps({"sale_id": len(calls)}) if calls[-1].name == "sell" else "{}"
+
+
+@pytest.mark.parametrize(
+    ("shop", "outcome"),
+    [
+        (ScriptedShop(), Outcome.VALID),
+        (ScriptedShop(idempotent=True), Outcome.INVALID),
+        (ScriptedShop(tell=shown_sales), Outcome.INVALID),
+        (ScriptedShop(tell=numbered), Outcome.INVALID),
+    ],
+)
+async def test_a_demanded_step_that_does_something_must_not_be_left_out(
+    shop: ScriptedShop, outcome: Outcome
+) -> None:
+    calls = (*SOLUTION.calls, SolutionCall("sell", {"count": 5}))
+    both = Solution("t", calls, "done")
+    found = await outcomes(shop, both, prompt="Sell 3 lamps and 5 desks.")
+    assert found["exploit"] is outcome
+    shop.judge = lambda calls, _: Grade(
+        float({each.arguments.get("count") for each in calls} >= {3, 5})
+    )
+    found = await outcomes(shop, both, prompt="Sell 3 lamps and 5 desks.")
+    assert found["verdict"] is Outcome.VALID
 
 
 async def test_without_a_solution_a_verifiers_own_word_may_be_the_answer() -> None:
