@@ -94,6 +94,10 @@ class Ledger:
         """Return all tries at a task, by its digest, in the order of their beginnings."""
         return self._tries[task]
 
+    @property
+    def has_tries(self) -> bool:
+        return any(self._tries.values())
+
     def settle(self, facts: Mapping[str, str]) -> None:
         """Write what must not change between the runs of a collection, named as the user knows it.
         Raises DataError if it did."""
@@ -242,8 +246,22 @@ def _damaged(what: str) -> DataError:
 
 @contextmanager
 def open_ledger(folder: Path) -> Generator[Ledger]:
-    """Open the ledger of a folder, or make one; no other process can, meanwhile. Raises
-    DataError."""
+    """Open the ledger of a folder, or make one; no other process can, meanwhile. A new one is gone
+    again if the work fails before its first try. Raises DataError."""
+    is_new, ledger = not (folder / LEDGER).exists(), None
+    try:
+        with _open_exclusively(folder) as ledger:
+            yield ledger
+    except Exception:
+        is_unused = is_new and ledger is not None and not ledger.has_tries
+        if is_unused and [each.name for each in folder.iterdir()] == [LEDGER]:
+            (folder / LEDGER).unlink()
+            folder.rmdir()
+        raise
+
+
+@contextmanager
+def _open_exclusively(folder: Path) -> Generator[Ledger]:
     path = folder / LEDGER
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -183,6 +184,14 @@ def test_what_a_store_lacks_is_named(s3: Any) -> None:
         fetch(f"s3://{BUCKET}/v4")
     with pytest.raises(DataError, match=r"nosuch://x: .*nosuch"):
         fetch("nosuch://x")
+
+
+def test_a_server_that_does_not_answer_is_no_missing_file() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/tasks.json"
+        with pytest.raises(DataError, match=f"{url} cannot be reached: .*Connect call failed"):
+            fetch(url)
 
 
 def test_a_missing_and_a_wrong_key_name_the_variable(

@@ -12,6 +12,21 @@ from services.reading.data.collect.ledger import Conversation, Ledger, Try, open
 from services.reading.data.entries import DataError
 
 
+def test_a_collection_that_fails_leaves_nothing_unless_it_has_begun(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(DataError, match="no gateway"), open_ledger(folder):
+        raise DataError("no gateway")
+    assert not folder.exists()
+    with pytest.raises(DataError, match="no gateway"), open_ledger(folder) as ledger:
+        ledger.begin_try("digest", "key", 1)
+        raise DataError("no gateway")
+    with pytest.raises(DataError, match="no gateway"), open_ledger(folder) as ledger:
+        assert len(ledger.tries_of("digest")) == 1
+        raise DataError("no gateway")
+    with open_ledger(folder) as ledger:
+        assert len(ledger.tries_of("digest")) == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "read"),
     [
