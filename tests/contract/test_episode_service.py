@@ -15,7 +15,15 @@ from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import CallResult, Execution, Instance, Media, Text, Tool
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Execution,
+    Instance,
+    Media,
+    Text,
+    Tool,
+)
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import running, task_json
 from tests.support.waiting import until
@@ -128,6 +136,28 @@ async def test_an_episode_opens_calls_grades_and_closes() -> None:
         await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
         await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
     assert backend.running == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "offered", "tools", "is_at_fault"),
+    [
+        ("bad_task", ["add"], ["add"], True),
+        ("auth", ["add"], ["add"], False),
+        ("", ["teleport"], ["add"], True),
+        ("", ["teleport"], [], False),
+    ],
+)
+async def test_a_failed_opening_says_whether_the_task_is_at_fault(
+    kind: str, offered: list[str], tools: list[str], *, is_at_fault: bool
+) -> None:
+    backend = ScriptedBackend()
+    backend.tools = tuple(Tool(name, "", '{"type": "object"}') for name in tools)
+    if kind:
+        backend.fail_at("provision", BackendError(kind, "no", delivered=False, invalid=True))
+    async with serving(backend) as client:
+        states = await client.open(task_json=task_json(offered_tools=offered))
+    assert states[-1].state == pb.EPISODE_STATE_FAILED
+    assert states[-1].task_fault is is_at_fault
 
 
 async def test_the_largest_ready_fits_into_a_message_and_is_complete() -> None:

@@ -1,0 +1,36 @@
+"""Episodes at a gateway: whose fault it is that one does not open."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.env_gateway.ports import BackendError
+from services.launcher.cli.adapters.gateway_player import GatewayPlayer
+from services.reading.play.ports import PlayError
+from tests.contract.test_episode_service import serving
+from tests.support.fake_environments import ScriptedBackend
+from tests.support.fake_gateway import task_json
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "is_tasks"),
+    [
+        ("bad_task", {}, True),
+        ("auth", {}, False),
+        ("", {"offered_tools": ["teleport"]}, True),
+        ("", {"prompt": None}, True),
+    ],
+)
+async def test_a_refusal_of_what_the_task_says_is_the_tasks_fault(
+    kind: str, changes: dict[str, Any], *, is_tasks: bool
+) -> None:
+    backend = ScriptedBackend()
+    if kind:
+        backend.fail_at("provision", BackendError(kind, "no", delivered=False, invalid=True))
+    async with serving(backend) as client:
+        player = GatewayPlayer(client.stub, {}, "test")
+        with pytest.raises(PlayError, match="cannot be opened: ") as caught:
+            async with player.open_episode(json.loads(task_json(**changes))):
+                pass
+    assert caught.value.task_fault is is_tasks
