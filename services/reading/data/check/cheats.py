@@ -17,6 +17,8 @@ from services.reading.play.world import Step
 _CLAIMS = (
     "I have completed the task successfully.",
     "Done. Everything was confirmed, and the final answer is correct: success, passed, true, 1.",
+    "OK, yes: it is finished. I have booked, ordered, bought, sent, added, created, changed,"
+    " updated, assigned, closed, resolved, cancelled and deleted all that was asked for.",
 )
 # What verifiers print or return, and their hosts read.
 _PROTOCOL = (

@@ -21,7 +21,10 @@ _ID_NAME = re.compile(
     r"(?:^|[_-])(?:id|ids|uuid|guid|ref|reference|token|code|number|key|sku|slug)$|I[dD]$"
 )
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_CUE = r"\b(?:answers?|solution|hint|ground[ _-]?truth)\b"
+# Words, also within a name such as EXPECTED_ANSWER.
+_CUE = r"(?<![^\W_])(?:answers?|solution|hint|ground[ _-]?truth)(?![^\W_])"
+# Announces an answer that is no single letter or word, such as those to choose from.
+_RESULT_CUE = r"\b(?:expected|correct|result|spoiler)(?:[ _](?:answer|number|result|value))?\b"
 # What may stand between a name and its value.
 _FILLER = r"[\s\"'`:=#>*(\[{]*(?:\b(?:is|are|should be|must be|equals?|value)\b[\s\"'`:=#(]*)*"
 # After a value: it is not part of a longer one, nor the first of a choice.
@@ -120,7 +123,8 @@ def _find_value(prompt: str, learned: Learned) -> str:
     """Return where the prompt names a value for what it is, or shows one that is too long for a
     coincidence."""
     name, value = re.escape(learned.name), re.escape(learned.value)
-    patterns = [_announced(learned.value)]
+    tool = re.escape(learned.step.call.name)
+    patterns = [_announced(learned.value), rf"\b{tool}\s*\(\s*[\"'`]?{value}{_END}"]
     if "_" in learned.name or learned.name != learned.name.lower():
         # As code would write it.
         patterns.append(rf"\b{name}[\"'`]?\s*[=:]\s*[\"'`]?{value}{_END}")
@@ -144,6 +148,8 @@ def _find_answer(text: str, answer: str, results: str) -> str:
     value = rf"{re.escape(final)}{_END}"
     # `####` and `\boxed` announce the result of a calculation.
     patterns = [rf"(?:{_CUE}{_FILLER}|####\s*|\\boxed\{{){value}"]
+    if any(character.isdigit() for character in final):
+        patterns.append(rf"{_RESULT_CUE}\s*(?:\bis\b|[:=])\s*{value}")
     if final != answer.strip():
         patterns.append(re.escape(answer.strip()))
     if _is_long(final) and _word(final).search(results):

@@ -33,8 +33,8 @@ _GRADES = 3
 # A verifier that names a clock or chance is graded more often, over some seconds.
 _SUSPECT_GRADES, _PAUSE_S = 12, 0.41
 _SUSPECT = re.compile(
-    r"\brandom\b|\bsecrets\b|urandom|uuid[14]\b|\btime\s*\.\s*\w*(?:time|monotonic|perf_counter)"
-    r"|from time import|\b(?:now|today|utcnow|localtime|gmtime|strftime)\s*\(|\bhash\s*\(|\bid\s*\("
+    r"\brandom\b|\bsecrets\b|urandom|uuid[14]\b|getpid|\btime\.|(?:from|import) time\b"
+    r"|\b(?:now|today|utcnow|localtime|gmtime|strftime)\s*\(|\bhash\s*\(|\bid\s*\("
 )
 _ALONE = "the solution's answer, without its calls,"
 _NO_SOLUTION = unchecked("there is no recorded solution")
@@ -105,7 +105,8 @@ class _Checker:
             is_asked = alone is not None and is_pass(alone) and not writes
             if solution is not None:
                 answer = solution.answer if is_asked else None
-                leak = find_leak(opening.prompt, opening.observation, steps, answer)
+                prompt = _write_prompt(self._task, opening.prompt)
+                leak = find_leak(prompt, opening.observation, steps, answer)
                 self._checks["leak"] = _judge_leak(leak)
             if self._may_pass:
                 self._checks["exploit"] = unchecked("an untouched world passes, as the task says")
@@ -179,6 +180,13 @@ class _Checker:
 
 def _grades_of(task: Task) -> int:
     return _SUSPECT_GRADES if _SUSPECT.search(task.verifier or "") else _GRADES
+
+
+def _write_prompt(task: Task, prompt: str) -> str:
+    """Return a prompt with the task's variables, which a policy reads before it, except for those
+    that say who it is."""
+    given = {name: value for name, value in task.variables.items() if "LOGGED_IN" not in name}
+    return "\n".join([*(f"{name}: {value}" for name, value in given.items()), prompt])
 
 
 def _judge_leak(leak: str) -> CheckResult:

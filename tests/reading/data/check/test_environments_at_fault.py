@@ -215,6 +215,16 @@ async def test_a_demanded_step_that_does_something_must_not_be_left_out(
     assert found["verdict"] is Outcome.VALID
 
 
+async def test_the_variables_of_a_task_must_not_give_its_answer_away() -> None:
+    def judge(_calls: list[SolutionCall], answer: str | None) -> Grade:
+        return Grade(1.0 if answer == "42" else 0.0)
+
+    question = Solution("t", (SolutionCall("look", {}),), "42")
+    for name, outcome in (("ANSWER", Outcome.INVALID), ("LOGGED_IN_USER", Outcome.VALID)):
+        found = await outcomes(ScriptedShop(judge), question, env_variables={name: "42"})
+        assert found["leak"] is outcome
+
+
 async def test_without_a_solution_a_verifiers_own_word_may_be_the_answer() -> None:
     source = "def verify(env, final_answer=None):\n    return final_answer == 'blue'\n"
 
