@@ -24,6 +24,8 @@ SOLUTIONS = {**LISTS, **STAYS, **FAR_STAYS, **NEW_CARD}
 # Tasks that no tool calls can solve; docs/fleet_booking.md explains why.
 OTHER_USER = {"i7ipqa9jhuo", "h4wlcef57y9v"}
 DRAWN_REFERENCE = {"yus7clba4foq", "akyxlzgkg6ex"}
+# Its verifier passes a hotel without the pool that the prompt demands.
+OVERLOOKED = {"it6ouuspr7ww"}
 
 Task = dict[str, Any]
 
