@@ -2,8 +2,12 @@
 
 import pytest
 
+from services.common.weights.network_interfaces import INTERFACE_VARIABLES
+
 
 @pytest.fixture(autouse=True)
-def torchs_compiler_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of engines switch it off for their process."""
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+def environment_of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines switch torch's compiler off for their process, and ranks that meet in it choose its
+    network interface."""
+    for name in ("TORCHDYNAMO_DISABLE", *INTERFACE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)

@@ -208,6 +208,6 @@ def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     named = {*secret_names.SECRET_OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY_VARIABLES}
     known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
     # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
-    # a repository keeps its checkpoints and sends its notifications open nothing.
-    places = {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}
+    # a repository has its data, keeps its checkpoints and sends its notifications open nothing.
+    places = {"CHECKPOINT_REMOTE", "DATA_SOURCE", "SLACK_CHANNEL"}
     assert known - {TLS_VARIABLE} - places <= set(Canaries().environ("http://hook"))

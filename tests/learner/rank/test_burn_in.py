@@ -97,8 +97,9 @@ def test_it_reports_what_it_took(model_folder: Path) -> None:
 def test_what_takes_too_much_memory_is_refused_and_leaves_no_gradient(model_folder: Path) -> None:
     models = load(model_folder)
     before = state(models)
-    with memory_left(2**26), pytest.raises(BurnInMemoryError, match="a pack of 65536 tokens: "):
-        burn_in(models, pack_tokens=65536)
+    # Much more than earlier tests may have freed in this process.
+    with memory_left(2**26), pytest.raises(BurnInMemoryError, match="a pack of 1048576 tokens: "):
+        burn_in(models, pack_tokens=2**20)
     assert same_bits(before, state(models))
     assert not models.optimizer.gradients
     assert burn_in(models).tokens == 256
