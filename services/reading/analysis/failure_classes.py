@@ -23,9 +23,6 @@ from services.reading.analysis.attempt_facts import (
 
 OTHER = "other"
 _ENVIRONMENT_FAILURES = (FailureKind.ENV_LOST, FailureKind.NO_GRADE)
-# An open error of these does not explain the end of an attempt that says that it is done.
-_UNEXPLAINED = frozenset({ErrorKind.OTHER})
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -47,7 +44,7 @@ def _claims_falsely(facts: AttemptFacts) -> bool:
     if not facts.said_done or facts.gives_up:
         return False
     tried = bool(facts.calls) or not facts.had_tools
-    return facts.claims_success or (tried and facts.open_errors <= _UNEXPLAINED)
+    return facts.claims_success or (tried and not facts.open_errors)
 
 
 RULES = (

@@ -31,14 +31,13 @@ CASES = {
     "not_found": row(FOUND, failed("tool_error", "not found"), DONE),
     "gave_up": row(FOUND, says("I cannot tell which of them you mean. <done>")),
     "never_done": row(FOUND, FOUND, FOUND, stop="max_turns"),
-    "other": row(FOUND, failed("tool_error", "the issue is locked"), stop="done"),
+    "other": row(FOUND, failed("tool_error", "the issue is locked"), DONE),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_attempt_has_the_class_of_what_went_wrong(name: str) -> None:
-    expected = "false_completion" if name == "other" else name
-    assert classify(CASES[name])[0] == expected
+    assert classify(CASES[name])[0] == name
 
 
 def test_every_class_of_the_table_has_a_case() -> None:
@@ -47,11 +46,6 @@ def test_every_class_of_the_table_has_a_case() -> None:
 
 def test_a_passed_attempt_has_no_class() -> None:
     assert classify(row(failed("tool_error", "not found"), DONE, reward=1.0)) == ()
-
-
-def test_what_no_rule_knows_is_other() -> None:
-    locked = failed("tool_error", "the issue is locked")
-    assert classify(row(locked, DONE), rules=()) == ("other",)
 
 
 def test_a_false_claim_comes_before_the_error_that_it_hides_and_both_are_kept() -> None:
