@@ -10,7 +10,7 @@ from services.launcher.state import RunState
 
 
 def add_reading_commands(app: typer.Typer) -> None:
-    for command in (status, runs, logs, show, inspect, export, export_trajectories):
+    for command in (status, runs, report, logs, show, inspect, export, export_trajectories):
         app.command()(command)
 
 
@@ -125,6 +125,27 @@ def runs(
         tuple(state or ()), name, since, count, after, tuple(where or ()), sort
     )
     raise typer.Exit(command.list_runs(runs, chosen, chosen_columns, as_json=as_json))
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or `newest`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the page. Default, for one run: RUN's `report`."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Write one page about a run: evaluations, curves, alarms, data, versions, and how to reproduce
+    it. Several runs stand next to each other, with what differs between their specs.
+
+    The page is Markdown, and HTML without other files. Secrets in the spec are left out. Works for
+    running, finished and failed runs: what a run lacks, or what is damaged, is named.
+
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
+    """
+    from services.launcher.cli import report as command
+
+    raise typer.Exit(command.write_report(run, runs, out))
 
 
 def logs(

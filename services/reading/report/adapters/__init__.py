@@ -1,0 +1,1 @@
+"""Vendor code of reports: Jinja."""

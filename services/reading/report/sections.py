@@ -1,0 +1,189 @@
+"""What a report shows of its runs, next to each other. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.common.spec.spec_values import compare_specs, find_value, format_value
+from services.common.text.parsing import as_object
+from services.reading.report.page import Block, FinishedMarkdown, PageSection, PageTable, Verbatim
+from services.reading.report.reproduction import list_commands, spec_to_run
+from services.reading.report.run_facts import ReportedEval, ReportedRun
+
+_NONE = "-"
+
+
+def build_sections(
+    runs: Sequence[ReportedRun], curves: Sequence[Block], libraries: Mapping[str, str]
+) -> list[PageSection]:
+    """Return the sections of a page about one run, or several. `curves` shows their curves;
+    `libraries` are the versions that are installed where the page is written."""
+    lacking = [f"{run.run_id}: {each}" for run in runs for each in run.problems]
+    course, data = map(_describe_course, runs), map(_describe_data, runs)
+    found = [
+        PageSection("What is missing", lacking),
+        PageSection("Evaluations", list(_list_evaluations(runs))),
+        PageSection("Curves", curves or ["There are no metrics to draw."]),
+        PageSection("What differs", _list_differences(runs) if len(runs) > 1 else []),
+        PageSection("Course", [_side_by_side("course", list(course), runs)]),
+        PageSection("Alarms", [_list_alarms(runs)]),
+        *_analyses(runs),
+        PageSection("Data", [_side_by_side("data", list(data), runs)]),
+        PageSection("Versions", _list_versions(runs, libraries)),
+        *(_reproduction(run) for run in runs),
+    ]
+    return [section for section in found if section.blocks]
+
+
+def _side_by_side(
+    heading: str, columns: Sequence[Mapping[str, str]], runs: Sequence[ReportedRun]
+) -> PageTable:
+    return _join_columns([heading, *(run.run_id for run in runs)], columns)
+
+
+def _join_columns(headings: Sequence[str], columns: Sequence[Mapping[str, str]]) -> PageTable:
+    """Return a table with a row for each name that any column has."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, _NONE) for column in columns)] for name in names]
+    return PageTable(headings, rows)
+
+
+def _list_evaluations(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+    sets = dict.fromkeys(name for run in runs for each in run.evals for name in each.results)
+    if not sets:
+        yield "No evaluation has ended."
+        return
+    yield (
+        "Means over tasks, with 95 % intervals clustered by task. Tasks without a grade are counted"
+        " below, and are in no mean."
+    )
+    for name in sets:
+        headings, columns = [f"set {name}"], list[dict[str, str]]()
+        for run in runs:
+            own = [each for each in run.evals if name in each.results]
+            # The first and the newest.
+            for each in own[:1] + own[1:][-1:]:
+                headings.append(f"{run.run_id}, step {each.step}")
+                columns.append(_format_eval(each, name))
+        yield _join_columns(headings, columns)
+
+
+def _format_eval(each: ReportedEval, name: str) -> dict[str, str]:
+    result = as_object(each.results[name])
+    by_env = as_object(result.get("by_env"))
+    cells = {
+        f"{env}, {label}": text
+        for env, figures in {"all": result, **by_env}.items()
+        for label, text in _format_figures(as_object(figures)).items()
+    }
+    counts = {
+        "tasks with a grade": result.get("tasks"),
+        "tasks without a grade": result.get("missing"),
+        "tasks with fewer grades than attempts": result.get("incomplete"),
+    }
+    return {**cells, **{label: str(count) for label, count in counts.items() if count is not None}}
+
+
+def _format_figures(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Format each figure that has an interval."""
+    found: dict[str, str] = {}
+    for name, value in figures.items():
+        low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
+        if low is not None and high is not None:
+            form = ".1%" if name.startswith("pass") else ".3f"
+            label = name.replace("pass_at_", "pass@")
+            found[label] = f"{value:{form}} [{low:{form}}, {high:{form}}]"
+    return found
+
+
+def _list_differences(runs: Sequence[ReportedRun]) -> Sequence[Block]:
+    differing = compare_specs([run.spec for run in runs])
+    if not differing:
+        return ["Their specs are equal."]
+    rows = [[key, *map(format_value, values)] for key, values in differing.items()]
+    return [PageTable(["key of the spec", *(run.run_id for run in runs)], rows)]
+
+
+def _describe_course(run: ReportedRun) -> dict[str, str]:
+    newest = run.metrics.newest()
+    seconds, fates = (
+        as_object(run.summary.get("seconds")),
+        as_object(run.summary.get("trajectories")),
+    )
+    steps = run.metrics.series("reward/avg_raw_reward")[0]
+    planned = find_value(run.spec, "learner.steps")
+    figures = {
+        "optimizer steps": f"{steps[-1] if steps else 0} of {format_value(planned, 'the default')}",
+        "starts of the learner": str(run.starts),
+        "attempts": ", ".join(f"{count:,} {fate}" for fate, count in fates.items()),
+        "seconds": ", ".join(f"{k.replace('_', ' ')} {v:,.0f}" for k, v in seconds.items()),
+        **{
+            f"policy tokens {fate}": f"{sum(run.metrics.curve(f'cost/{fate}_tokens')[1]):,.0f}"
+            for fate in ("sampled", "trained", "dropped")
+        },
+        "cost of machines": f"${newest['cost/accrued']:,.2f}" if "cost/accrued" in newest else "",
+    }
+    return {**run.about, **{name: text for name, text in figures.items() if text}}
+
+
+def _list_alarms(runs: Sequence[ReportedRun]) -> Block:
+    rows = [
+        [
+            *(run.run_id, str(each.get("step")), str(each.get("state"))),
+            f"{each.get('alarm')} of {each.get('scope')}",
+            f"{each.get('cause')}. {each.get('fix')}",
+        ]
+        for run in runs
+        for each in run.alarms
+    ]
+    headings = ["run", "step", "state", "alarm", "cause, and what to try"]
+    return PageTable(headings, rows) if rows else "None was raised."
+
+
+def _analyses(runs: Sequence[ReportedRun]) -> Iterator[PageSection]:
+    for run in runs:
+        if run.analysis:
+            yield PageSection(f"Analysis of {run.run_id}", [FinishedMarkdown(run.analysis)])
+
+
+def _describe_data(run: ReportedRun) -> dict[str, str]:
+    source, counts = (as_object(run.manifest.get(name)) for name in ("source", "counts"))
+    dropped = as_object(counts.get("dropped"))
+    named = {
+        "training tasks from": find_value(run.spec, "learner.tasks"),
+        "manifest": find_value(run.spec, "learner.data"),
+        **{f"source: {name}": value for name, value in source.items()},
+        **{f"tasks: {name}": counts.get(name) for name in ("source", "train", "eval")},
+        **{f"tasks left out: {reason}": count for reason, count in dropped.items()},
+    }
+    sets = find_value(run.spec, "learner.eval.sets")
+    for each in map(as_object, sets if isinstance(sets, list) else []):
+        named[f"evaluation set {each.get('name')} from"] = each.get("tasks")
+    return {name: str(value) for name, value in named.items() if isinstance(value, str | int)}
+
+
+def _list_versions(runs: Sequence[ReportedRun], libraries: Mapping[str, str]) -> Sequence[Block]:
+    columns = [
+        {
+            "Flotilla": "; ".join(
+                f"{each.get('version')}, commit {each.get('commit')}"
+                for each in run.writers or [as_object(run.spec.get("written_by"))]
+            ),
+            "model": str(policy.get("model", _NONE)),
+            "its revision": str(policy.get("revision", _NONE)),
+        }
+        for run in runs
+        for policy in [as_object(run.spec.get("policy"))]
+    ]
+    installed = ", ".join(f"{name} {version}" for name, version in libraries.items())
+    return [
+        _side_by_side("version", columns, runs),
+        "The files in requirements of that commit pin every package. Where this page was written,"
+        f" there are {installed}.",
+    ]
+
+
+def _reproduction(run: ReportedRun) -> PageSection:
+    spec = json.dumps(spec_to_run(run.spec), indent=2, ensure_ascii=False)
+    blocks = [Verbatim("\n".join(list_commands(run))), "The spec:", Verbatim(spec)]
+    return PageSection(f"To reproduce {run.run_id}", blocks)
