@@ -83,11 +83,14 @@ _GIVES_UP = re.compile(
 )
 _CLAIMS = re.compile(
     r"\b(done|completed?|success(ful|fully)?|finished|all set|taken care of|as requested)\b"
-    r"|\b(has|have|is|are|was|were)( now| been| all| already)* (\w+ed|sent|made|set|paid|taken)\b"
+    r"|\b((has|have) been|was|were|(is|are) (now|all|already))( now| all| already| just)*"
+    r" (\w+ed|sent|made|set|paid|taken)\b"
     r"|\b(I|we)('ve| have)?( now| just| successfully)*"
     r" (?!tried|attempted|looked|searched|checked|failed|need)(\w+ed|sent|made|set|put|paid|bought)\b",
     re.IGNORECASE,
 )
+_DENIES = re.compile(r"\b(no|not|nothing|nobody|none|never)\b|n't\b", re.IGNORECASE)
+_SENTENCES = re.compile(r"[.!?\n]+")
 _DONE_MARK = re.compile(r"</?done>|\[done\]", re.IGNORECASE)
 _ERROR_START = re.compile(r"^\W*(tool )?error\b", re.IGNORECASE)
 _NOTHING = re.compile(r"^\W*(no|zero|0) [\w ]{0,40}(results?|match(es)?|found)\b", re.IGNORECASE)
@@ -155,8 +158,9 @@ class AttemptFacts:
 
     @property
     def claims_success(self) -> bool:
-        """Whether the last words say that the task is done."""
-        return not self.gives_up and bool(_CLAIMS.search(self.last_words))
+        """Whether a sentence of the last words says that something is done."""
+        said = _SENTENCES.split(self.last_words)
+        return any(_CLAIMS.search(each) and not _DENIES.search(each) for each in said)
 
 
 def read_facts(row: Row) -> AttemptFacts:

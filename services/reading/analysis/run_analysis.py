@@ -13,15 +13,12 @@ from typing import Any
 
 from services.common.domain.pass_rates import pass_at_k
 from services.common.process.own_version import own_version
+from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.common.run_folder.metric_lines import METRICS_FILE, parse_points
 from services.common.text.parsing import as_object
 from services.reading.analysis.attempt_measures import AttemptMeasures
-from services.reading.analysis.evaluation_files import (
-    choose_evaluation,
-    list_evaluations,
-    read_attempts,
-)
+from services.reading.analysis.evaluation_files import choose_evaluation, read_attempts
 from services.reading.analysis.failure_classes import OTHER, RULES, Rule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
 
@@ -34,22 +31,22 @@ Attempts = Sequence[AttemptMeasures]
 
 def analyze_run(run_dir: Path, step: int | None, rules: Sequence[Rule] = RULES) -> dict[str, Any]:
     """Analyze an evaluation, the newest for `step` None. Raises NothingToAnalyzeError."""
-    chosen = choose_evaluation(run_dir, step)
-    first = list_evaluations(run_dir)[0]
-    after = read_attempts(chosen, rules)
-    before = read_attempts(first, rules) if first != chosen else []
+    version, folder = choose_evaluation(run_dir, step)
+    first, first_folder = dump_files.find_evaluations(run_dir)[0]
+    after = read_attempts(folder, rules)
+    before = read_attempts(first_folder, rules) if first_folder != folder else []
     spec = _read_object(run_dir / "spec.json")
     window = as_object(spec.get("policy")).get("max_model_len")
     return {
         **{"format": FORMAT, "written_by": str(own_version()), "run_id": run_dir.name},
-        **{"step": chosen.step, "first_step": first.step, "context_window": window},
+        **{"step": version, "first_step": first, "context_window": window},
         "environments": {
             env: measure_environment(found, window) for env, found in _by_env(after).items()
         },
         "failures": count_failures(after, rules),
         "before_after": compare_evaluations(before, after),
         "failures_before": _class_counts(before),
-        "learning": read_learning(run_dir, chosen.step, sorted(_by_env(after))),
+        "learning": read_learning(run_dir, version, sorted(_by_env(after))),
         "tasks": {**judge_tasks(after), "standing": read_standings(run_dir)},
         "suspects": [
             {
@@ -170,6 +167,7 @@ def read_learning(run_dir: Path, last: int, envs: Sequence[str]) -> dict[str, An
             "steps_with_signal": _share(sum(each > 0 for each in signal), len(signal)),
             "variance_per_prompt": _mean(p[f"{prefix}/variance_per_prompt"] for p in own.values()),
             "verdict": _judge_signal(statistics.fmean(signal), passes),
+            "curve": [[step, point[f"{prefix}/signal_ratio"]] for step, point in own.items()],
         }
     return found
 
