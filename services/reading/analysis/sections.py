@@ -24,14 +24,17 @@ _SHOWN_TASKS = 10
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title, a paragraph, a table and a picture (SVG); each but the title may be missing. Its
-    texts are untrusted, the picture is not."""
+    """A title, a paragraph, a picture (SVG), a table and a listing, which keeps its lines; each but
+    the title may be missing. Its texts are untrusted, the picture is not. Markdown shows the file
+    of the picture instead, if it has one."""
 
     title: str
     text: str = ""
     headings: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     picture: str = ""
+    picture_file: str = ""
+    listing: str = ""
 
 
 def make_sections(analysis: Values) -> list[Section]:

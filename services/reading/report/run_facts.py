@@ -2,6 +2,7 @@
 report says so, and shows the others."""
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ from services.common.spec.spec_values import find_value
 from services.common.tasks.data_manifest import read_manifest
 from services.common.tasks.task_files import TaskFileError
 from services.common.text.parsing import as_object
+from services.reading.analysis.run_analysis import FORMAT
 from services.reading.inspector.queries.metric_series import MetricSeries
 
-ANALYSIS = Path("analysis", "newest.md")
+_ANALYSIS = Path("analysis", "newest.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class ReportedRun:
     # Every Flotilla that wrote its journal, and how often its learner has started.
     writers: Sequence[Mapping[str, str]]
     starts: int
-    # Markdown of the newest analysis; empty without one.
-    analysis: str
+    # The newest analysis, as `flotilla analyze` writes it; empty without one.
+    analysis: Mapping[str, Any]
     problems: Sequence[str]
 
 
@@ -62,7 +64,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
     spec = redact_spec(_read_object(folder / "spec.json", problems))
     problems += _describe_metrics(folder / METRICS_FILE)
     journal = _read_journal(folder / JOURNAL_FILE, problems)
-    alarms, analysis = folder / ALARMS_FILE, folder / ANALYSIS
+    alarms = folder / ALARMS_FILE
     return ReportedRun(
         run_id=folder.name,
         about=about,
@@ -77,7 +79,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
         manifest=_read_manifest(find_value(spec, "learner.data"), problems),
         writers=journal.get("writers", []),
         starts=journal.get("starts", 0),
-        analysis=analysis.read_text("utf-8", "replace") if analysis.exists() else "",
+        analysis=_read_analysis(folder / _ANALYSIS, problems),
         problems=problems,
     )
 
@@ -99,7 +101,9 @@ def _describe_metrics(path: Path) -> Iterator[str]:
         return
     if damaged := count_damaged_lines(path):
         yield f"{path.name} has {damaged} damaged lines, which are left out."
-    if not path.read_bytes().endswith(b"\n"):
+    with path.open("rb") as file:
+        last = b"".join(deque(file, 1))
+    if last and not last.endswith(b"\n"):
         yield f"The last line of {path.name} is cut off, and left out."
 
 
@@ -119,6 +123,18 @@ def _read_journal(path: Path, problems: list[str]) -> dict[str, Any]:
     except JournalError as error:
         problems.append(f"{error}.")
         return {}
+
+
+def _read_analysis(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Read the newest analysis; nothing if there is none."""
+    found = _read_object(path, problems) if path.exists() else {}
+    if found and found.get("format") != FORMAT:
+        problems.append(
+            f"Its analysis has format {found.get('format')}, and this Flotilla reads {FORMAT}:"
+            " `flotilla analyze` writes it again."
+        )
+        return {}
+    return found
 
 
 def _read_manifest(name: Any, problems: list[str]) -> dict[str, Any]:

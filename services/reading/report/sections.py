@@ -2,70 +2,70 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.common.spec.spec_values import compare_specs, find_value, format_value
 from services.common.text.parsing import as_object
-from services.reading.report.page import Block, FinishedMarkdown, PageSection, PageTable, Verbatim
+from services.reading.analysis.sections import Cell, Section, make_sections
 from services.reading.report.reproduction import list_commands, spec_to_run
 from services.reading.report.run_facts import ReportedEval, ReportedRun
 
 _NONE = "-"
+Runs = Sequence[ReportedRun]
 
 
-def build_sections(
-    runs: Sequence[ReportedRun], curves: Sequence[Block], libraries: Mapping[str, str]
-) -> list[PageSection]:
-    """Return the sections of a page about one run, or several. `curves` shows their curves;
-    `libraries` are the versions that are installed where the page is written."""
-    lacking = [f"{run.run_id}: {each}" for run in runs for each in run.problems]
-    course, data = map(_describe_course, runs), map(_describe_data, runs)
+def build_sections(runs: Runs, curves: Section, libraries: Mapping[str, str]) -> list[Section]:
+    """Return the sections of a page about one run, or several. `libraries` are the versions that
+    are installed where the page is written."""
+    lacking = tuple((run.run_id, each) for run in runs for each in run.problems)
     found = [
-        PageSection("What is missing", lacking),
-        PageSection("Evaluations", list(_list_evaluations(runs))),
-        PageSection("Curves", curves or ["There are no metrics to draw."]),
-        PageSection("What differs", _list_differences(runs) if len(runs) > 1 else []),
-        PageSection("Course", [_side_by_side("course", list(course), runs)]),
-        PageSection("Alarms", [_list_alarms(runs)]),
-        *_analyses(runs),
-        PageSection("Data", [_side_by_side("data", list(data), runs)]),
-        PageSection("Versions", _list_versions(runs, libraries)),
-        *(_reproduction(run) for run in runs),
+        Section("What is missing", "", ("run", "problem"), lacking),
+        *_list_evaluations(runs),
+        *([_list_differences(runs)] if len(runs) > 1 else []),
+        curves,
+        _side_by_side("Course", "", list(map(_describe_course, runs)), runs),
+        _list_alarms(runs),
+        *(section for run in runs for section in _show_analysis(run)),
+        _side_by_side("Data", "", list(map(_describe_data, runs)), runs),
+        _list_versions(runs, libraries),
+        *(section for run in runs for section in _show_reproduction(run)),
     ]
-    return [section for section in found if section.blocks]
+    return found if lacking else found[1:]
 
 
 def _side_by_side(
-    heading: str, columns: Sequence[Mapping[str, str]], runs: Sequence[ReportedRun]
-) -> PageTable:
-    return _join_columns([heading, *(run.run_id for run in runs)], columns)
+    title: str, text: str, columns: Sequence[Mapping[str, str]], runs: Runs
+) -> Section:
+    return _join_columns(title, text, (title.lower(), *(run.run_id for run in runs)), columns)
 
 
-def _join_columns(headings: Sequence[str], columns: Sequence[Mapping[str, str]]) -> PageTable:
+def _join_columns(
+    title: str, text: str, headings: tuple[str, ...], columns: Sequence[Mapping[str, str]]
+) -> Section:
     """Return a table with a row for each name that any column has."""
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = [[name, *(column.get(name, _NONE) for column in columns)] for name in names]
-    return PageTable(headings, rows)
+    rows = tuple((name, *(column.get(name, _NONE) for column in columns)) for name in names)
+    return Section(title, text, headings, rows)
 
 
-def _list_evaluations(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+def _list_evaluations(runs: Runs) -> Iterator[Section]:
+    """Yield a table for each evaluation set: the first and the newest evaluation of each run."""
     sets = dict.fromkeys(name for run in runs for each in run.evals for name in each.results)
     if not sets:
-        yield "No evaluation has ended."
-        return
-    yield (
-        "Means over tasks, with 95 % intervals clustered by task. Tasks without a grade are counted"
-        " below, and are in no mean."
-    )
+        yield Section("Evaluations", "No evaluation has ended.")
     for name in sets:
-        headings, columns = [f"set {name}"], list[dict[str, str]]()
+        headings, columns = ["mean over tasks"], list[dict[str, str]]()
         for run in runs:
             own = [each for each in run.evals if name in each.results]
-            # The first and the newest.
             for each in own[:1] + own[1:][-1:]:
                 headings.append(f"{run.run_id}, step {each.step}")
                 columns.append(_format_eval(each, name))
-        yield _join_columns(headings, columns)
+        text = (
+            "With 95 % intervals, clustered by task. Tasks without a grade are counted below, and"
+            " are in no mean."
+        )
+        yield _join_columns(f"Evaluations on {name}", text, tuple(headings), columns)
 
 
 def _format_eval(each: ReportedEval, name: str) -> dict[str, str]:
@@ -96,12 +96,11 @@ def _format_figures(figures: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _list_differences(runs: Sequence[ReportedRun]) -> Sequence[Block]:
+def _list_differences(runs: Runs) -> Section:
     differing = compare_specs([run.spec for run in runs])
-    if not differing:
-        return ["Their specs are equal."]
-    rows = [[key, *map(format_value, values)] for key, values in differing.items()]
-    return [PageTable(["key of the spec", *(run.run_id for run in runs)], rows)]
+    rows = tuple((key, *map(format_value, values)) for key, values in differing.items())
+    text = "Keys by which the specs differ." if rows else "The specs are equal."
+    return Section("What differs", text, ("key", *(run.run_id for run in runs)), rows)
 
 
 def _describe_course(run: ReportedRun) -> dict[str, str]:
@@ -126,24 +125,38 @@ def _describe_course(run: ReportedRun) -> dict[str, str]:
     return {**run.about, **{name: text for name, text in figures.items() if text}}
 
 
-def _list_alarms(runs: Sequence[ReportedRun]) -> Block:
-    rows = [
-        [
+def _list_alarms(runs: Runs) -> Section:
+    rows = tuple(
+        (
             *(run.run_id, str(each.get("step")), str(each.get("state"))),
             f"{each.get('alarm')} of {each.get('scope')}",
             f"{each.get('cause')}. {each.get('fix')}",
-        ]
+        )
         for run in runs
         for each in run.alarms
+    )
+    headings = ("run", "step", "state", "alarm", "cause, and what to try")
+    return Section("Alarms", "" if rows else "None was raised.", headings, rows)
+
+
+def _show_analysis(run: ReportedRun) -> list[Section]:
+    """Return the sections of its newest analysis. Their links lead into the inspector, which a page
+    elsewhere has not: here they are texts."""
+    if not run.analysis:
+        return []
+    step = run.analysis.get("step")
+    return [
+        replace(
+            section,
+            title=f"{section.title}: {run.run_id}, step {step}",
+            rows=tuple(tuple(map(_unlink, row)) for row in section.rows),
+        )
+        for section in make_sections(run.analysis)
     ]
-    headings = ["run", "step", "state", "alarm", "cause, and what to try"]
-    return PageTable(headings, rows) if rows else "None was raised."
 
 
-def _analyses(runs: Sequence[ReportedRun]) -> Iterator[PageSection]:
-    for run in runs:
-        if run.analysis:
-            yield PageSection(f"Analysis of {run.run_id}", [FinishedMarkdown(run.analysis)])
+def _unlink(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else ", ".join(link.text for link in cell)
 
 
 def _describe_data(run: ReportedRun) -> dict[str, str]:
@@ -162,7 +175,7 @@ def _describe_data(run: ReportedRun) -> dict[str, str]:
     return {name: str(value) for name, value in named.items() if isinstance(value, str | int)}
 
 
-def _list_versions(runs: Sequence[ReportedRun], libraries: Mapping[str, str]) -> Sequence[Block]:
+def _list_versions(runs: Runs, libraries: Mapping[str, str]) -> Section:
     columns = [
         {
             "Flotilla": "; ".join(
@@ -176,14 +189,14 @@ def _list_versions(runs: Sequence[ReportedRun], libraries: Mapping[str, str]) ->
         for policy in [as_object(run.spec.get("policy"))]
     ]
     installed = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    return [
-        _side_by_side("version", columns, runs),
+    text = (
         "The files in requirements of that commit pin every package. Where this page was written,"
-        f" there are {installed}.",
-    ]
+        f" there are {installed}."
+    )
+    return _side_by_side("Versions", text, columns, runs)
 
 
-def _reproduction(run: ReportedRun) -> PageSection:
+def _show_reproduction(run: ReportedRun) -> Iterator[Section]:
+    yield Section(f"To reproduce {run.run_id}", listing="\n".join(list_commands(run)))
     spec = json.dumps(spec_to_run(run.spec), indent=2, ensure_ascii=False)
-    blocks = [Verbatim("\n".join(list_commands(run))), "The spec:", Verbatim(spec)]
-    return PageSection(f"To reproduce {run.run_id}", blocks)
+    yield Section(f"Spec of {run.run_id}", listing=spec)

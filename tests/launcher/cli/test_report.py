@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from services.launcher.cli.app import app
 from services.launcher.state import Run, RunState
 from services.launcher.store.ledger import Ledger
+from services.reading.analysis.analysis_files import write_analysis
+from services.reading.analysis.run_analysis import analyze_run
+from tests.reading.analysis.episode_rows import row, says, write_evaluation
 from tests.reading.inspector.made_runs import open_run, run_apart
 
 HOSTILE = "<script>alert(1)</script>"
@@ -20,6 +23,7 @@ SPEC: dict[str, Any] = {
     "name": "demo",
     "policy": {"model": "build/tiny-0"},
     "learner": {"steps": 3, "tasks": "tasks.json", "tracking": {"api_key": "canary-key"}},
+    "prepare": [{"creates": "tasks.json", "command": [HOSTILE]}],
     "written_by": {"version": "0.1.0", "commit": "ab" * 20},
 }
 
@@ -50,6 +54,9 @@ async def write_run(runs: Path, run_id: str, lr: float) -> None:
     learner = {**SPEC["learner"], "optimizer": {"lr": lr}}
     run.write("spec.json", {**SPEC, "learner": learner})
     await run.journal.close()
+    failed = row(says("<done>"), reward=0.0, task_key=HOSTILE)
+    write_evaluation(run.folder, 3, [failed])
+    write_analysis(run.folder, analyze_run(run.folder, None))
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +112,15 @@ def test_the_page_has_evaluations_with_intervals_and_ungraded_tasks_next_to_them
     folder: Path,
 ) -> None:
     text = (folder / "report.md").read_text()
-    assert "| set heldout | demo-1, step 0 | demo-1, step 3 |" in text
+    assert "## Evaluations on heldout" in text
+    assert "| mean over tasks | demo-1, step 0 | demo-1, step 3 |" in text
     assert r"| all, pass@1 | 25.0% \[15.0%, 35.0%\] | 75.0% \[65.0%, 85.0%\] |" in text
     assert "| tasks with a grade | 18 | 18 |\n| tasks without a grade | 2 | 2 |" in text
     assert "| optimizer steps | 3 of 3 |" in text
     assert "| attempts | 4,800 trained |" in text
     assert "all pass. harder tasks" in text
     assert f"git checkout {'ab' * 20}" in text
+    assert "## Why attempts fail: demo-1, step 3" in text
     assert "What differs" not in text and "What is missing" not in text
 
 
@@ -144,7 +153,7 @@ def test_several_runs_stand_next_to_each_other_with_what_differs(
     assert "| state | - | - | failed |" in text
     assert "| error | - | - | no room on the disk |" in text
     assert "| took | - | - | 1 min 5 s |" in text
-    assert "demo-3: There is no metrics.jsonl" in text
+    assert "| demo-3 | There is no metrics.jsonl" in text
     assert {path.name for path in out.glob("*.json")} == {f"demo-{n}.json" for n in (1, 2, 3)}
     picture = (out / "curves.svg").read_text()
     assert "demo-1, held-out tasks" in picture and "demo-2, held-out tasks" in picture

@@ -33,7 +33,7 @@ RUN = ReportedRun(
     manifest=MANIFEST,
     writers=[],
     starts=1,
-    analysis="",
+    analysis={},
     problems=[],
 )
 

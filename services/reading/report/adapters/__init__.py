@@ -1,1 +1,0 @@
-"""Vendor code of reports: Jinja."""
