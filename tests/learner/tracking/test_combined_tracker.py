@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
+from services.common.spec.public_spec import redact_spec
 from services.common.text.redaction import add_secret
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun
@@ -25,7 +26,6 @@ from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.adapters.tensorboard import TensorboardTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
 from services.learner.tracking.histograms import build_histogram
-from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 NEW = TrackedRun("id")
