@@ -22,6 +22,8 @@ from services.common.tasks.data_manifest import read_manifest
 from services.common.tasks.task_files import TaskFileError
 from services.common.text.parsing import as_object
 from services.reading.analysis.run_analysis import FORMAT
+from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
+from services.reading.evaluation.run_evaluations import MAIN_SET, read_evaluation
 from services.reading.inspector.queries.metric_series import MetricSeries
 
 _ANALYSIS = Path("analysis", "newest.json")
@@ -47,6 +49,8 @@ class ReportedRun:
     summary: Mapping[str, Any]
     metrics: MetricSeries
     evals: Sequence[ReportedEval]
+    # Of the newest evaluation on the main set, by task, without attempts that have no grade.
+    rewards: Mapping[str, Sequence[float]]
     alarms: Sequence[Mapping[str, Any]]
     # The manifest of its data, if it names one.
     manifest: Mapping[str, Any]
@@ -75,6 +79,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
             ReportedEval(step, as_object(json.loads(text)))
             for step, text in journal.get("evals", [])
         ],
+        rewards=_read_rewards(folder),
         alarms=list(parse_points(alarms.read_bytes().split(b"\n"))) if alarms.exists() else [],
         manifest=_read_manifest(find_value(spec, "learner.data"), problems),
         writers=journal.get("writers", []),
@@ -123,6 +128,15 @@ def _read_journal(path: Path, problems: list[str]) -> dict[str, Any]:
     except JournalError as error:
         problems.append(f"{error}.")
         return {}
+
+
+def _read_rewards(folder: Path) -> Mapping[str, Sequence[float]]:
+    try:
+        _, attempts = read_evaluation(folder, eval_set=MAIN_SET)
+    except EvaluationError:
+        # The page has no evaluation of it either.
+        return {}
+    return rewards_by_task(attempts)
 
 
 def _read_analysis(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 from services.common.spec.spec_values import compare_specs, find_value, format_value
 from services.common.text.parsing import as_object
 from services.reading.analysis.sections import Cell, Section, make_sections
+from services.reading.evaluation.run_evaluations import MAIN_SET
 from services.reading.report.reproduction import list_commands, spec_to_run
 from services.reading.report.run_facts import ReportedEval, ReportedRun
+from services.reading.statistics.paired import compare_paired
 
 _NONE = "-"
 Runs = Sequence[ReportedRun]
@@ -22,7 +24,7 @@ def build_sections(runs: Runs, curves: Section, libraries: Mapping[str, str]) ->
     found = [
         Section("What is missing", "", ("run", "problem"), lacking),
         *_list_evaluations(runs),
-        *([_list_differences(runs)] if len(runs) > 1 else []),
+        *([_compare_newest(runs), _list_differences(runs)] if len(runs) > 1 else []),
         curves,
         _side_by_side("Course", "", list(map(_describe_course, runs)), runs),
         _list_alarms(runs),
@@ -94,6 +96,34 @@ def _format_figures(figures: Mapping[str, Any]) -> dict[str, str]:
             label = name.replace("pass_at_", "pass@")
             found[label] = f"{value:{form}} [{low:{form}}, {high:{form}}]"
     return found
+
+
+def _compare_newest(runs: Runs) -> Section:
+    """Compare each run's newest evaluation with the first run's, on their common tasks."""
+    first, *others = runs
+    text = (
+        f"Mean reward per task in the newest evaluation on {MAIN_SET}, minus that of"
+        f" {first.run_id}, on the tasks that both have; p is of a two-sided exact test of no"
+        " difference. The last column: how many such tasks show this difference four times in five."
+    )
+    headings = ("run", "tasks", "difference", "won", "lost", "tied", "p", "tasks needed")
+    rows = tuple((run.run_id, *_format_comparison(first, run)) for run in others)
+    return Section(f"Against {first.run_id}", text, headings, rows)
+
+
+def _format_comparison(first: ReportedRun, run: ReportedRun) -> tuple[str, ...]:
+    try:
+        found = compare_paired(first.rewards, run.rewards)
+    except ValueError as error:
+        return ("0", str(error), *[_NONE] * 5)
+    needed = found.tasks_to_show(found.difference)
+    return (
+        f"{found.tasks:,}",
+        f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]",
+        *(str(count) for count in (found.won, found.lost, found.tied)),
+        f"{found.p:.4f}",
+        _NONE if needed is None else f"{needed:,}",
+    )
 
 
 def _list_differences(runs: Runs) -> Section:

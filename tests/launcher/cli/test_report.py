@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.common.domain.attempts import FailureKind
 from services.launcher.cli.app import app
 from services.launcher.state import Run, RunState
 from services.launcher.store.ledger import Ledger
 from services.reading.analysis.analysis_files import write_analysis
 from services.reading.analysis.run_analysis import analyze_run
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
-from tests.reading.inspector.made_runs import open_run, run_apart
+from tests.reading.inspector.made_runs import MadeAttempt, conversation, open_run, run_apart
 
 HOSTILE = "<script>alert(1)</script>"
 SPEC: dict[str, Any] = {
@@ -35,8 +36,8 @@ def figures(share: float) -> dict[str, Any]:
     }
 
 
-async def write_run(runs: Path, run_id: str, lr: float) -> None:
-    """Write a run of three steps with two evaluations."""
+async def write_run(runs: Path, run_id: str, lr: float, reward: float) -> None:
+    """Write a run of three steps with two evaluations; in the second, four tasks have a reward."""
     run = open_run(runs, run_id)
     await run.journal.begin_epoch(1)
     for step, share in ((0, 0.25), (3, 0.75)):
@@ -46,6 +47,9 @@ async def write_run(runs: Path, run_id: str, lr: float) -> None:
         await run.journal.add_evaluation(eval_id, "during", step, {"heldout": whole})
         named = {f"eval/all/{name}": value for name, value in figures(share).items()}
         run.log(step, **named)
+    for _ in range(4):
+        lost = MadeAttempt(conversation(), None, failure=FailureKind.ENV_LOST)
+        await run.add_group([MadeAttempt(conversation(), reward), lost], eval_id="during-1-3")
     for step in (1, 2, 3):
         run.log(step, reward__avg_raw_reward=0.2 * step, reward__avg_pass_at_1=0.1 * step)
     alarm = {"state": "raised", "alarm": "signal_ratio", "scope": HOSTILE, "cause": "all pass"}
@@ -63,8 +67,8 @@ async def write_run(runs: Path, run_id: str, lr: float) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two runs, and of one that failed before its first step."""
     runs = tmp_path_factory.mktemp("report") / "runs"
-    for run_id, lr in (("demo-1", 1e-5), ("demo-2", 1e-4)):
-        run_apart(write_run(runs, run_id, lr))
+    for run_id, lr, reward in (("demo-1", 1e-5, 0.0), ("demo-2", 1e-4, 1.0)):
+        run_apart(write_run(runs, run_id, lr, reward))
     store = Ledger(runs / "launcher.sqlite")
     with store.transaction():
         run = Run("demo-3", "demo", {}, state=RunState.FAILED, error="no room on the disk")
@@ -149,6 +153,9 @@ def test_several_runs_stand_next_to_each_other_with_what_differs(
     assert code == 0, output
     text = (out / "report.md").read_text()
     assert "| learner.optimizer.lr | 1e-05 | 0.0001 | none |" in text
+    assert "## Against demo-1" in text
+    assert re.search(r"\| demo-2 \| 4 \| \+1\.000 \S+ \S+ \| 4 \| 0 \| 0 \| 0\.1250 \|", text)
+    assert "| demo-3 | 0 | no task has graded attempts in both |" in text
     assert "| course | demo-1 | demo-2 | demo-3 |" in text
     assert "| state | - | - | failed |" in text
     assert "| error | - | - | no room on the disk |" in text
@@ -164,7 +171,9 @@ def test_a_run_that_failed_before_its_first_step_has_a_page_that_says_so(made: P
     assert code == 0, output
     text = (made / "demo-3" / "report" / "report.md").read_text()
     assert "There is no journal: the run's learner never began." in text
-    assert "No evaluation has ended." in text and "There are no metrics to draw." in text
+    assert (
+        "No evaluation has ended." in text and "No picture: there are no metrics" in text
+    )
     assert not (made / "demo-3" / "report" / "curves.svg").exists()
 
 

@@ -29,6 +29,7 @@ RUN = ReportedRun(
     summary={},
     metrics=MetricSeries(Path("none")),
     evals=[],
+    rewards={},
     alarms=[],
     manifest=MANIFEST,
     writers=[],
