@@ -14,9 +14,7 @@ from services.reading.analysis.sections import Section, make_sections
 
 
 @reports_errors(bad_spec=BAD_SPEC)
-def analyze(
-    run_id: str, runs: Path, step: int | None, rules: Path | None, *, as_json: bool
-) -> int:
+def analyze(run_id: str, runs: Path, step: int | None, rules: Path | None, *, as_json: bool) -> int:
     """Analyze an evaluation of a run, write its files, and print it."""
     run_dir = find_run_dir(run_id, runs)
     try:
@@ -41,7 +39,10 @@ def _print_section(section: Section, console: Terminal) -> None:
     table = make_table(section.headings)
     for row in section.rows:
         table.add_row(
-            *(cell if isinstance(cell, str) else ", ".join(each.text for each in cell) for cell in row)
+            *(
+                cell if isinstance(cell, str) else ", ".join(each.text for each in cell)
+                for cell in row
+            )
         )
     if section.rows:
         print_table(table, console)

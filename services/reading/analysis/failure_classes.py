@@ -24,6 +24,7 @@ from services.reading.analysis.attempt_facts import (
 OTHER = "other"
 _ENVIRONMENT_FAILURES = (FailureKind.ENV_LOST, FailureKind.NO_GRADE)
 
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A class of failures: `description` is for people, and `matches` tells whether an attempt that
@@ -62,8 +63,9 @@ RULES = (
         "environment_fault",
         "The environment or the verifier failed: no grade, or a tool's last answer was an internal "
         "error.",
-        lambda facts: facts.failure in _ENVIRONMENT_FAILURES
-        or ErrorKind.SERVER in facts.open_errors,
+        lambda facts: (
+            facts.failure in _ENVIRONMENT_FAILURES or ErrorKind.SERVER in facts.open_errors
+        ),
     ),
     Rule(
         "context_overflow",
@@ -85,8 +87,10 @@ RULES = (
         "tool_arguments",
         "A tool's last call had wrong arguments, was unreadable, or was of a tool that does not "
         "exist.",
-        lambda facts: ErrorKind.ARGUMENTS in facts.open_errors
-        or facts.stop_reason == StopReason.MAX_PARSE_ERRORS,
+        lambda facts: (
+            ErrorKind.ARGUMENTS in facts.open_errors
+            or facts.stop_reason == StopReason.MAX_PARSE_ERRORS
+        ),
     ),
     Rule(
         "not_found",
@@ -96,14 +100,12 @@ RULES = (
     Rule(
         "gave_up",
         "It says that it cannot, asks the user instead, or ends without a single call.",
-        lambda facts: facts.gives_up
-        or (facts.said_done and facts.had_tools and not facts.calls),
+        lambda facts: facts.gives_up or (facts.said_done and facts.had_tools and not facts.calls),
     ),
     Rule(
         "never_done",
         "A limit ended it: turns, calls, time, or tokens of a turn or of the attempt.",
-        lambda facts: facts.stop_reason
-        not in ("", StopReason.DONE, StopReason.CONTEXT_OVERFLOW),
+        lambda facts: facts.stop_reason not in ("", StopReason.DONE, StopReason.CONTEXT_OVERFLOW),
     ),
 )
 

@@ -40,11 +40,17 @@ def draw_lines(title: str, lines: Mapping[str, Series]) -> str:
             f'<path d="M{_LEFT} {y}h{room}" stroke="currentColor" stroke-opacity=".25"/>',
             _text(_LEFT - 6, y + 4, f"{share:.0%}", "end"),
         ]
-    parts += [_text(_LEFT, _PLOT + 24, str(first)), _text(_LEFT + room, _PLOT + 24, f"step {first + span}", "end")]
+    parts += [
+        _text(_LEFT, _PLOT + 24, str(first)),
+        _text(_LEFT + room, _PLOT + 24, f"step {first + span}", "end"),
+    ]
     for number, (name, series) in enumerate(lines.items()):
         colour, points = _COLOURS[number % len(_COLOURS)], [place(*each) for each in series]
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{" ".join(points)}"/>')
-        parts += (f'<circle r="2.5" fill="{colour}" cx="{x}" cy="{y}"/>' for x, y in (p.split(",") for p in points))
+        parts += (
+            f'<circle r="2.5" fill="{colour}" cx="{x}" cy="{y}"/>'
+            for x, y in (p.split(",") for p in points)
+        )
         y = 18 + number * _BAR
         parts += [
             f'<rect x="{_WIDTH - _LABEL + 12}" y="{y - 9}" width="12" height="12" fill="{colour}"/>',

@@ -1,7 +1,7 @@
 """The analysis of one evaluation of a run, as plain values: what `step_N.json` holds.
 
-    analysis = analyze_run(Path("runs/RUN_ID"), step=None)
-    analysis["failures"][0]["name"], analysis["failures"][0]["count"]"""
+analysis = analyze_run(Path("runs/RUN_ID"), step=None)
+analysis["failures"][0]["name"], analysis["failures"][0]["count"]"""
 
 import json
 import sqlite3

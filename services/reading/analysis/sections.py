@@ -140,7 +140,9 @@ def _learning(analysis: Values) -> Section:
     headings = ("environment", "steps", "steps with signal", "groups with signal")
     headings = (*headings, "variance per prompt", "pass@1 in training", "verdict")
     lines = {env: each["curve"] for env, each in analysis["learning"].items()}
-    return Section("Signal in training", text, headings, rows, draw_lines("Signal", lines) if lines else "")
+    return Section(
+        "Signal in training", text, headings, rows, draw_lines("Signal", lines) if lines else ""
+    )
 
 
 def _tasks(analysis: Values) -> Section:
@@ -157,7 +159,12 @@ def _tasks(analysis: Values) -> Section:
 
 def _suspects(analysis: Values) -> Section:
     rows = tuple(
-        (str(each["score"]), [_link(analysis["run_id"], each)], each["task_key"], "; ".join(each["signs"]))
+        (
+            str(each["score"]),
+            [_link(analysis["run_id"], each)],
+            each["task_key"],
+            "; ".join(each["signs"]),
+        )
         for each in analysis["suspects"]
     )
     text = "Passed attempts that a person should read, the oddest first. None of this is an alarm."

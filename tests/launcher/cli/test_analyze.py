@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from services.launcher.cli.app import main
+from services.launcher.cli.app import app
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
 
 RUN = "demo-20261128-120000"
@@ -19,41 +20,40 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def analyze(runs: Path, *words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["analyze", RUN, "--runs", str(runs), *words])
-    return int(ended.value.code or 0)
+def analyze(runs: Path, *words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["analyze", RUN, "--runs", str(runs), *words])
+    return result.exit_code, result.output
 
 
-def test_it_prints_the_sections_and_the_files(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert analyze(runs) == 0
-    printed = capsys.readouterr().out
+def test_it_prints_the_sections_and_the_files(runs: Path) -> None:
+    code, printed = analyze(runs)
+    assert code == 0
     for part in ("Why attempts fail", "false_completion", "Signal in training", "step_2.html"):
         assert part in printed
 
 
-def test_json_is_that_of_the_file(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(runs, "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((runs / RUN / "analysis" / "step_2.json").read_bytes())
+def test_json_is_that_of_the_file(runs: Path) -> None:
+    code, printed = analyze(runs, "--json")
+    assert code == 0
+    known = json.loads((runs / RUN / "analysis" / "step_2.json").read_bytes())
+    assert json.loads(printed) == known
 
 
-def test_rules_of_a_user_come_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_of_a_user_come_first(runs: Path) -> None:
     path = runs / "rules.py"
     path.write_text(
         "from services.reading.analysis.failure_classes import Rule\n"
         "RULES = [Rule('boasts', 'It says that it closed it.', "
         "lambda facts: 'I closed' in facts.last_words)]\n"
     )
-    assert analyze(runs, "--json", "--rules", str(path)) == 0
-    [found] = json.loads(capsys.readouterr().out)["failures"]
-    assert (found["name"], found["description"]) == ("boasts", "It says that it closed it.")
+    code, printed = analyze(runs, "--json", "--rules", str(path))
+    [found] = json.loads(printed)["failures"]
+    assert (code, found["name"]) == (0, "boasts")
+    assert found["description"] == "It says that it closed it."
 
 
-def test_mistakes_are_told_with_their_fix(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(runs, "--step", "9") == 1
-    assert "it has: 2" in capsys.readouterr().out
-    assert analyze(runs, "--rules", str(runs / "none.py")) == 2
-    assert "error: --rules:" in capsys.readouterr().out
+def test_mistakes_are_told_with_their_fix(runs: Path) -> None:
+    code, printed = analyze(runs, "--step", "9")
+    assert (code, "it has: 2" in printed) == (1, True)
+    code, printed = analyze(runs, "--rules", str(runs / "none.py"))
+    assert (code, "error: --rules:" in printed) == (2, True)

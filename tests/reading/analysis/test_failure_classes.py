@@ -27,7 +27,9 @@ CASES = {
     "context_overflow": row(FOUND, stop="context_overflow"),
     "false_completion": row(FOUND, CLOSED, DONE),
     "authorization": row(FOUND, failed("tool_error", "403: you may not close issues"), DONE),
-    "tool_arguments": row(FOUND, failed("bad_arguments", "'issue_id' is a required property"), DONE),
+    "tool_arguments": row(
+        FOUND, failed("bad_arguments", "'issue_id' is a required property"), DONE
+    ),
     "not_found": row(FOUND, failed("tool_error", "not found"), DONE),
     "gave_up": row(FOUND, says("I cannot tell which of them you mean. <done>")),
     "never_done": row(FOUND, FOUND, FOUND, stop="max_turns"),

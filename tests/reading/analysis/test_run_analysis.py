@@ -125,10 +125,11 @@ FORMS = ("json", "md", "html")
 
 
 def test_no_text_of_others_becomes_markup(tmp_path: Path) -> None:
-    rows = [attempt(0, n, FOUND, env_key=HOSTILE, task_key=HOSTILE) for n in range(2)]
-    write_evaluation(tmp_path / "demo-1", 0, [{**each, "env_key": "x"} for each in rows])
-    path = tmp_path / "demo-1" / "evals" / "step_0" / "x.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    rows = [attempt(0, n, FOUND) for n in range(2)]
+    write_evaluation(tmp_path / "demo-1", 0, rows)
+    hostile = [{**each, "env_key": HOSTILE, "task_key": HOSTILE} for each in rows]
+    path = tmp_path / "demo-1" / "evals" / "step_0" / "tracker.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in hostile))
     write_analysis(tmp_path / "demo-1", analyze_run(tmp_path / "demo-1", None))
     page = (tmp_path / "demo-1" / "analysis" / "newest.html").read_text()
     assert "&lt;script&gt;" in page and "<script" not in page
@@ -143,6 +144,7 @@ def test_the_program_writes_the_files_and_says_which(run_dir: Path) -> None:
     ended = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(run_dir / "analysis" / "step_8.json")
-    empty = subprocess.run([*command[:-1], str(run_dir.parent)], env=child_environment(), capture_output=True, text=True)
+    nothing = (*command[:-1], str(run_dir.parent))
+    empty = subprocess.run(nothing, env=child_environment(), capture_output=True, text=True)
     assert empty.returncode == 1
     assert empty.stderr.startswith("error: run ")
