@@ -1,5 +1,5 @@
-"""Analyses of evaluations, each by a program of `services.reading` that the launcher starts once the
-episodes of an evaluation are dumped."""
+"""Analyses of evaluations, each by a program of `services.reading` that the launcher starts once
+the episodes of an evaluation are dumped."""
 
 import asyncio
 import json

@@ -86,7 +86,8 @@ _CLAIMS = re.compile(
     r"|\b((has|have) been|was|were|(is|are) (now|all|already))( now| all| already| just)*"
     r" (\w+ed|sent|made|set|paid|taken)\b"
     r"|\b(I|we)('ve| have)?( now| just| successfully)*"
-    r" (?!tried|attempted|looked|searched|checked|failed|need)(\w+ed|sent|made|set|put|paid|bought)\b",
+    r" (?!tried|attempted|looked|searched|checked|failed|need)"
+    r"(\w+ed|sent|made|set|put|paid|bought)\b",
     re.IGNORECASE,
 )
 _DENIES = re.compile(r"\b(no|not|nothing|nobody|none|never)\b|n't\b", re.IGNORECASE)

@@ -10,8 +10,7 @@ from services.reading.analysis.failure_classes import RULES, Rule, classify_fact
 
 # The policy's words about what judges it.
 _GRADER_WORDS = re.compile(
-    r"\b(validate_task|verifier|def verify|checks_(passed|failed)|final_answer\b.*\bscore|reward)\b",
-    re.IGNORECASE,
+    r"\b(validate_task|verifier|def verify|checks_(passed|failed)|reward)\b", re.IGNORECASE
 )
 # Characters of the task that the policy's last words repeat to the letter.
 _COPIED = 120

@@ -1,5 +1,5 @@
-"""Passed attempts that may have fooled their verifier, most suspect first: hints for a reader, never
-alarms."""
+"""Passed attempts that may have fooled their verifier, most suspect first: hints for a reader,
+never alarms."""
 
 import statistics
 from collections import defaultdict

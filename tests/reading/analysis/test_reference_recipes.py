@@ -1,5 +1,5 @@
-"""The reference system's own recipes for the analysis of a run, on our dumps: turns and calls counted
-in the text, success by group, variance, and the share of steps with signal."""
+"""The reference system's own recipes for the analysis of a run, on our dumps: turns and calls
+counted in the text, success by group, variance, and the share of steps with signal."""
 
 import json
 from collections.abc import Sequence
