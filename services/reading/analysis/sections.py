@@ -52,15 +52,18 @@ def _before_after(analysis: Values) -> Section:
             each["set"],
             each["env_key"],
             *(percent(each[side]["pass_at_1"]) for side in ("before", "after")),
-            str(each["after"]["tasks"]),
-            str(each["after"]["ungraded"]),
+            f"{percent(after['pass_at_k'])} (k = {after['k']})",
+            number(after["variance_per_prompt"]),
+            str(after["tasks"]),
+            str(after["ungraded"]),
         )
         for each in analysis["before_after"]
+        for after in (each["after"],)
     )
     first, step = analysis["first_step"], analysis["step"]
     text = f"pass@1 of version {step}, next to the first evaluation (version {first})."
-    headings = ("set", "environment", "before", "after", "tasks", "ungraded attempts")
-    return Section("Before and after", text, headings, rows)
+    headings = ("set", "environment", "before", "after", "pass@k", "variance per prompt", "tasks")
+    return Section("Before and after", text, (*headings, "ungraded attempts"), rows)
 
 
 def _failures(analysis: Values) -> Section:
@@ -93,8 +96,6 @@ def _behaviour(analysis: Values) -> Section:
             env,
             str(each["attempts"]),
             str(each["ungraded"]),
-            percent(each["pass_at_1"]),
-            f"{percent(each['pass_at_k'])} (k = {each['k']})",
             number(each["avg_turns"]),
             number(each["avg_tool_calls"]),
             *(percent(each[name]) for name in _SHARES),
@@ -107,7 +108,7 @@ def _behaviour(analysis: Values) -> Section:
         "Repeated calls and tool errors are shares of the calls, thinking is one of the policy's"
         f" tokens, and context use, mean and most, one of the window{known}."
     )
-    headings = ("environment", "attempts", "ungraded", "pass@1", "pass@k", "turns", "tool calls")
+    headings = ("environment", "attempts", "ungraded", "turns", "tool calls")
     return Section("Behaviour", text, (*headings, *_SHARES.values()), rows)
 
 

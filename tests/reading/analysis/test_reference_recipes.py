@@ -60,17 +60,13 @@ def test_the_recipe_also_counts_what_else_is_called_name() -> None:
 
 def test_success_and_variance_are_those_of_the_groups(tmp_path: Path) -> None:
     rows = [
-        row(
-            says("<done>"),
-            reward=reward,
-            group_id=f"periodic-1-heldout-{task:05d}",
-            attempt_index=n,
-        )
+        row(says("<done>"), reward=reward, attempt_index=n)
+        | {"group_id": f"periodic-1-heldout-{task:05d}", "task_key": f"tracker-{task}"}
         for task, rewards in enumerate(REWARDS)
         for n, reward in enumerate(rewards)
     ]
     write_evaluation(tmp_path, 0, rows)
-    found = analyze_run(tmp_path, None)["environments"]["tracker"]
+    found = analyze_run(tmp_path, None)["before_after"][0]["after"]
     assert (found["k"], found["pass_at_k"]) == (3, fmean(max(each) >= 1 for each in REWARDS))
     assert found["variance_per_prompt"] == pytest.approx(np.mean([np.var(r) for r in REWARDS]))
 
