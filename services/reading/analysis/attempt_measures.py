@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD
 from services.reading.analysis.attempt_facts import AttemptFacts, Row, read_facts
 from services.reading.analysis.failure_classes import RULES, Rule, classify_facts
@@ -18,8 +19,9 @@ _COPIED = 120
 
 @dataclass(frozen=True, slots=True)
 class AttemptMeasures:
-    """One attempt. `classes` are why it failed, the main one first; `signs` are reasons to look at
-    it although it passed. `context_tokens` are the most tokens that it held."""
+    """One attempt. `classes` are why it failed, the main one first, which a model said if `judged`;
+    `signs` are reasons to look at it although it passed. `context_tokens` are the most tokens that
+    it held."""
 
     env_key: str
     task_key: str
@@ -37,6 +39,11 @@ class AttemptMeasures:
     policy_tokens: int
     thinking_tokens: int
     context_tokens: int
+    judged: bool = False
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.group_id, self.attempt_index, self.attempt_try)
 
     @property
     def passed(self) -> bool:

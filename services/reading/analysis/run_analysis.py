@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.process.own_version import own_version
 from services.common.run_folder import dump_files
@@ -18,7 +19,7 @@ from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, 
 from services.common.run_folder.metric_lines import METRICS_FILE, parse_points
 from services.common.text.parsing import as_object
 from services.reading.analysis.attempt_measures import AttemptMeasures
-from services.reading.analysis.evaluation_files import choose_evaluation, read_attempts
+from services.reading.analysis.evaluation_files import NOT_JUDGED, choose_evaluation, read_attempts
 from services.reading.analysis.failure_classes import OTHER, RULES, Rule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
 
@@ -29,11 +30,17 @@ _EXAMPLES, _MOST_TASKS = 3, 50
 Attempts = Sequence[AttemptMeasures]
 
 
-def analyze_run(run_dir: Path, step: int | None, rules: Sequence[Rule] = RULES) -> dict[str, Any]:
-    """Analyze an evaluation, the newest for `step` None. Raises NothingToAnalyzeError."""
+def analyze_run(
+    run_dir: Path,
+    step: int | None,
+    rules: Sequence[Rule] = RULES,
+    judged: Mapping[AttemptKey, str] = NOT_JUDGED,
+) -> dict[str, Any]:
+    """Analyze an evaluation, the newest for `step` None; `judged` are classes that a model gave to
+    attempts that no rule knows. Raises NothingToAnalyzeError."""
     version, folder = choose_evaluation(run_dir, step)
     first, first_folder = dump_files.find_evaluations(run_dir)[0]
-    after = read_attempts(folder, rules)
+    after = read_attempts(folder, rules, judged)
     before = read_attempts(first_folder, rules) if first_folder != folder else []
     spec = _read_object(run_dir / "spec.json")
     window = as_object(spec.get("policy")).get("max_model_len")
@@ -80,7 +87,8 @@ def measure_environment(attempts: Attempts, window: int | None) -> dict[str, Any
 
 def count_failures(attempts: Attempts, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
     """Count the attempts by the main reason why they failed, most frequent first, with examples;
-    `also` counts those that have the class besides another main one."""
+    `judged` counts those of them that a model classed, `also` those that have the class next to
+    another main one."""
     counts = _class_counts(attempts)
     described = {rule.name: rule.description for rule in rules}
     described[OTHER] = "No rule knows why."
@@ -89,6 +97,7 @@ def count_failures(attempts: Attempts, rules: Sequence[Rule] = RULES) -> list[di
         {
             **{"name": name, "description": described[name], "count": counts[name]},
             "share": _share(counts[name], len(attempts)),
+            "judged": sum(e.judged for e in failed if e.classes[0] == name),
             "also": sum(name in each.classes[1:] for each in failed),
             "examples": [_example(e) for e in failed if e.classes[0] == name][:_EXAMPLES],
         }

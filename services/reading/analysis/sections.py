@@ -72,7 +72,8 @@ def _failures(analysis: Values) -> Section:
     rows = tuple(
         (
             each["name"],
-            str(each["count"]),
+            str(each["count"])
+            + (f" ({each['judged']} judged by a model)" if each["judged"] else ""),
             percent(each["share"]),
             str(before.get(each["name"], 0)),
             str(each["also"]),

@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services.launcher.cli.app import app
-from tests.reading.analysis.episode_rows import row, says, write_evaluation
+from tests.reading.analysis.episode_rows import call, row, says, write_evaluation
+from tests.support.scripted_model import MODEL, as_answer, serve_model
 
 RUN = "demo-20261128-120000"
 
@@ -57,3 +58,40 @@ def test_mistakes_are_told_with_their_fix(runs: Path) -> None:
     assert (code, "it has: 2" in printed) == (1, True)
     code, printed = analyze(runs, "--rules", str(runs / "none.py"))
     assert (code, "error: --rules:" in printed) == (2, True)
+
+
+LOCKED = [call("close_issue", "it is locked", "tool_error", issue_id=4), says("<done>")]
+
+
+def asked_judge(runs: Path, url: str, *words: str) -> dict[str, int]:
+    """The failures by class, with those that the judge classed in place of the count of all."""
+    code, printed = analyze(runs, "--json", "--judge", url, "--judge-model", MODEL, *words)
+    assert code == 0, printed
+    return {each["name"]: each["judged"] for each in json.loads(printed)["failures"]}
+
+
+def test_a_judge_is_asked_once_about_what_no_rule_knows(runs: Path) -> None:
+    unknown = [row(*LOCKED, attempt_index=n, checks_failed=[f"[X] {n}"]) for n in range(3)]
+    write_evaluation(runs / RUN, 5, [*unknown, row(says("Closed it, done."), attempt_index=3)])
+    with serve_model(lambda _: {"content": "The class is `environment_fault`."}) as (url, asked):
+        found = asked_judge(runs, url, "--judge-calls", "2")
+        assert found == {"environment_fault": 2, "other": 0, "false_completion": 0}
+        assert len(asked.bodies) == 2
+        assert "it is locked" in asked.bodies[0]["messages"][0]["content"]
+        assert asked_judge(runs, url)["environment_fault"] == 3
+        assert len(asked.bodies) == 3
+    page = (runs / RUN / "analysis" / "newest.html").read_text()
+    assert "3 (3 judged by a model)" in page
+
+
+def test_an_answer_that_names_no_class_leaves_it_unknown(runs: Path) -> None:
+    write_evaluation(runs / RUN, 5, [row(*LOCKED)])
+    with serve_model(lambda _: {"content": "gave_up or never_done, who knows"}) as (url, _):
+        assert asked_judge(runs, url) == {"other": 0}
+
+
+def test_a_judge_that_cannot_be_reached_is_an_error(runs: Path) -> None:
+    write_evaluation(runs / RUN, 5, [row(*LOCKED)])
+    with serve_model(lambda _: as_answer({"error": "no"}, 401)) as (url, _):
+        code, printed = analyze(runs, "--judge", url, "--judge-model", MODEL)
+    assert (code, "answered 401" in printed) == (1, True)
