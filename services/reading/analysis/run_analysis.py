@@ -1,7 +1,9 @@
 """The analysis of one evaluation of a run, as plain values: what `step_N.json` holds.
 
-analysis = analyze_run(Path("runs/RUN_ID"), step=None)
-analysis["failures"][0]["name"], analysis["failures"][0]["count"]"""
+    analysis = analyze_run(Path("runs/RUN_ID"), step=None)
+    analysis["failures"][0]["name"], analysis["failures"][0]["count"]
+
+`sections.py` makes text of it."""
 
 import json
 import sqlite3

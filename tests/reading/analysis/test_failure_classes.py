@@ -76,6 +76,17 @@ def test_a_search_that_finds_nothing_is_not_found() -> None:
         assert classify(row(call("find_issues", nothing), DONE))[0] == "not_found", nothing
 
 
+def test_an_id_is_no_status_of_http() -> None:
+    for text, name in (("HTTP 403", "authorization"), ("booking 403 not found", "not_found")):
+        assert classify(row(failed("tool_error", text), DONE))[0] == name
+
+
+def test_a_good_answer_with_an_empty_list_in_it_is_no_failed_search() -> None:
+    assert classify(row(call("close_issue", '{"ok": true, "warnings": []}'), DONE)) == (
+        "false_completion",
+    )
+
+
 def test_an_error_that_is_told_as_a_good_answer_counts() -> None:
     for text in ('{"error": "forbidden"}', "Error: forbidden", '{"ok": false, "why": "forbidden"}'):
         assert classify(row(call("close_issue", text), DONE))[0] == "authorization", text
