@@ -21,7 +21,7 @@ from services.reading.analysis.evaluation_files import (
     choose_evaluation,
     find_unknown,
 )
-from services.reading.analysis.failure_classes import RULES, Rule, load_rules
+from services.reading.analysis.failure_classes import RULES, FailureRule, load_rules
 from services.reading.analysis.run_analysis import analyze_run
 from services.reading.analysis.sections import Section, make_sections
 
@@ -70,7 +70,7 @@ def analyze(run_id: str, runs: Path, chosen: AnalysisChoice, *, as_json: bool) -
 
 
 async def _judge(
-    judge: JudgeChoice, run_dir: Path, folder: Path, rules: Sequence[Rule]
+    judge: JudgeChoice, run_dir: Path, folder: Path, rules: Sequence[FailureRule]
 ) -> Mapping[AttemptKey, str]:
     key = os.environ.get(judge.key_env, "").strip()
     rows = islice(find_unknown(folder, rules), judge.calls)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD
 from services.reading.analysis.attempt_facts import AttemptFacts, Row, read_facts
-from services.reading.analysis.failure_classes import RULES, Rule, classify_facts
+from services.reading.analysis.failure_classes import RULES, FailureRule, classify_facts
 
 # The policy's words about what judges it.
 _GRADER_WORDS = re.compile(
@@ -50,7 +50,7 @@ class AttemptMeasures:
         return self.reward is not None and self.reward >= PASS_REWARD
 
 
-def measure_attempt(row: Row, rules: Sequence[Rule] = RULES) -> AttemptMeasures:
+def measure_attempt(row: Row, rules: Sequence[FailureRule] = RULES) -> AttemptMeasures:
     """Measure the attempt of a row."""
     facts, counts, turns = read_facts(row), row["counts"], row["turns"]
     return AttemptMeasures(

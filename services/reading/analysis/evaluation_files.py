@@ -9,7 +9,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.run_folder import dump_files
 from services.reading.analysis.attempt_facts import Row
 from services.reading.analysis.attempt_measures import AttemptMeasures, measure_attempt
-from services.reading.analysis.failure_classes import OTHER, RULES, Rule, classify
+from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule, classify
 
 NOT_JUDGED: Mapping[AttemptKey, str] = {}
 
@@ -37,7 +37,9 @@ def choose_evaluation(run_dir: Path, step: int | None) -> tuple[int, Path]:
 
 
 def read_attempts(
-    folder: Path, rules: Sequence[Rule] = RULES, judged: Mapping[AttemptKey, str] = NOT_JUDGED
+    folder: Path,
+    rules: Sequence[FailureRule] = RULES,
+    judged: Mapping[AttemptKey, str] = NOT_JUDGED,
 ) -> list[AttemptMeasures]:
     """Measure the attempts in the folder of an evaluation; only the last try at each counts. Those
     that a model has `judged` have its class."""
@@ -52,7 +54,7 @@ def read_attempts(
     return list(found.values())
 
 
-def find_unknown(folder: Path, rules: Sequence[Rule] = RULES) -> Iterator[Row]:
+def find_unknown(folder: Path, rules: Sequence[FailureRule] = RULES) -> Iterator[Row]:
     """Yield the rows of graded attempts of which no rule knows why they failed."""
     for row in _read_rows(folder):
         if row["reward"] is not None and classify(row, rules) == (OTHER,):

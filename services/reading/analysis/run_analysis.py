@@ -22,7 +22,7 @@ from services.common.run_folder.metric_lines import METRICS_FILE, parse_points
 from services.common.text.parsing import as_object
 from services.reading.analysis.attempt_measures import AttemptMeasures
 from services.reading.analysis.evaluation_files import NOT_JUDGED, choose_evaluation, read_attempts
-from services.reading.analysis.failure_classes import OTHER, RULES, Rule
+from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
 
 FORMAT = 1
@@ -35,7 +35,7 @@ Attempts = Sequence[AttemptMeasures]
 def analyze_run(
     run_dir: Path,
     step: int | None,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[FailureRule] = RULES,
     judged: Mapping[AttemptKey, str] = NOT_JUDGED,
 ) -> dict[str, Any]:
     """Analyze an evaluation, the newest for `step` None; `judged` are classes that a model gave to
@@ -87,7 +87,9 @@ def measure_environment(attempts: Attempts, window: int | None) -> dict[str, Any
     }
 
 
-def count_failures(attempts: Attempts, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
+def count_failures(
+    attempts: Attempts, rules: Sequence[FailureRule] = RULES
+) -> list[dict[str, Any]]:
     """Count the attempts by the main reason why they failed, most frequent first, with examples;
     `judged` counts those of them that a model classed, `also` those that have the class next to
     another main one."""

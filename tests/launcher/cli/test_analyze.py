@@ -43,8 +43,8 @@ def test_json_is_that_of_the_file(runs: Path) -> None:
 def test_rules_of_a_user_come_first(runs: Path) -> None:
     path = runs / "rules.py"
     path.write_text(
-        "from services.reading.analysis.failure_classes import Rule\n"
-        "RULES = [Rule('boasts', 'It says that it closed it.', "
+        "from services.reading.analysis.failure_classes import FailureRule\n"
+        "RULES = [FailureRule('boasts', 'It says that it closed it.', "
         "lambda facts: 'I closed' in facts.last_words)]\n"
     )
     code, printed = analyze(runs, "--json", "--rules", str(path))

@@ -101,9 +101,9 @@ def test_an_ungraded_attempt_has_no_class_of_the_policys_behaviour() -> None:
 def test_rules_of_a_user_come_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from services.reading.analysis.failure_classes import Rule\n"
-        "RULES = [Rule('locked', 'It was locked.', lambda facts: any('locked' in call.answer "
-        "for call in facts.calls))]\n"
+        "from services.reading.analysis.failure_classes import FailureRule\n"
+        "RULES = [FailureRule('locked', 'It was locked.', "
+        "lambda facts: any('locked' in call.answer for call in facts.calls))]\n"
     )
     rules = load_rules(path)
     assert classify(row(failed("tool_error", "it is locked"), DONE), rules)[0] == "locked"
