@@ -134,6 +134,6 @@ def load_rules(path: Path) -> tuple[FailureRule, ...]:
         isinstance(rule, FailureRule) for rule in found
     ):
         raise ConfigError(
-            f"--rules: {path} has no list RULES of {FailureRule.__name__} of {FailureRule.__module__}"
+            f"--rules: {path} has no list RULES of {FailureRule.__name__}, as in docs/evaluation.md"
         )
     return (*found, *RULES)
