@@ -20,6 +20,14 @@ class Link(NamedTuple):
 
 Cell = str | Sequence[Link]
 _SHOWN_TASKS = 10
+# Columns of the behaviour in an environment.
+_SHARES = {
+    "repeated_calls": "repeated calls",
+    "tool_errors": "tool errors",
+    "thinking_share": "thinking",
+    "context_use_mean": "context use",
+    "context_use_max": "most context",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +119,6 @@ def _behaviour(analysis: Values) -> Section:
     )
     headings = ("environment", "attempts", "ungraded", "turns", "tool calls")
     return Section("Behaviour", text, (*headings, *_SHARES.values()), rows)
-
-
-_SHARES = {
-    "repeated_calls": "repeated calls",
-    "tool_errors": "tool errors",
-    "thinking_share": "thinking",
-    "context_use_mean": "context use",
-    "context_use_max": "most context",
-}
 
 
 def _learning(analysis: Values) -> Section:
