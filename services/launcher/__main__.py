@@ -29,8 +29,8 @@ from services.launcher.api.run_service import RunService
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import Backend, BackendError, BackendFactories
 from services.launcher.control.budget import meter_cost
-from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.evaluation_analyses import analyzed_runs
+from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.run_inputs import pin_model
 from services.launcher.doctor.start_gate import doctor_gate

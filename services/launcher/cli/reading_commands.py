@@ -284,6 +284,24 @@ def analyze(
         Path | None,
         typer.Option("--rules", help="Python file with a list RULES of classes of your own."),
     ] = None,
+    judge: Annotated[
+        str,
+        typer.Option(
+            "--judge",
+            metavar="URL",
+            help="Ask a model of this endpoint about attempts that no rule knows. It is sent their"
+            " conversations.",
+        ),
+    ] = "",
+    judge_model: Annotated[
+        str, typer.Option("--judge-model", help="Model of --judge (default: its first).")
+    ] = "",
+    judge_key_env: Annotated[
+        str, typer.Option("--judge-key-env", help="Variable with the key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
+    judge_calls: Annotated[
+        int, typer.Option("--judge-calls", min=1, help="Most attempts that --judge is asked about.")
+    ] = 50,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, as in analysis/step_N.json.")
     ] = False,
@@ -300,7 +318,11 @@ def analyze(
     """
     from services.launcher.cli import analyze as command
 
-    raise typer.Exit(command.analyze(run, runs, step, rules, as_json=as_json))
+    if judge_model and not judge:
+        raise typer.BadParameter("--judge-model requires --judge")
+    asked = command.JudgeChoice(judge, judge_model, judge_key_env, judge_calls) if judge else None
+    chosen = command.AnalysisChoice(step, rules, asked)
+    raise typer.Exit(command.analyze(run, runs, chosen, as_json=as_json))
 
 
 def export(

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from services.common.files.durable_files import replace_file
+from services.common.run_folder.dump_files import ANALYSES
 from services.common.run_folder.metric_lines import METRICS_FILE
 from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.progress_view import HELD_OUT, TRAINING
@@ -101,6 +102,7 @@ def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -
     files = {
         SUMMARY_FILE: "before and after, as numbers",
         CURVE_FILE: "learning curve",
+        f"{ANALYSES}/newest.html": "why attempts of the newest evaluation fail",
         MODEL_FOLDER: "the trained model, for transformers and vLLM",
         METRICS_FILE: "every metric of every step",
         ALARMS_FILE: "alarms, each with its cause and what to try",

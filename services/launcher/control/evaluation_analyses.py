@@ -1,5 +1,5 @@
-"""Analyses of evaluations, each by a program of `services.reading` that the launcher starts once the
-episodes of an evaluation are dumped."""
+"""Analyses of evaluations, each by a program of `services.reading` that the launcher starts once
+the episodes of an evaluation are dumped."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from services.launcher.control.background_loops import run_safely
 from services.launcher.store.ledger import Ledger, StoredRun
 
 # Not imported: services know no reader. It lowers its own priority.
-ANALYSIS = "services.reading.analysis"
+_ANALYSIS = "services.reading.analysis"
 _READERS = "services.reading"
 _LOG = "logs/analysis.log"
 _LOOK_S = 2.0
@@ -47,10 +47,9 @@ async def analyzed_runs(runs: Path) -> AsyncGenerator[None]:
 class EvaluationAnalyses:
     """Starts one analysis at a time. No run waits for it, nor fails because of it."""
 
-    def __init__(self, runs: Path, store: Ledger, program: str = ANALYSIS) -> None:
+    def __init__(self, runs: Path, store: Ledger) -> None:
         self._runs = runs
         self._store = store
-        self._program = program
         # Runs whose evaluations may not all be analyzed; one that has ended is looked at once more.
         self._open = set[str]()
         # Dumps that were analyzed, or could not be, by when they were written.
@@ -82,7 +81,7 @@ class EvaluationAnalyses:
         if find_spec(_READERS) is None:
             self._tell_once(run_dir, f"no analysis: {_READERS} is not installed here")
             return
-        command = python_command("-m", self._program, str(run_dir), "--step", str(version))
+        command = python_command("-m", _ANALYSIS, str(run_dir), "--step", str(version))
         tied = tied_command(signal.SIGKILL, *command)
         try:
             ended = await run_child(tied, env=child_environment(ours=True), seconds=_MOST_S)

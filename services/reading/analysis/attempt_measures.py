@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD
 from services.reading.analysis.attempt_facts import AttemptFacts, Row, read_facts
-from services.reading.analysis.failure_classes import RULES, Rule, classify_facts
+from services.reading.analysis.failure_classes import RULES, FailureRule, classify_facts
 
 # The policy's words about what judges it.
 _GRADER_WORDS = re.compile(
-    r"\b(validate_task|verifier|def verify|checks_(passed|failed)|final_answer\b.*\bscore|reward)\b",
-    re.IGNORECASE,
+    r"\b(validate_task|verifier|def verify|checks_(passed|failed)|reward)\b", re.IGNORECASE
 )
 # Characters of the task that the policy's last words repeat to the letter.
 _COPIED = 120
@@ -19,8 +19,9 @@ _COPIED = 120
 
 @dataclass(frozen=True, slots=True)
 class AttemptMeasures:
-    """One attempt. `classes` are why it failed, the main one first; `signs` are reasons to look at
-    it although it passed. `context_tokens` are the most tokens that it held."""
+    """One attempt. `classes` are why it failed, the main one first, which a model said if `judged`;
+    `signs` are reasons to look at it although it passed. `context_tokens` are the most tokens that
+    it held."""
 
     env_key: str
     task_key: str
@@ -38,13 +39,18 @@ class AttemptMeasures:
     policy_tokens: int
     thinking_tokens: int
     context_tokens: int
+    judged: bool = False
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.group_id, self.attempt_index, self.attempt_try)
 
     @property
     def passed(self) -> bool:
         return self.reward is not None and self.reward >= PASS_REWARD
 
 
-def measure_attempt(row: Row, rules: Sequence[Rule] = RULES) -> AttemptMeasures:
+def measure_attempt(row: Row, rules: Sequence[FailureRule] = RULES) -> AttemptMeasures:
     """Measure the attempt of a row."""
     facts, counts, turns = read_facts(row), row["counts"], row["turns"]
     return AttemptMeasures(

@@ -1,12 +1,17 @@
 """The evaluations of a run in its dumps, attempt by attempt."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from services.common.domain.attempts import AttemptKey
 from services.common.run_folder import dump_files
+from services.reading.analysis.attempt_facts import Row
 from services.reading.analysis.attempt_measures import AttemptMeasures, measure_attempt
-from services.reading.analysis.failure_classes import RULES, Rule
+from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule, classify
+
+NOT_JUDGED: Mapping[AttemptKey, str] = {}
 
 
 class NothingToAnalyzeError(Exception):
@@ -31,20 +36,35 @@ def choose_evaluation(run_dir: Path, step: int | None) -> tuple[int, Path]:
     return found[-1]
 
 
-def read_attempts(folder: Path, rules: Sequence[Rule] = RULES) -> list[AttemptMeasures]:
-    """Measure the attempts in the folder of an evaluation; only the last try at each counts."""
+def read_attempts(
+    folder: Path,
+    rules: Sequence[FailureRule] = RULES,
+    judged: Mapping[AttemptKey, str] = NOT_JUDGED,
+) -> list[AttemptMeasures]:
+    """Measure the attempts in the folder of an evaluation; only the last try at each counts. Those
+    that a model has `judged` have its class."""
     found: dict[tuple[str, int], AttemptMeasures] = {}
-    for attempt in _measure_lines(folder, rules):
+    for row in _read_rows(folder):
+        attempt = measure_attempt(row, rules)
+        if (said := judged.get(attempt.key, OTHER)) != OTHER:
+            attempt = replace(attempt, classes=(said,), judged=True)
         place = (attempt.group_id, attempt.attempt_index)
         if place not in found or found[place].attempt_try < attempt.attempt_try:
             found[place] = attempt
     return list(found.values())
 
 
-def _measure_lines(folder: Path, rules: Sequence[Rule]) -> Iterator[AttemptMeasures]:
+def find_unknown(folder: Path, rules: Sequence[FailureRule] = RULES) -> Iterator[Row]:
+    """Yield the rows of graded attempts of which no rule knows why they failed."""
+    for row in _read_rows(folder):
+        if row["reward"] is not None and classify(row, rules) == (OTHER,):
+            yield row
+
+
+def _read_rows(folder: Path) -> Iterator[Row]:
     for path in sorted(folder.glob("*.jsonl")):
         if path.name != dump_files.AGGREGATED:
             with path.open(encoding="utf-8") as file:
                 # A line holds all tokens of its attempt: one in memory at a time.
                 for line in file:
-                    yield measure_attempt(json.loads(line), rules)
+                    yield json.loads(line)

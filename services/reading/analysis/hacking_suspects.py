@@ -1,5 +1,5 @@
-"""Passed attempts that may have fooled their verifier, most suspect first: hints for a reader, never
-alarms."""
+"""Passed attempts that may have fooled their verifier, most suspect first: hints for a reader,
+never alarms."""
 
 import statistics
 from collections import defaultdict
@@ -43,14 +43,19 @@ def find_suspects(attempts: Iterable[AttemptMeasures]) -> list[Suspect]:
     found = [
         Suspect(
             attempt,
-            (*attempt.signs, *_compare(attempt, by_task[attempt.task_key], by_env[attempt.env_key])),
+            (
+                *attempt.signs,
+                *_compare(attempt, by_task[attempt.task_key], by_env[attempt.env_key]),
+            ),
         )
         for attempt in passed
     ]
     return sorted((each for each in found if each.signs), key=lambda each: -each.score)
 
 
-def _compare(attempt: AttemptMeasures, calls: Sequence[int], tokens: Sequence[int]) -> Iterator[str]:
+def _compare(
+    attempt: AttemptMeasures, calls: Sequence[int], tokens: Sequence[int]
+) -> Iterator[str]:
     """Yield the signs of an attempt among the passes at its task, and in its environment."""
     # Of two passes, one has fewer calls for no reason.
     if len(calls) > 2 and attempt.calls <= statistics.median(calls) / 2:

@@ -16,9 +16,10 @@ def draw_bars(title: str, values: Sequence[tuple[str, int]]) -> str:
     parts = list[str]()
     for place, (label, value) in enumerate(values):
         y, width = place * _BAR, room * value / most
+        size = f'y="{y + 3}" width="{width:.1f}" height="16"'
         parts += [
             _text(_LABEL - 8, y + 15, label, "end"),
-            f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="16" fill="{_COLOURS[0]}"/>',
+            f'<rect x="{_LABEL}" {size} fill="{_COLOURS[0]}"/>',
             _text(_LABEL + width + 6, y + 15, f"{value:,}"),
         ]
     return _frame(title, len(values) * _BAR, parts)
@@ -27,30 +28,31 @@ def draw_bars(title: str, values: Sequence[tuple[str, int]]) -> str:
 def draw_lines(title: str, lines: Mapping[str, Series]) -> str:
     """Draw shares between 0 and 1 over steps, one line for each name, which is its legend."""
     steps = [step for series in lines.values() for step, _ in series]
-    first, span = min(steps, default=0), max(1, max(steps, default=1) - min(steps, default=0))
+    first, last = min(steps, default=0), max(steps, default=1)
     room = _WIDTH - _LEFT - _LABEL
-
-    def place(step: int, value: float) -> str:
-        return f"{_LEFT + room * (step - first) / span:.1f},{_PLOT * (1 - value) + 8:.1f}"
-
-    parts = list[str]()
+    parts = [_text(_LEFT, _PLOT + 24, str(first))]
+    parts.append(_text(_LEFT + room, _PLOT + 24, f"step {last}", "end"))
     for share in (0.0, 0.5, 1.0):
-        y = _PLOT * (1 - share) + 8
-        parts += [
-            f'<path d="M{_LEFT} {y}h{room}" stroke="currentColor" stroke-opacity=".25"/>',
-            _text(_LEFT - 6, y + 4, f"{share:.0%}", "end"),
-        ]
-    parts += [_text(_LEFT, _PLOT + 24, str(first)), _text(_LEFT + room, _PLOT + 24, f"step {first + span}", "end")]
+        y = _height_of(share)
+        parts.append(f'<path d="M{_LEFT} {y}h{room}" stroke="currentColor" stroke-opacity=".25"/>')
+        parts.append(_text(_LEFT - 6, y + 4, f"{share:.0%}", "end"))
     for number, (name, series) in enumerate(lines.items()):
-        colour, points = _COLOURS[number % len(_COLOURS)], [place(*each) for each in series]
-        parts.append(f'<polyline fill="none" stroke="{colour}" points="{" ".join(points)}"/>')
-        parts += (f'<circle r="2.5" fill="{colour}" cx="{x}" cy="{y}"/>' for x, y in (p.split(",") for p in points))
-        y = 18 + number * _BAR
-        parts += [
-            f'<rect x="{_WIDTH - _LABEL + 12}" y="{y - 9}" width="12" height="12" fill="{colour}"/>',
-            _text(_WIDTH - _LABEL + 30, y + 2, name),
+        colour, y = _COLOURS[number % len(_COLOURS)], 18 + number * _BAR
+        points = [
+            (_LEFT + room * (step - first) / max(1, last - first), _height_of(value))
+            for step, value in series
         ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline fill="none" stroke="{colour}" points="{path}"/>')
+        # One step is no line.
+        parts += (f'<circle r="2" fill="{colour}" cx="{x:.1f}" cy="{y:.1f}"/>' for x, y in points)
+        parts.append(f'<circle r="6" fill="{colour}" cx="{_WIDTH - _LABEL + 18}" cy="{y - 3}"/>')
+        parts.append(_text(_WIDTH - _LABEL + 30, y + 2, name))
     return _frame(title, max(_PLOT + _BOTTOM + 8, len(lines) * _BAR), parts)
+
+
+def _height_of(share: float) -> float:
+    return _PLOT * (1 - share) + 8
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

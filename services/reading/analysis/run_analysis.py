@@ -1,7 +1,9 @@
 """The analysis of one evaluation of a run, as plain values: what `step_N.json` holds.
 
     analysis = analyze_run(Path("runs/RUN_ID"), step=None)
-    analysis["failures"][0]["name"], analysis["failures"][0]["count"]"""
+    analysis["failures"][0]["name"], analysis["failures"][0]["count"]
+
+`sections.py` makes text of it."""
 
 import json
 import sqlite3
@@ -11,15 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.domain.pass_rates import pass_at_k
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.process.own_version import own_version
 from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.common.run_folder.metric_lines import METRICS_FILE, parse_points
 from services.common.text.parsing import as_object
 from services.reading.analysis.attempt_measures import AttemptMeasures
-from services.reading.analysis.evaluation_files import choose_evaluation, read_attempts
-from services.reading.analysis.failure_classes import OTHER, RULES, Rule
+from services.reading.analysis.evaluation_files import NOT_JUDGED, choose_evaluation, read_attempts
+from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
 
 FORMAT = 1
@@ -29,11 +32,17 @@ _EXAMPLES, _MOST_TASKS = 3, 50
 Attempts = Sequence[AttemptMeasures]
 
 
-def analyze_run(run_dir: Path, step: int | None, rules: Sequence[Rule] = RULES) -> dict[str, Any]:
-    """Analyze an evaluation, the newest for `step` None. Raises NothingToAnalyzeError."""
+def analyze_run(
+    run_dir: Path,
+    step: int | None,
+    rules: Sequence[FailureRule] = RULES,
+    judged: Mapping[AttemptKey, str] = NOT_JUDGED,
+) -> dict[str, Any]:
+    """Analyze an evaluation, the newest for `step` None; `judged` are classes that a model gave to
+    attempts that no rule knows. Raises NothingToAnalyzeError."""
     version, folder = choose_evaluation(run_dir, step)
     first, first_folder = dump_files.find_evaluations(run_dir)[0]
-    after = read_attempts(folder, rules)
+    after = read_attempts(folder, rules, judged)
     before = read_attempts(first_folder, rules) if first_folder != folder else []
     spec = _read_object(run_dir / "spec.json")
     window = as_object(spec.get("policy")).get("max_model_len")
@@ -61,13 +70,12 @@ def analyze_run(run_dir: Path, step: int | None, rules: Sequence[Rule] = RULES) 
 
 def measure_environment(attempts: Attempts, window: int | None) -> dict[str, Any]:
     """Measure the behaviour in one environment; rates are None without anything to divide by."""
-    graded = [each for each in attempts if each.reward is not None]
     calls, tokens = sum(each.calls for each in attempts), sum(e.policy_tokens for e in attempts)
     most = max((each.context_tokens for each in attempts), default=0)
     return {
-        **{"attempts": len(attempts), "ungraded": len(attempts) - len(graded)},
+        "attempts": len(attempts),
+        "ungraded": sum(each.reward is None for each in attempts),
         "tasks": len({each.task_key for each in attempts}),
-        **_pass_rates(graded),
         "avg_turns": _mean(each.turns for each in attempts),
         "avg_tool_calls": _mean(each.calls for each in attempts),
         "repeated_calls": _share(sum(each.repeats for each in attempts), calls),
@@ -79,26 +87,12 @@ def measure_environment(attempts: Attempts, window: int | None) -> dict[str, Any
     }
 
 
-def _pass_rates(graded: Attempts) -> dict[str, Any]:
-    """Return pass@1, pass@k of the largest k that every task allows, and the mean population
-    variance of the rewards of a task, over tasks with at least two of them."""
-    by_group = defaultdict[str, list[AttemptMeasures]](list)
-    for each in graded:
-        by_group[each.group_id].append(each)
-    counts = [(len(group), sum(each.passed for each in group)) for group in by_group.values()]
-    k = min((attempts for attempts, _ in counts), default=0)
-    rewards = [[e.reward or 0.0 for e in group] for group in by_group.values() if len(group) > 1]
-    return {
-        "pass_at_1": _mean(pass_at_k(*each, 1) for each in counts),
-        "k": k,
-        "pass_at_k": _mean(pass_at_k(*each, k) for each in counts) if k else None,
-        "variance_per_prompt": _mean(map(statistics.pvariance, rewards)),
-    }
-
-
-def count_failures(attempts: Attempts, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
+def count_failures(
+    attempts: Attempts, rules: Sequence[FailureRule] = RULES
+) -> list[dict[str, Any]]:
     """Count the attempts by the main reason why they failed, most frequent first, with examples;
-    `also` counts those that have the class besides another main one."""
+    `judged` counts those of them that a model classed, `also` those that have the class next to
+    another main one."""
     counts = _class_counts(attempts)
     described = {rule.name: rule.description for rule in rules}
     described[OTHER] = "No rule knows why."
@@ -107,6 +101,7 @@ def count_failures(attempts: Attempts, rules: Sequence[Rule] = RULES) -> list[di
         {
             **{"name": name, "description": described[name], "count": counts[name]},
             "share": _share(counts[name], len(attempts)),
+            "judged": sum(e.judged for e in failed if e.classes[0] == name),
             "also": sum(name in each.classes[1:] for each in failed),
             "examples": [_example(e) for e in failed if e.classes[0] == name][:_EXAMPLES],
         }
@@ -124,27 +119,35 @@ def _example(attempt: AttemptMeasures) -> dict[str, Any]:
 
 
 def compare_evaluations(before: Attempts, after: Attempts) -> list[dict[str, Any]]:
-    """Compare pass@1 of two evaluations by set and environment; None where one has no figure."""
-    found = list[dict[str, Any]]()
-    places = sorted({(each.eval_set, each.env_key) for each in after})
-    for place in places:
-        sides = (
-            [each for each in attempts if (each.eval_set, each.env_key) == place]
-            for attempts in (before, after)
-        )
-        figures = [
-            {
-                "pass_at_1": _pass_rates(graded := [e for e in side if e.reward is not None])[
-                    "pass_at_1"
-                ],
-                "tasks": len({each.task_key for each in graded}),
-                "ungraded": len(side) - len(graded),
-            }
-            for side in sides
-        ]
-        row = {"set": place[0], "env_key": place[1]}
-        found.append({**row, "before": figures[0], "after": figures[1]})
-    return found
+    """Compare two evaluations by set and environment; a figure is None without graded attempts."""
+    return [
+        {
+            **{"set": place[0], "env_key": place[1]},
+            "before": measure_success([e for e in before if (e.eval_set, e.env_key) == place]),
+            "after": measure_success([e for e in after if (e.eval_set, e.env_key) == place]),
+        }
+        for place in sorted({(each.eval_set, each.env_key) for each in after})
+    ]
+
+
+def measure_success(attempts: Attempts) -> dict[str, Any]:
+    """Measure pass@1, pass@k of the largest k that every task allows, and the mean population
+    variance of the rewards of a task, over tasks with two graded attempts or more."""
+    rewards = defaultdict[str, list[float]](list)
+    for each in attempts:
+        if each.reward is not None:
+            rewards[each.task_key].append(each.reward)
+    counts = [(len(own), sum(each >= PASS_REWARD for each in own)) for own in rewards.values()]
+    k = min((tries for tries, _ in counts), default=0)
+    return {
+        **{"tasks": len(counts), "k": k},
+        "ungraded": len(attempts) - sum(tries for tries, _ in counts),
+        "pass_at_1": _mean(pass_at_k(*each, 1) for each in counts),
+        "pass_at_k": _mean(pass_at_k(*each, k) for each in counts),
+        "variance_per_prompt": _mean(
+            statistics.pvariance(own) for own in rewards.values() if len(own) > 1
+        ),
+    }
 
 
 def read_learning(run_dir: Path, last: int, envs: Sequence[str]) -> dict[str, Any]:

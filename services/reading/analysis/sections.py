@@ -20,6 +20,14 @@ class Link(NamedTuple):
 
 Cell = str | Sequence[Link]
 _SHOWN_TASKS = 10
+# Columns of the behaviour in an environment.
+_SHARES = {
+    "repeated_calls": "repeated calls",
+    "tool_errors": "tool errors",
+    "thinking_share": "thinking",
+    "context_use_mean": "context use",
+    "context_use_max": "most context",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +63,18 @@ def _before_after(analysis: Values) -> Section:
             each["set"],
             each["env_key"],
             *(percent(each[side]["pass_at_1"]) for side in ("before", "after")),
-            str(each["after"]["tasks"]),
-            str(each["after"]["ungraded"]),
+            f"{percent(after['pass_at_k'])} (k = {after['k']})",
+            number(after["variance_per_prompt"]),
+            str(after["tasks"]),
+            str(after["ungraded"]),
         )
         for each in analysis["before_after"]
+        for after in (each["after"],)
     )
     first, step = analysis["first_step"], analysis["step"]
     text = f"pass@1 of version {step}, next to the first evaluation (version {first})."
-    headings = ("set", "environment", "before", "after", "tasks", "ungraded attempts")
-    return Section("Before and after", text, headings, rows)
+    headings = ("set", "environment", "before", "after", "pass@k", "variance per prompt", "tasks")
+    return Section("Before and after", text, (*headings, "ungraded attempts"), rows)
 
 
 def _failures(analysis: Values) -> Section:
@@ -72,7 +83,8 @@ def _failures(analysis: Values) -> Section:
     rows = tuple(
         (
             each["name"],
-            str(each["count"]),
+            str(each["count"])
+            + (f" ({each['judged']} judged by a model)" if each["judged"] else ""),
             percent(each["share"]),
             str(before.get(each["name"], 0)),
             str(each["also"]),
@@ -96,8 +108,6 @@ def _behaviour(analysis: Values) -> Section:
             env,
             str(each["attempts"]),
             str(each["ungraded"]),
-            percent(each["pass_at_1"]),
-            f"{percent(each['pass_at_k'])} (k = {each['k']})",
             number(each["avg_turns"]),
             number(each["avg_tool_calls"]),
             *(percent(each[name]) for name in _SHARES),
@@ -110,17 +120,8 @@ def _behaviour(analysis: Values) -> Section:
         "Repeated calls and tool errors are shares of the calls, thinking is one of the policy's"
         f" tokens, and context use, mean and most, one of the window{known}."
     )
-    headings = ("environment", "attempts", "ungraded", "pass@1", "pass@k", "turns", "tool calls")
+    headings = ("environment", "attempts", "ungraded", "turns", "tool calls")
     return Section("Behaviour", text, (*headings, *_SHARES.values()), rows)
-
-
-_SHARES = {
-    "repeated_calls": "repeated calls",
-    "tool_errors": "tool errors",
-    "thinking_share": "thinking",
-    "context_use_mean": "context use",
-    "context_use_max": "most context",
-}
 
 
 def _learning(analysis: Values) -> Section:
@@ -143,7 +144,9 @@ def _learning(analysis: Values) -> Section:
     headings = ("environment", "steps", "steps with signal", "groups with signal")
     headings = (*headings, "variance per prompt", "pass@1 in training", "verdict")
     lines = {env: each["curve"] for env, each in analysis["learning"].items()}
-    return Section("Signal in training", text, headings, rows, draw_lines("Signal", lines) if lines else "")
+    return Section(
+        "Signal in training", text, headings, rows, draw_lines("Signal", lines) if lines else ""
+    )
 
 
 def _tasks(analysis: Values) -> Section:
@@ -160,7 +163,12 @@ def _tasks(analysis: Values) -> Section:
 
 def _suspects(analysis: Values) -> Section:
     rows = tuple(
-        (str(each["score"]), [_link(analysis["run_id"], each)], each["task_key"], "; ".join(each["signs"]))
+        (
+            str(each["score"]),
+            [_link(analysis["run_id"], each)],
+            each["task_key"],
+            "; ".join(each["signs"]),
+        )
         for each in analysis["suspects"]
     )
     text = "Passed attempts that a person should read, the oddest first. None of this is an alarm."

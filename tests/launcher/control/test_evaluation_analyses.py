@@ -81,11 +81,11 @@ async def test_that_the_readers_are_not_installed_is_said_once(
     store: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = begin(store, tmp_path)
-    monkeypatch.setattr(evaluation_analyses, "_READERS", "services.no_such_readers")
+    monkeypatch.setattr(evaluation_analyses, "_READERS", "no_such_readers")
     analyses = EvaluationAnalyses(tmp_path, store)
     await analyses.analyze_pending()
     await analyses.analyze_pending()
-    assert log_of(run_dir) == "no analysis: services.no_such_readers is not installed here\n"
+    assert log_of(run_dir) == "no analysis: no_such_readers is not installed here\n"
 
 
 async def test_an_analysis_that_fails_is_not_repeated(store: Ledger, tmp_path: Path) -> None:

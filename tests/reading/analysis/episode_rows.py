@@ -9,7 +9,9 @@ Message = dict[str, Any]
 NOTHING: Mapping[str, Any] = {}
 
 
-def call(name: str, answer: str | None = None, outcome: str = "ok", **arguments: Any) -> list[Message]:
+def call(
+    name: str, answer: str | None = None, outcome: str = "ok", **arguments: Any
+) -> list[Message]:
     """A turn with one call, and its answer unless that is None."""
     function = {"name": name, "arguments": arguments}
     made = {"id": "call-0", "type": "function", "function": function}

@@ -1,6 +1,6 @@
 """How far the rules agree with people about labelled attempts: the numbers of docs/evaluation.md.
 
-    python -m tests.reading.analysis.label_agreement"""
+python -m tests.reading.analysis.label_agreement"""
 
 from collections import Counter
 from collections.abc import Sequence

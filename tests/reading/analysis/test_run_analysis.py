@@ -56,9 +56,6 @@ def run_dir(tmp_path: Path) -> Path:
 def test_behaviour_is_measured_and_ungraded_attempts_are_counted_next_to_it(run_dir: Path) -> None:
     measured = analyze_run(run_dir, None)["environments"]["tracker"]
     assert (measured["attempts"], measured["ungraded"], measured["tasks"]) == (7, 1, 4)
-    assert measured["pass_at_1"] == pytest.approx((1 + 0.5 + 0) / 3)
-    assert (measured["k"], measured["pass_at_k"]) == (2, pytest.approx(2 / 3))
-    assert measured["variance_per_prompt"] == pytest.approx((0 + 0.25 + 0) / 3)
     assert measured["thinking_share"] == pytest.approx(0.4)
     assert measured["context_tokens_max"] == 100 + 3 * 20 + 10
     assert measured["context_use_max"] == pytest.approx(170 / 400)
@@ -77,8 +74,12 @@ def test_the_newest_evaluation_is_compared_with_the_first(run_dir: Path) -> None
     assert (analysis["first_step"], analysis["step"]) == (0, 8)
     [compared] = analysis["before_after"]
     assert (compared["set"], compared["env_key"]) == ("heldout", "tracker")
-    assert compared["before"] == {"pass_at_1": 0.0, "tasks": 3, "ungraded": 0}
-    assert compared["after"] == {"pass_at_1": pytest.approx(0.5), "tasks": 3, "ungraded": 1}
+    before, after = compared["before"], compared["after"]
+    assert (before["pass_at_1"], before["tasks"], before["ungraded"]) == (0.0, 3, 0)
+    assert after["pass_at_1"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert (after["tasks"], after["ungraded"]) == (3, 1)
+    assert (after["k"], after["pass_at_k"]) == (2, pytest.approx(2 / 3))
+    assert after["variance_per_prompt"] == pytest.approx((0 + 0.25 + 0) / 3)
     assert analysis["failures_before"] == {"false_completion": 6}
 
 
@@ -125,10 +126,11 @@ FORMS = ("json", "md", "html")
 
 
 def test_no_text_of_others_becomes_markup(tmp_path: Path) -> None:
-    rows = [attempt(0, n, FOUND, env_key=HOSTILE, task_key=HOSTILE) for n in range(2)]
-    write_evaluation(tmp_path / "demo-1", 0, [{**each, "env_key": "x"} for each in rows])
-    path = tmp_path / "demo-1" / "evals" / "step_0" / "x.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    rows = [attempt(0, n, FOUND) for n in range(2)]
+    write_evaluation(tmp_path / "demo-1", 0, rows)
+    hostile = [{**each, "env_key": HOSTILE, "task_key": HOSTILE} for each in rows]
+    path = tmp_path / "demo-1" / "evals" / "step_0" / "tracker.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in hostile))
     write_analysis(tmp_path / "demo-1", analyze_run(tmp_path / "demo-1", None))
     page = (tmp_path / "demo-1" / "analysis" / "newest.html").read_text()
     assert "&lt;script&gt;" in page and "<script" not in page
@@ -143,6 +145,7 @@ def test_the_program_writes_the_files_and_says_which(run_dir: Path) -> None:
     ended = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(run_dir / "analysis" / "step_8.json")
-    empty = subprocess.run([*command[:-1], str(run_dir.parent)], env=child_environment(), capture_output=True, text=True)
+    nothing = (*command[:-1], str(run_dir.parent))
+    empty = subprocess.run(nothing, env=child_environment(), capture_output=True, text=True)
     assert empty.returncode == 1
     assert empty.stderr.startswith("error: run ")

@@ -46,9 +46,9 @@ from services.reading.inspector.queries.run_library import RunLibrary
 
 # The style of an analysis is in its page, which is one file.
 CONTENT_POLICY = (
-    f"default-src 'none'; style-src 'self' '{STYLE_DIGEST}'; script-src 'self'; img-src 'self' data:;"
-    " connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none';"
-    " form-action 'self'"
+    f"default-src 'none'; style-src 'self' '{STYLE_DIGEST}'; script-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; frame-src 'self'; frame-ancestors 'self';"
+    " base-uri 'none'; form-action 'self'"
 )
 _HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
