@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.json_files import read_json_object
+from services.common.run_folder.dump_files import ANALYSES
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.common.run_folder.metric_lines import (
     ALARMS_FILE,
@@ -25,8 +26,6 @@ from services.reading.analysis.run_analysis import FORMAT
 from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
 from services.reading.evaluation.run_evaluations import MAIN_SET, read_evaluation
 from services.reading.inspector.queries.metric_series import MetricSeries
-
-_ANALYSIS = Path("analysis", "newest.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
         manifest=_read_manifest(find_value(spec, "learner.data"), problems),
         writers=journal.get("writers", []),
         starts=journal.get("starts", 0),
-        analysis=_read_analysis(folder / _ANALYSIS, problems),
+        analysis=_read_analysis(folder / ANALYSES / "newest.json", problems),
         problems=problems,
     )
 
