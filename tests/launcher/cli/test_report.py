@@ -171,9 +171,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_page_that_says_so(made: P
     assert code == 0, output
     text = (made / "demo-3" / "report" / "report.md").read_text()
     assert "There is no journal: the run's learner never began." in text
-    assert (
-        "No evaluation has ended." in text and "No picture: there are no metrics" in text
-    )
+    assert "No evaluation has ended." in text and "No picture: there are no metrics" in text
     assert not (made / "demo-3" / "report" / "curves.svg").exists()
 
 
@@ -186,6 +184,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made: Path, tmp_path: Pat
     spec = json.loads((run / "spec.json").read_text())
     spec["learner"]["data"] = "gone/manifest.json"
     (run / "spec.json").write_text(json.dumps(spec))
+    (run / "journal.sqlite").write_bytes(b"no journal")
     code, output = report(tmp_path, "demo-1")
     assert code == 0, output
     text = (run / "report" / "report.md").read_text()
@@ -194,9 +193,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made: Path, tmp_path: Pat
     assert "summary.json is damaged: cannot read" in text
     assert "The manifest of its data is not here now: cannot read gone/manifest.json" in text
     assert "| optimizer steps | 3 of 3 |" in text
-    (run / "journal.sqlite").write_bytes(b"no journal")
-    assert report(tmp_path, "demo-1")[0] == 0
-    assert re.search("journal.sqlite cannot be read", (run / "report" / "report.md").read_text())
+    assert "journal.sqlite cannot be read as a journal" in text
 
 
 @pytest.mark.parametrize(
