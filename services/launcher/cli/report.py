@@ -58,9 +58,7 @@ def _draw_curves(path: Path, found: Sequence[ReportedRun]) -> Section:
     """Draw the runs' curves into a file; return the section that shows them."""
     path.unlink(missing_ok=True)
     if not draw_panels(path, make_panels(found)):
-        return Section(
-            "Curves", "No picture: there are no metrics, or it could not be drawn."
-        )
+        return Section("Curves", "No picture: there are no metrics, or it could not be drawn.")
     # An image, unlike SVG within the page, shares no names with it, and runs no script.
     data = base64.b64encode(path.read_bytes()).decode()
     picture = f'<img alt="Curves over optimizer steps" src="data:image/svg+xml;base64,{data}">'

@@ -4,6 +4,7 @@ report says so, and shows the others."""
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from services.common.tasks.task_files import TaskFileError
 from services.common.text.parsing import as_object
 from services.reading.analysis.run_analysis import FORMAT
 from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
-from services.reading.evaluation.run_evaluations import MAIN_SET, read_evaluation
+from services.reading.evaluation.run_evaluations import list_evaluations, read_evaluation
 from services.reading.inspector.queries.metric_series import MetricSeries
+
+# By task; attempts without a grade have none.
+Rewards = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ class ReportedRun:
     summary: Mapping[str, Any]
     metrics: MetricSeries
     evals: Sequence[ReportedEval]
-    # Of the newest evaluation on the main set, by task, without attempts that have no grade.
-    rewards: Mapping[str, Sequence[float]]
+    # Of its first and newest evaluation on the main set, by step.
+    rewards: Mapping[int, Rewards]
     alarms: Sequence[Mapping[str, Any]]
     # The manifest of its data, if it names one.
     manifest: Mapping[str, Any]
@@ -129,13 +133,14 @@ def _read_journal(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _read_rewards(folder: Path) -> Mapping[str, Sequence[float]]:
-    try:
-        _, attempts = read_evaluation(folder, eval_set=MAIN_SET)
-    except EvaluationError:
-        # The page has no evaluation of it either.
-        return {}
-    return rewards_by_task(attempts)
+def _read_rewards(folder: Path) -> dict[int, Rewards]:
+    """Read the first and the newest evaluation; none of a run without a journal."""
+    found: dict[int, Rewards] = {}
+    with suppress(EvaluationError):
+        steps = [each.step for each in list_evaluations(folder)]
+        for step in sorted({*steps[:1], *steps[-1:]}):
+            found[step] = rewards_by_task(read_evaluation(folder, step)[1])
+    return found
 
 
 def _read_analysis(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from services.common.text.parsing import as_object
 from services.reading.analysis.sections import Cell, Section, make_sections
 from services.reading.evaluation.run_evaluations import MAIN_SET
 from services.reading.report.reproduction import list_commands, spec_to_run
-from services.reading.report.run_facts import ReportedEval, ReportedRun
+from services.reading.report.run_facts import ReportedEval, ReportedRun, Rewards
 from services.reading.statistics.paired import compare_paired
 
 _NONE = "-"
@@ -21,10 +21,12 @@ def build_sections(runs: Runs, curves: Section, libraries: Mapping[str, str]) ->
     """Return the sections of a page about one run, or several. `libraries` are the versions that
     are installed where the page is written."""
     lacking = tuple((run.run_id, each) for run in runs for each in run.problems)
+    comparison = _compare_evaluations(runs)
     found = [
         Section("What is missing", "", ("run", "problem"), lacking),
         *_list_evaluations(runs),
-        *([_compare_newest(runs), _list_differences(runs)] if len(runs) > 1 else []),
+        *([comparison] if comparison.rows else []),
+        *([_list_differences(runs)] if len(runs) > 1 else []),
         curves,
         _side_by_side("Course", "", list(map(_describe_course, runs)), runs),
         _list_alarms(runs),
@@ -98,22 +100,31 @@ def _format_figures(figures: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _compare_newest(runs: Runs) -> Section:
-    """Compare each run's newest evaluation with the first run's, on their common tasks."""
-    first, *others = runs
+def _compare_evaluations(runs: Runs) -> Section:
     text = (
-        f"Mean reward per task in the newest evaluation on {MAIN_SET}, minus that of"
-        f" {first.run_id}, on the tasks that both have; p is of a two-sided exact test of no"
-        " difference. The last column: how many such tasks show this difference four times in five."
+        f"Mean reward of a task on {MAIN_SET}, minus that in the other evaluation, over the tasks"
+        " that both have graded attempts at; p is of a two-sided exact test of no difference. Tasks"
+        " needed: with so many such tasks this difference is found four times in five."
     )
-    headings = ("run", "tasks", "difference", "won", "lost", "tied", "p", "tasks needed")
-    rows = tuple((run.run_id, *_format_comparison(first, run)) for run in others)
-    return Section(f"Against {first.run_id}", text, headings, rows)
+    headings = ("newest evaluation", "tasks", "difference", "won", "lost", "tied", "p")
+    rows = tuple((name, *_format_comparison(one, other)) for name, one, other in _pairs(runs))
+    return Section("Task by task", text, (*headings, "tasks needed"), rows)
 
 
-def _format_comparison(first: ReportedRun, run: ReportedRun) -> tuple[str, ...]:
+def _pairs(runs: Runs) -> Iterator[tuple[str, Rewards, Rewards]]:
+    """Yield each run's newest evaluation against its first, and against that of the first run."""
+    for run in runs:
+        if len(run.rewards) > 1:
+            (first, before), (newest, after) = run.rewards.items()
+            yield f"{run.run_id}: step {newest} against step {first}", before, after
+    newest_of = [next(reversed(run.rewards.values()), {}) for run in runs]
+    for run, rewards in list(zip(runs, newest_of, strict=True))[1:]:
+        yield f"{run.run_id} against {runs[0].run_id}", newest_of[0], rewards
+
+
+def _format_comparison(one: Rewards, other: Rewards) -> tuple[str, ...]:
     try:
-        found = compare_paired(first.rewards, run.rewards)
+        found = compare_paired(one, other)
     except ValueError as error:
         return ("0", str(error), *[_NONE] * 5)
     needed = found.tasks_to_show(found.difference)

@@ -17,7 +17,13 @@ from services.launcher.store.ledger import Ledger
 from services.reading.analysis.analysis_files import write_analysis
 from services.reading.analysis.run_analysis import analyze_run
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
-from tests.reading.inspector.made_runs import MadeAttempt, conversation, open_run, run_apart
+from tests.reading.inspector.made_runs import (
+    MadeAttempt,
+    conversation,
+    make_task,
+    open_run,
+    run_apart,
+)
 
 HOSTILE = "<script>alert(1)</script>"
 SPEC: dict[str, Any] = {
@@ -37,7 +43,8 @@ def figures(share: float) -> dict[str, Any]:
 
 
 async def write_run(runs: Path, run_id: str, lr: float, reward: float) -> None:
-    """Write a run of three steps with two evaluations; in the second, four tasks have a reward."""
+    """Write a run of three steps with two evaluations, the second with this reward at four tasks;
+    in the first they failed."""
     run = open_run(runs, run_id)
     await run.journal.begin_epoch(1)
     for step, share in ((0, 0.25), (3, 0.75)):
@@ -47,9 +54,12 @@ async def write_run(runs: Path, run_id: str, lr: float, reward: float) -> None:
         await run.journal.add_evaluation(eval_id, "during", step, {"heldout": whole})
         named = {f"eval/all/{name}": value for name, value in figures(share).items()}
         run.log(step, **named)
-    for _ in range(4):
-        lost = MadeAttempt(conversation(), None, failure=FailureKind.ENV_LOST)
-        await run.add_group([MadeAttempt(conversation(), reward), lost], eval_id="during-1-3")
+    lost = MadeAttempt(conversation(), None, failure=FailureKind.ENV_LOST)
+    for number in range(4):
+        for step, each in ((0, 0.0), (3, reward)):
+            attempts = [MadeAttempt(conversation(), each), lost]
+            task = make_task(number)
+            await run.add_group(attempts, task=task, eval_id=f"during-1-{step}")
     for step in (1, 2, 3):
         run.log(step, reward__avg_raw_reward=0.2 * step, reward__avg_pass_at_1=0.1 * step)
     alarm = {"state": "raised", "alarm": "signal_ratio", "scope": HOSTILE, "cause": "all pass"}
@@ -153,9 +163,11 @@ def test_several_runs_stand_next_to_each_other_with_what_differs(
     assert code == 0, output
     text = (out / "report.md").read_text()
     assert "| learner.optimizer.lr | 1e-05 | 0.0001 | none |" in text
-    assert "## Against demo-1" in text
-    assert re.search(r"\| demo-2 \| 4 \| \+1\.000 \S+ \S+ \| 4 \| 0 \| 0 \| 0\.1250 \|", text)
-    assert "| demo-3 | 0 | no task has graded attempts in both |" in text
+    assert "| demo-1: step 3 against step 0 | 4 | +0.000" in text
+    assert re.search(
+        r"\| demo-2 against demo-1 \| 4 \| \+1\.000 \S+ \S+ \| 4 \| 0 \| 0 \| 0\.1250 \|", text
+    )
+    assert "| demo-3 against demo-1 | 0 | no task has graded attempts in both |" in text
     assert "| course | demo-1 | demo-2 | demo-3 |" in text
     assert "| state | - | - | failed |" in text
     assert "| error | - | - | no room on the disk |" in text
