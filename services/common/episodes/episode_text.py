@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from services.common.domain.attempts import ToolOutcome
 from services.common.domain.messages import (
     ChatCall,
     ChatMessage,
@@ -87,6 +88,8 @@ class EpisodeMessage:
             row["tool_calls"] = [_call_to_json(call) for call in self.calls]
         if self.role == "tool":
             row |= {"tool_call_id": self.call_id, "name": self.name}
+            if self.outcome != ToolOutcome.OK:
+                row["outcome"] = self.outcome
         if self.by_template:
             row["by_template"] = True
         return row
@@ -210,7 +213,7 @@ def _read_sequence(
                 ),
                 message.name or called.get(message.call_id, ""),
                 message.call_id,
-                message.outcome or ("ok" if message.role == "tool" else ""),
+                message.outcome or (ToolOutcome.OK if message.role == "tool" else ""),
                 tuple(places[each] for each in message.media if each in places),
                 message.by_template,
             )

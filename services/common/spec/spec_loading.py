@@ -49,9 +49,9 @@ def apply_override(spec: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict | list):
             raise ConfigError(f"override {override!r}: {where} is a value, not a table")
     if isinstance(node, list):
-        node[_parse_index(node, parts[-1], override)] = _parse_value(text)
+        node[_parse_index(node, parts[-1], override)] = parse_value(text)
     else:
-        node[parts[-1]] = _parse_value(text)
+        node[parts[-1]] = parse_value(text)
 
 
 def _parse_index(items: list[Any], part: str, override: str) -> int:
@@ -62,7 +62,7 @@ def _parse_index(items: list[Any], part: str, override: str) -> int:
     return int(part)
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Return `text` as a TOML value if it is one, else the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")

@@ -13,6 +13,7 @@ from services.common.text.printable_text import print_visible
 from services.launcher.cli import (
     data_commands,
     env_commands,
+    eval_commands,
     reading_commands,
     remote_commands,
     tool_commands,
@@ -110,24 +111,7 @@ def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> N
             raise typer.BadParameter("it requires --resume", param_hint=name)
 
 
-@app.command(name="eval", context_settings=OVERRIDES)
-def evaluate(
-    context: typer.Context,
-    target: Annotated[
-        str, typer.Argument(metavar="SPEC|RUN", help="Run spec, id of a run, or `newest`.")
-    ],
-    wait: Wait = False,
-    priority: Priority = 0,
-    runs: Runs = RUNS,
-) -> None:
-    """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
-
-    With a spec, evaluate its newest run, or the initial policy if there is no run.
-    """
-    from services.launcher.cli import train as command
-
-    extra = list(context.args)
-    raise typer.Exit(command.evaluate_policy(target, runs, extra, wait=wait, priority=priority))
+eval_commands.add_eval_commands(app)
 
 
 @app.command(context_settings=OVERRIDES)

@@ -10,52 +10,143 @@ from services.launcher.state import RunState
 
 
 def add_reading_commands(app: typer.Typer) -> None:
-    for command in (status, logs, show, inspect, export, export_trajectories):
+    reading = (status, runs, logs, show, inspect, analyze, report)
+    for command in (*reading, export, export_trajectories):
         app.command()(command)
+
+
+State = Annotated[
+    list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
+]
+Name = Annotated[
+    str, typer.Option("--name", help="Only runs of the spec with this name, such as `qwen*`.")
+]
+Since = Annotated[
+    float,
+    typer.Option(
+        "--since",
+        parser=parse_since,
+        metavar="AGE|DATE",
+        help="Only runs created since then: `12h`, `7d`, or `2026-11-20T08:00` in UTC.",
+        show_default=False,
+    ),
+]
+Count = Annotated[int, typer.Option("--count", "-n", min=0, help="Maximum number of runs; 0: all.")]
+After = Annotated[
+    str, typer.Option("--after", help="Only runs older than this one, for the next page.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; see docs/running.md.")]
 
 
 def status(
     run: Annotated[
         str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
     ] = None,
-    state: Annotated[
-        list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
-    ] = None,
-    name: Annotated[
-        str, typer.Option("--name", help="Only runs of the spec with this name, such as `qwen*`.")
-    ] = "",
-    since: Annotated[
-        float,
-        typer.Option(
-            "--since",
-            parser=parse_since,
-            metavar="AGE|DATE",
-            help="Only runs created since then: `12h`, `7d`, or `2026-11-20T08:00` in UTC.",
-            show_default=False,
-        ),
-    ] = 0.0,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Maximum number of runs; 0: all.")
-    ] = 100,
-    after: Annotated[
-        str, typer.Option("--after", help="Only runs older than this one, for the next page.")
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; see docs/running.md.")
-    ] = False,
+    state: State = None,
+    name: Name = "",
+    since: Since = 0.0,
+    count: Count = 100,
+    after: After = "",
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """List runs, newest first, or show one run with its services and metrics.
 
-    If runs are left out, the last line says how many. Uses the launcher that FLOTILLA_LAUNCHER
-    names, as `submit` does, else the runs of `--runs`.
+    If runs are left out, the last line says how many; `flotilla runs` filters, sorts and compares
+    them by more. Uses the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else the runs of
+    `--runs`.
     """
+    from services.launcher.cli import runs as listing
     from services.launcher.cli import status as command
 
-    if run is not None and (state or name or since or after):
-        raise typer.BadParameter("--state, --name, --since and --after choose among all runs")
-    chosen = command.RunChoice(tuple(state or ()), name, since, count, after)
-    raise typer.Exit(command.show_status(run, runs, chosen, as_json=as_json))
+    if run is not None:
+        if state or name or since or after:
+            raise typer.BadParameter("--state, --name, --since and --after choose among all runs")
+        raise typer.Exit(command.show_status(run, runs, as_json=as_json))
+    chosen = listing.RunChoice(tuple(state or ()), name, since, count, after)
+    raise typer.Exit(listing.list_runs(runs, chosen, as_json=as_json))
+
+
+def runs(
+    context: typer.Context,
+    compared: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN RUN...]", help="Ids of runs to compare; none: list all."),
+    ] = None,
+    state: State = None,
+    name: Name = "",
+    since: Since = 0.0,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="KEY=VALUE",
+            help="Only runs whose spec says so, such as `learner.optimizer.lr=1e-5`; repeatable.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns",
+            metavar="NAME,...",
+            help="Metrics (their newest values) and keys of the spec, instead of the pass rates.",
+        ),
+    ] = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="NAME",
+            help="By a metric or a key, the largest first; `-NAME`: the smallest first.",
+        ),
+    ] = "",
+    count: Count = 100,
+    after: After = "",
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """List runs as an experiment log, or compare some: what differs between their specs, and their
+    newest metrics.
+
+    `flotilla runs --name qwen* --columns eval/all/pass_at_1,learner.optimizer.lr --sort
+    eval/all/pass_at_1` ranks runs. A key that a spec leaves to its default has no value here. Uses
+    the launcher that FLOTILLA_LAUNCHER names, as `submit` does, else the runs of `--runs`.
+    """
+    from services.common.spec.text_lists import split_list
+    from services.launcher.cli import runs as command
+
+    chosen_columns = split_list(columns)
+    if compared:
+        besides = ("compared", "columns", "as_json", "runs")
+        refuse_without_effect(context, "named runs, which are compared", besides=besides)
+        if len(compared) == 1:
+            raise typer.BadParameter(f"name another run; `flotilla status {compared[0]}` shows one")
+        raise typer.Exit(command.compare_runs(compared, runs, chosen_columns, as_json=as_json))
+    chosen = command.RunChoice(
+        tuple(state or ()), name, since, count, after, tuple(where or ()), sort
+    )
+    raise typer.Exit(command.list_runs(runs, chosen, chosen_columns, as_json=as_json))
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or `newest`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the page. Default, for one run: RUN's `report`."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Write one page about a run: evaluations, curves, alarms, data, versions, and how to reproduce
+    it. Several runs stand next to each other, with what differs between their specs.
+
+    The page is Markdown, and HTML without other files. Secrets in the spec are left out. Works for
+    running, finished and failed runs: what a run lacks, or what is damaged, is named.
+
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
+    """
+    from services.launcher.cli import report as command
+
+    raise typer.Exit(command.write_report(run, runs, out))
 
 
 def logs(
@@ -181,6 +272,57 @@ def inspect(
         raise typer.Exit(command.inspect_runs(run, runs, options))
     refuse_without_effect(context, "--bundle", besides=("run", "bundle", "step", "policy", "runs"))
     raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or [], policy))
+
+
+def analyze(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="Evaluated version. Default: the newest evaluation."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", help="Python file with a list RULES of classes of your own."),
+    ] = None,
+    judge: Annotated[
+        str,
+        typer.Option(
+            "--judge",
+            metavar="URL",
+            help="Ask a model of this endpoint about attempts that no rule knows. It is sent their"
+            " conversations.",
+        ),
+    ] = "",
+    judge_model: Annotated[
+        str, typer.Option("--judge-model", help="Model of --judge (default: its first).")
+    ] = "",
+    judge_key_env: Annotated[
+        str, typer.Option("--judge-key-env", help="Variable with the key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
+    judge_calls: Annotated[
+        int, typer.Option("--judge-calls", min=1, help="Most attempts that --judge is asked about.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, as in analysis/step_N.json.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Say why attempts of an evaluation fail, by class, and what else it tells.
+
+    Also: behaviour by environment, before against after, the signal in training, saturated and
+    impossible tasks, and passes that may have fooled their verifier. Writes Markdown, HTML and JSON
+    to `runs/RUN_ID/analysis/`; a run does so by itself after each evaluation. The classes, and how
+    to add your own, are in docs/evaluation.md.
+
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
+    """
+    from services.launcher.cli import analyze as command
+
+    if judge_model and not judge:
+        raise typer.BadParameter("--judge-model requires --judge")
+    asked = command.JudgeChoice(judge, judge_model, judge_key_env, judge_calls) if judge else None
+    chosen = command.AnalysisChoice(step, rules, asked)
+    raise typer.Exit(command.analyze(run, runs, chosen, as_json=as_json))
 
 
 def export(

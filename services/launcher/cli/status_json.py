@@ -14,11 +14,23 @@ from services.launcher.cli.run_view import STATE_NAMES
 VERSION = 1
 
 
-def format_status_json(runs: Sequence[pb.Run], *, attended: bool, more: int = 0) -> str:
+def format_status_json(
+    runs: Sequence[pb.Run],
+    *,
+    attended: bool,
+    more: int = 0,
+    cells: Sequence[Mapping[str, Any]] = (),
+    differing: Mapping[str, Any] | None = None,
+) -> str:
     """Format runs as JSON. `attended`: live runs have a launcher. `more`: runs that match, and are
-    not among these."""
+    not among these. `cells`: the chosen columns of each run, if any are. `differing`: the values of
+    each key by which the specs of compared runs differ."""
     head = {"version": VERSION, "attended": attended, "more": more}
-    return json.dumps({**head, "runs": [_run_to_json(run) for run in runs]}, indent=2)
+    listed = [_run_to_json(run) for run in runs]
+    for each, columns in zip(listed, cells, strict=False):
+        each["columns"] = columns
+    compared = {} if differing is None else {"differing": differing}
+    return json.dumps({**head, "runs": listed, **compared}, indent=2)
 
 
 def _run_to_json(run: pb.Run) -> dict[str, Any]:

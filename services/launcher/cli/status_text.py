@@ -1,7 +1,7 @@
 """Output of `flotilla status`: one line per run, or all details of one run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 
 from rich.table import Table
@@ -21,23 +21,39 @@ _RATES = ("training pass@1", "held-out pass@1")
 _QUIET_CLEANUPS = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
 
 
-def make_runs_table(runs: Sequence[pb.Run]) -> Table:
-    """Build a table with one line per run, including the pass rates that any run reports."""
-    figures = [format_metrics(run.metrics) for run in runs]
-    rates = [name for name in _RATES if any(name in found for found in figures)]
+def make_runs_table(
+    runs: Sequence[pb.Run], columns: Mapping[str, Sequence[str]] | None = None
+) -> Table:
+    """Build a table with one line per run. `columns` have a cell for each run; by default they are
+    the pass rates that any run reports."""
+    columns = columns or _find_rates(runs)
     headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "COST", "STEP")
-    table = make_table([*headings, *(name.upper() for name in rates)], no_wrap=True)
-    for run, found in zip(runs, figures, strict=True):
-        started = run.create_time.ToDatetime(tzinfo=UTC)
-        ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
-        took = duration_text(max(0.0, ended - run.create_time.ToSeconds()))
+    table = make_table([*headings, *columns], no_wrap=True)
+    for run, *chosen in zip(runs, *columns.values(), strict=True):
         mode = pb.RunMode.Name(run.mode).removeprefix("RUN_MODE_").lower()
         step = f"{run.step}/{run.total_steps}" if run.total_steps else "-"
         state = STATE_NAMES[run.state] + (f" ({run.queue_place})" if run.queue_place else "")
-        cells = (run.run_id, state, mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
+        cells = (run.run_id, state, mode, format_start(run), format_took(run))
         cost = f"${run.cost.accrued:,.2f}" if run.cost.accrued or run.cost.per_hour else "-"
-        table.add_row(*cells, cost, step, *(found.get(name, "-") for name in rates))
+        table.add_row(*cells, cost, step, *chosen)
     return table
+
+
+def format_start(run: pb.Run) -> str:
+    """Format when a run was created, in UTC."""
+    return f"{run.create_time.ToDatetime(tzinfo=UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def format_took(run: pb.Run) -> str:
+    """Format how long a run took, or has taken so far."""
+    ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
+    return duration_text(max(0.0, ended - run.create_time.ToSeconds()))
+
+
+def _find_rates(runs: Sequence[pb.Run]) -> dict[str, list[str]]:
+    figures = [format_metrics(run.metrics) for run in runs]
+    rates = [name for name in _RATES if any(name in found for found in figures)]
+    return {name.upper(): [found.get(name, "-") for found in figures] for name in rates}
 
 
 def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, alone: bool) -> None:
@@ -50,7 +66,7 @@ def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, al
     for text in (run.error, run.unreachable and f"the backend is unreachable: {run.unreachable}"):
         if text:
             console.print(text)
-    console.print(_format_ending(run), soft_wrap=True)
+    console.print(format_ending(run), soft_wrap=True)
     print_table(_make_replica_table(run), console)
     for alarm in run.alarms:
         style = ALARM_STYLES[alarm.severity]
@@ -75,7 +91,8 @@ def _metrics_url(replica: pb.ServiceReplica) -> str:
     return f"http://{replica.metrics_address}/metrics" if replica.metrics_address else "-"
 
 
-def _format_ending(run: pb.Run) -> str:
+def format_ending(run: pb.Run) -> str:
+    """Format where a run is, its cost, its outcome, and the cleanup of its machines."""
     words = [f"backend {run.backend}"]
     if run.cost.accrued or run.cost.per_hour:
         words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")

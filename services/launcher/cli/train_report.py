@@ -1,7 +1,6 @@
 """Report at the end of `flotilla train`: the before/after table, the curve, and the files."""
 
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,16 @@ from typing import Any
 from rich.table import Table
 
 from services.common.files.durable_files import replace_file
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
-from services.launcher.cli import learning_curve
+from services.common.run_folder.dump_files import ANALYSES
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.launcher.cli.command_hints import format_command
-from services.launcher.cli.learning_curve import CURVE_FILE, METRICS_FILE
+from services.launcher.cli.progress_view import HELD_OUT, TRAINING
 from services.launcher.cli.terminal import Terminal
+from services.reading.inspector.queries.metric_series import MetricSeries
+from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
 
 SUMMARY_FILE = "summary.json"
+CURVE_FILE = "curve.svg"
 # The learner's, once it is done.
 MODEL_FOLDER = "model"
 ALARMS_FILE = "alarms.jsonl"
@@ -74,14 +75,13 @@ def _format_with_interval(figures: dict[str, Any]) -> str:
 
 
 def draw_curve(run_dir: Path) -> None:
-    """Draw pass@1 over steps into the run's folder, if there is anything to draw.
-
-    In a process of its own: matplotlib starts programs (fc-list), which inherit its environment,
-    and here that has every key that the user has exported."""
-    if not (run_dir / METRICS_FILE).exists():
-        return
-    command = python_command("-m", learning_curve.__name__, str(run_dir))
-    subprocess.run(command, env=child_environment(ours=True), check=False)
+    """Draw pass@1 over steps into the run's folder, if there is anything to draw."""
+    metrics = MetricSeries(run_dir / METRICS_FILE)
+    lines = [
+        PlotLine("training tasks", *metrics.curve(TRAINING)),
+        PlotLine("held-out tasks", *metrics.curve(HELD_OUT), style="o-"),
+    ]
+    draw_panels(run_dir / CURVE_FILE, [Panel("pass@1", lines, run_dir.name, is_share=True)])
 
 
 def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:
@@ -102,6 +102,7 @@ def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -
     files = {
         SUMMARY_FILE: "before and after, as numbers",
         CURVE_FILE: "learning curve",
+        f"{ANALYSES}/newest.html": "why attempts of the newest evaluation fail",
         MODEL_FOLDER: "the trained model, for transformers and vLLM",
         METRICS_FILE: "every metric of every step",
         ALARMS_FILE: "alarms, each with its cause and what to try",

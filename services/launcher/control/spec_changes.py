@@ -1,12 +1,13 @@
 """Differences between a run's spec and the one with which it is to resume. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from services.common.spec.config import SECRET_KEY
 from services.common.spec.spec import parse_shared
+from services.common.spec.spec_values import diff_values, format_value
 
 # Keys that a begun run can never change, and the reasons.
 _FIXED = {
@@ -20,8 +21,6 @@ _FIXED = {
 _CRITIC = ("learner.algorithm.advantage", "gae")
 # A revision that the launcher has pinned.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_ABSENT = object()
-_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class SpecChange:
 
     def format_change(self) -> str:
         text = (
-            f"{self.key}: the run has {_format_value(self.old)}, the file {_format_value(self.new)}"
+            f"{self.key}: the run has {format_value(self.old)}, the file {format_value(self.new)}"
         )
         if SECRET_KEY.search(self.key):
             text = f"{self.key}: differs"
@@ -62,7 +61,7 @@ def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Spe
     old, new = _with_defaults(stored, "the run's own spec"), _with_defaults(wanted, "spec")
     if commit := kept_commit(stored, wanted):
         new["policy"]["revision"] = commit
-    return list(_diff_values(old, new, ""))
+    return [SpecChange(*change) for change in diff_values(old, new)]
 
 
 def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -70,29 +69,3 @@ def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     wrote a spec is no part of it."""
     shared = parse_shared(spec, where=where).model_dump(mode="json", exclude={"written_by"})
     return {**{key: spec[key] for key in spec if key != "written_by"}, **shared}
-
-
-def _diff_values(old: Any, new: Any, key: str) -> Iterator[SpecChange]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = dict.fromkeys((*old, *new))
-        pairs = [(name, old.get(name, _ABSENT), new.get(name, _ABSENT)) for name in names]
-    elif _is_table_list(old) and _is_table_list(new) and len(old) == len(new):
-        pairs = [(str(at), *pair) for at, pair in enumerate(zip(old, new, strict=True))]
-    else:
-        # 1 and 1.0 are equal; true is no number.
-        if old != new or isinstance(old, bool) is not isinstance(new, bool):
-            yield SpecChange(key, old, new)
-        return
-    for name, before, after in pairs:
-        yield from _diff_values(before, after, f"{key}.{name}" if key else name)
-
-
-def _is_table_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _format_value(value: Any) -> str:
-    if value is _ABSENT:
-        return "none"
-    text = repr(value)
-    return f"{text[:_SHOWN_CHARACTERS]}..." if len(text) > _SHOWN_CHARACTERS else text

@@ -7,23 +7,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.asked_tasks import write_asked_tasks
 from tests.support.http_answers import Answer
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 from tests.support.scripted_model import Say, as_answer, call, completion, serve_model
 
 KEY = "sk-0123456789abcdef"
-VERIFIER = """
-def said(env, final_answer=None, conversation=None):
-    assert "What is" in conversation
-    return 1 if final_answer == "right" else 0
-"""
 LONG = "x" * 200_000
 
 
@@ -50,25 +45,10 @@ class Game:
 
 @pytest.fixture
 def game(tmp_path: Path) -> Game:
-    digest = sha256(VERIFIER.encode()).hexdigest()
-    (tmp_path / "said.sha256").write_text(f"{digest}  said\n")
-    server = str(ROOT / "tests/support/mcp_stdio_server.py")
-    spec = {
-        "env_gateway": {
-            "backend": "mcp",
-            "servers": [{"transport": "stdio", "command": [sys.executable, server]}],
-            "verifiers": {"digests": str(tmp_path / "said.sha256")},
-        }
-    }
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    known = {"CURRENT_DATE": "2026-01-31", "LOGGED_IN_NAME": "Ann"}
-    task = {"env_id": "notes", "data_id": LONG[:9], "verifier_func": VERIFIER}
-    task |= {"env_variables": known}
-    tasks = [{**task, "key": f"ask-{n}", "prompt": f"What is {n}?"} for n in range(2)]
-    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    spec, tasks = write_asked_tasks(tmp_path, 2, data_id=LONG[:9])
     out = tmp_path / "attempts.jsonl"
-    words = ("-m", "services.launcher.cli.app", "env", "try", str(tmp_path / "spec.json"))
-    return Game((*words, str(tmp_path / "tasks.json"), "--out", str(out)), out)
+    words = ("-m", "services.launcher.cli.app", "env", "try", str(spec))
+    return Game((*words, str(tasks), "--out", str(out)), out)
 
 
 Messages = Sequence[Mapping[str, Any]]

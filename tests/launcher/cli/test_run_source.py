@@ -78,6 +78,9 @@ async def test_status_logs_scale_and_stop_call_the_launcher_and_need_nothing_her
             assert "backend local" in output
             assert "reward/avg_pass_at_1 = 0.5" in output
             assert f"files: {there / run_id} on {host}\n" in output
+            columns = ("--columns", "learner.steps,reward/avg_pass_at_1")
+            code, output = await laptop.run("runs", "--where", "learner.steps=10000", *columns)
+            assert (code, output.split()[-2:]) == (0, ["10000", "0.5"]), output
             code, output = await laptop.run("logs", "newest", "rollout")
             assert (code, output.count("hello from rollout-0")) == (0, 1), output
             code, output = await laptop.run("scale", "newest", "rollout=2")
@@ -194,7 +197,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
     codes = (
-        status.show_status(None, tmp_path, status.RunChoice()),
+        status.show_status("newest", tmp_path),
         logs.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
         scale.scale_services("newest", ["rollout=2"], tmp_path),
     )
@@ -209,7 +212,7 @@ def test_an_error_about_a_silent_launcher_names_what_to_check(
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
     gone = {"address": free_address(), "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
-    assert status.show_status(None, tmp_path / "here", status.RunChoice()) == 1
+    assert status.show_status("newest", tmp_path / "here") == 1
     printed = capsys.readouterr().out
     assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in printed
     assert "check that it runs, is reachable from here" in printed

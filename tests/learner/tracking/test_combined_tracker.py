@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
-from services.common.text.redaction import add_secret
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters import build_trackers as build
@@ -25,7 +24,6 @@ from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.adapters.tensorboard import TensorboardTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
 from services.learner.tracking.histograms import build_histogram
-from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 NEW = TrackedRun("id")
@@ -212,22 +210,6 @@ def test_a_tracker_whose_package_is_missing_names_the_extra_that_brings_it(
 def test_tracking_that_is_misconfigured_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         parse_config(TrackingConfig, values, where="test")
-
-
-def test_a_spec_is_shown_without_its_secrets() -> None:
-    add_secret("0123456789abcdef")
-    spec = {
-        "policy": {"model": "m", "max_tokens": 8, "pack_tokens": 4},
-        "learner": {"alarms": {"webhook": "https://hooks.example/T0"}},
-        "gateway": {"api_key": "k", "url": "https://me:pw@host/x", "note": "0123456789abcdef"},
-        "list": [{"password": "p"}],
-    }
-    assert redact_spec(spec) == {
-        "policy": {"model": "m", "max_tokens": 8, "pack_tokens": 4},
-        "learner": {"alarms": {"webhook": "***"}},
-        "gateway": {"api_key": "***", "url": "https://***@host/x", "note": "***"},
-        "list": [{"password": "***"}],
-    }
 
 
 def test_a_histogram_of_whole_numbers_has_a_bin_for_each() -> None:

@@ -1,6 +1,5 @@
 """The worked example of docs/data.md is what its commands print."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,25 +7,13 @@ from pathlib import Path
 from services.reading.data.collect.fates import Fate
 from services.reading.data.entries import Reason
 from tests.support.repository import ROOT
+from tests.support.worked_examples import read_examples
 
 PAGE = (ROOT / "docs/data.md").read_text()
 
 
-def read_examples() -> list[tuple[str, list[str]]]:
-    """The commands of the page's console blocks, each with the lines that it prints."""
-    found: list[tuple[str, list[str]]] = []
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    for block in (text for language, text in blocks if not language):
-        text = block.replace("\n> {", "\n{").replace("\n> END", "\nEND")
-        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-            here = re.match(r"(?s).*?\nEND\n", part) if "<<" in part else None
-            command, _, printed = part.partition("\n")
-            found.append((here[0], []) if here else (command, printed.splitlines()))
-    return found
-
-
 def test_every_command_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
-    examples = read_examples()
+    examples = read_examples(PAGE)
     assert len(examples) == 19
     here = Path(sys.executable).parent
     for command, printed in examples:

@@ -1,5 +1,7 @@
 """Access to the inspector's pages, and the start and end of its process."""
 
+import base64
+import hashlib
 import json
 import signal
 import socket
@@ -13,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.common.process.python_command import python_command
+from services.reading.analysis.documents import STYLE
 from services.reading.inspector.__main__ import main
 from tests.reading.inspector.made_runs import RUN, MadeRun
 from tests.reading.inspector.served_pages import ServedPages, serving
@@ -60,6 +63,24 @@ def test_a_page_needs_the_token_and_then_the_cookie(
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert send(connection, f"/runs/{RUN}/live.html", Cookie=cookie).status == 200
+
+
+def test_an_analysis_is_served_once_there_is_one(
+    made_run: MadeRun, connection: HTTPConnection, served: ServedPages
+) -> None:
+    cookie, path = cookie_of(served, connection), f"/runs/{RUN}/analysis"
+    assert send(connection, path, Cookie=cookie).status == 404
+    page = made_run.folder / "analysis" / "newest.html"
+    page.parent.mkdir()
+    page.write_text(f"<style>{STYLE}</style>")
+    connection.request("GET", f"/runs/{RUN}", headers={"Cookie": cookie})
+    assert f'href="{path}"' in connection.getresponse().read().decode()
+    answer = send(connection, path, Cookie=cookie)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    # The page's own style, and no other, is let through.
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    assert f"style-src 'self' 'sha256-{digest}'" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "127.0.0.1"])

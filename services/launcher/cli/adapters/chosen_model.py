@@ -32,6 +32,11 @@ class ChosenModel:
     vllm_args: str
 
 
+def is_url(model: str) -> bool:
+    """Return whether a model is that of an endpoint."""
+    return model.startswith(_URL)
+
+
 @asynccontextmanager
 async def open_model(
     chosen: ChosenModel, console: Terminal, patience: Patience = PATIENCE
@@ -47,7 +52,7 @@ async def open_model(
         raise CommandError(f"--vllm-args: {error}") from error
     url, key, socket = chosen.model, os.environ.get(chosen.key_env, "").strip(), None
     async with AsyncExitStack() as stack:
-        if not url.startswith(_URL):
+        if not is_url(url):
             # The key is for others than this server.
             url, key = _LOCAL_URL, ""
             serving = serve_model(chosen.model, options, show_progress)

@@ -9,6 +9,8 @@ from services.common.rpc.deadlines import loop_time
 from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, WrittenCall
 from services.reading.play.ports import EpisodePlayer, OfferedTool, OpenEpisode, PlayError
 
+# What a `no_grade` begins with that is the model's.
+ENDPOINT_FAILED = "the endpoint: "
 _DONE = "<done>"
 
 
@@ -25,13 +27,16 @@ class Model(Protocol):
 @dataclass(slots=True)
 class ModelAttempt:
     """An attempt, with its conversation in OpenAI's messages, and at its end a `reward` or a reason
-    why there is `no_grade`. `stopped` names a limit that ended it."""
+    why there is `no_grade`. `stopped` names a limit that ended it; `tool_errors` are calls without
+    the outcome ok."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     reward: float | None = None
     no_grade: str = ""
     stopped: str = ""
+    turns: int = 0
     calls: int = 0
+    tool_errors: int = 0
     seconds: float = 0.0
 
 
@@ -51,7 +56,7 @@ async def play_attempt(
     except PlayError as error:
         attempt.no_grade = str(error)
     except EndpointError as error:
-        attempt.no_grade = f"the endpoint: {error}"
+        attempt.no_grade = f"{ENDPOINT_FAILED}{error}"
     attempt.seconds = loop_time() - began
     return attempt
 
@@ -67,6 +72,7 @@ async def _play_turns(
     for _ in range(most_turns):
         turn = await model.answer_messages(messages, tools)
         messages.append(turn.message)
+        attempt.turns += 1
         if not turn.calls:
             if turn.cut:
                 attempt.stopped = "a turn was cut at the endpoint's limit of tokens"
@@ -87,6 +93,7 @@ async def _make_call(episode: OpenEpisode, call: WrittenCall, attempt: ModelAtte
     result = await episode.call_tool(call.name, call.arguments)
     text = result.text
     if result.outcome != "ok":
+        attempt.tool_errors += 1
         text = json.dumps({"error": text or result.outcome})
     attempt.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
     return result.done

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from services.common.aio.concurrency import raise_failure, running_tasks
 from services.common.domain.even_spread import spread_evenly
 from services.common.text.printable_text import one_line
 from services.launcher.cli.adapters.chosen_model import ChosenModel, open_model
-from services.launcher.cli.adapters.model_attempts import ModelAttempt, play_attempt
+from services.launcher.cli.adapters.model_attempts import Model, ModelAttempt, play_attempt
 from services.launcher.cli.command_runner import FAILED, OK
 from services.launcher.cli.task_scores import TaskScore, format_scores
 from services.launcher.cli.terminal import CommandError, Terminal
@@ -34,6 +34,46 @@ class ModelPlay:
     out: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class PlayPlace:
+    """An attempt to be made: the task, the attempt's number from 1, and the task's index among
+    those played."""
+
+    task: Mapping[str, Any]
+    number: int
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        return key_of(self.task) or f"task {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """Who plays: the model, where, in how many turns and in how many attempts concurrently."""
+
+    model: Model
+    episodes: EpisodePlayer
+    most_turns: int
+    concurrency: int
+
+    async def play(
+        self, places: Sequence[PlayPlace], take: Callable[[PlayPlace, ModelAttempt], None]
+    ) -> None:
+        """Make the attempts; `take` receives each as it ends, and what it raises ends them."""
+        waiting = iter(places)
+
+        async def play_waiting() -> None:
+            for place in waiting:
+                ended = await play_attempt(self.episodes, place.task, self.model, self.most_turns)
+                take(place, ended)
+
+        workers = min(self.concurrency, len(places))
+        async with running_tasks(*(play_waiting() for _ in range(workers))) as running:
+            await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            raise_failure(running)
+
+
 async def play_tasks(
     player: EpisodePlayer,
     tasks: Sequence[Mapping[str, Any]],
@@ -41,41 +81,38 @@ async def play_tasks(
     console: Terminal,
 ) -> int:
     """Play all attempts; print each as it ends, and then the scores, also after Ctrl-C. Return the
-    exit code. `section` is the gateway's. Raises CommandError."""
+    exit code. Raises CommandError."""
     tasks = spread_evenly(tasks, play.limit, group_of=env_key_of, key_of=key_of)
-    scores = [TaskScore(key_of(task) or f"task {n}") for n, task in enumerate(tasks)]
-    waiting = iter([(n, number) for n in range(len(tasks)) for number in range(play.attempts)])
+    every = range(play.attempts)
+    places = [PlayPlace(task, each + 1, n) for n, task in enumerate(tasks) for each in every]
+    scores = [TaskScore(place.name) for place in places[:: play.attempts]]
     try:
         kept = play.out.open("x") if play.out else nullcontext()
     except OSError as error:
         raise CommandError(f"--out: {error}") from error
     with kept as file:
+
+        def take(place: PlayPlace, ended: ModelAttempt) -> None:
+            scores[place.index].add_attempt(ended.reward)
+            console.print(describe_attempt(place, ended))
+            if file is not None:
+                line = {"task": place.name, "attempt": place.number, **asdict(ended)}
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+
         async with open_model(play.model, console) as endpoint:
-
-            async def play_waiting() -> None:
-                for n, number in waiting:
-                    ended = await play_attempt(player, tasks[n], endpoint, play.most_turns)
-                    scores[n].add_attempt(ended.reward)
-                    console.print(_describe_attempt(scores[n].key, number, ended))
-                    if file is not None:
-                        line = {"task": scores[n].key, "attempt": number + 1, **asdict(ended)}
-                        file.write(json.dumps(line) + "\n")
-                        file.flush()
-
             console.print(f"{endpoint.model} plays {len(tasks)} tasks {play.attempts} times")
+            players = Players(endpoint, player, play.most_turns, play.concurrency)
             try:
-                workers = min(play.concurrency, len(tasks) * play.attempts)
-                async with running_tasks(*(play_waiting() for _ in range(workers))) as running:
-                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-                    raise_failure(running)
+                await players.play(places, take)
             finally:
                 for line in format_scores(scores, play.attempts):
                     console.print(line)
     return OK if all(score.graded == play.attempts for score in scores) else FAILED
 
 
-def _describe_attempt(key: str, number: int, attempt: ModelAttempt) -> str:
+def describe_attempt(place: PlayPlace, attempt: ModelAttempt) -> str:
     known = f"no grade {attempt.no_grade}" if attempt.reward is None else f"{attempt.reward:g}"
     stopped = f", {attempt.stopped}" if attempt.stopped else ""
-    result = one_line(f"{key} #{number + 1}: {known}{stopped}", _REASON_CHARACTERS)
+    result = one_line(f"{place.name} #{place.number}: {known}{stopped}", _REASON_CHARACTERS)
     return f"{result}  ({attempt.calls} calls, {attempt.seconds:.1f} s)"

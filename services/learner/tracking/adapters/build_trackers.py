@@ -9,12 +9,12 @@ from services.common.process.extras import install_command
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
 from services.common.run_folder.metric_lines import METRICS_FILE
+from services.common.spec.public_spec import redact_spec
 from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 

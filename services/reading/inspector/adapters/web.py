@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.domain.attempts import AttemptKey
 from services.common.text.printable_text import print_json
+from services.reading.analysis.documents import STYLE_DIGEST
 from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
 from services.reading.inspector.pages.book import (
     MOST_RUNS,
@@ -43,10 +44,11 @@ from services.reading.inspector.pages.links import ServerLinks
 from services.reading.inspector.queries.run_folders import NotFoundError
 from services.reading.inspector.queries.run_library import RunLibrary
 
+# The style of an analysis is in its page, which is one file.
 CONTENT_POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:;"
-    " connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none';"
-    " form-action 'self'"
+    f"default-src 'none'; style-src 'self' '{STYLE_DIGEST}'; script-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; frame-src 'self'; frame-ancestors 'self';"
+    " base-uri 'none'; form-action 'self'"
 )
 _HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
@@ -129,6 +131,7 @@ class InspectorPages:
             Route("/curves.json", self.curve_data),
             Route("/runs/{run}", self.run),
             Route("/runs/{run}/live.html", self.live),
+            Route("/runs/{run}/analysis", self.analysis),
             Route("/runs/{run}/steps", self.steps),
             Route("/runs/{run}/steps/{step}", self.step),
             Route("/runs/{run}/evals/{eval_id}", self.eval),
@@ -145,6 +148,10 @@ class InspectorPages:
 
     def run(self, request: Request) -> Response:
         return self._page(self._book.run(request.path_params["run"]))
+
+    def analysis(self, request: Request) -> Response:
+        data = self._book.analysis(request.path_params["run"])
+        return Response(data, media_type="text/html; charset=utf-8")
 
     def live(self, request: Request) -> Response:
         return self._page(self._book.live(request.path_params["run"]))

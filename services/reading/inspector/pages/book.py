@@ -11,6 +11,7 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey
 from services.common.episodes.episode_text import EpisodeMessage
+from services.reading.analysis.analysis_files import analysis_page
 from services.reading.inspector.pages.links import Links
 from services.reading.inspector.pages.token_data import MOST_TOKENS, token_data
 from services.reading.inspector.pages.visible_text import cut
@@ -119,9 +120,18 @@ class PageBook:
             "evals": evals,
             "board": read_live_board(run.folder),
             "newest": run.metrics.newest(),
+            "analyzed": analysis_page(run.folder).exists(),
             "crumbs": (),
         }
         return Page("run.html", run_id, {"run": run_id, **values})
+
+    def analysis(self, run_id: str) -> bytes:
+        """Return the page of a run's newest analysis, which is complete. Raises NotFoundError."""
+        path = analysis_page(self._library.open(run_id).folder)
+        try:
+            return path.read_bytes()
+        except OSError:
+            raise NotFoundError(f"Run {run_id!r} has no analysis yet.") from None
 
     def live(self, run_id: str) -> Page:
         """Show the groups in flight, as a part of the run's page."""

@@ -44,6 +44,12 @@ class MetricSeries:
             found = self._series.get(name) or Series()
             return list(found.steps), list(found.values)
 
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Return steps, in order, and the last value of each: a resumed run repeats steps."""
+        values = dict(zip(*self.series(name), strict=True))
+        steps = sorted(values)
+        return steps, [values[step] for step in steps]
+
     def at_step(self, names: Sequence[str], steps: Sequence[int]) -> dict[int, dict[str, float]]:
         """Return the values of some metrics at some steps, where logged."""
         wanted = set(steps)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from services.common.spec.public_spec import redact_spec
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun, Tracker
 from services.learner.tracking.adapters.mlflow import MlflowTracker
 from services.learner.tracking.adapters.trackio import TrackioTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 from tests.support.waiting import wait_until
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from services.common.rpc.errors import ConfigError
+from services.common.spec.public_spec import redact_spec
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.wandb import WandbTracker
-from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 SPEC = {"learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}}}

@@ -1,0 +1,87 @@
+"""What the options of `flotilla eval` name: models, and finished evaluations."""
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.common.files.durable_files import sha256_of
+from services.common.files.scratch_folders import scratch_folder
+from services.common.process.child_environment import child_environment
+from services.launcher import learner_programs
+from services.launcher.cli.run_source import NEWEST, find_run_dir
+from services.launcher.cli.terminal import CommandError
+from services.launcher.cli.train_report import MODEL_FOLDER
+from services.launcher.store.run_files import JOURNAL
+from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt
+from services.reading.evaluation.results_folder import MANIFEST, read_results
+from services.reading.evaluation.run_evaluations import read_evaluation
+
+_AT_STEP = re.compile(r"(?P<run>[^/]+?)(?:@(?P<step>\d+))?")
+
+
+def find_run(text: str, runs: Path) -> tuple[Path, int | None] | None:
+    """Return the folder of the run that `RUN` or `RUN@STEP` names, and the step; None if it names
+    none."""
+    match = _AT_STEP.fullmatch(text)
+    if match is None:
+        return None
+    run, step = match["run"], match["step"] and int(match["step"])
+    if run != NEWEST and not (runs / run / JOURNAL).exists():
+        return None
+    return find_run_dir(run, runs), step
+
+
+@contextmanager
+def find_model(text: str, runs: Path) -> Generator[str]:
+    """Yield what vLLM serves for a model that is no URL: a folder, the model of a run, exported if
+    it is not there yet, or a name of the hub. Raises CommandError."""
+    found = None if Path(text).exists() else find_run(text, runs)
+    if found is None:
+        yield text
+        return
+    run_dir, step = found
+    if step is None and (run_dir / MODEL_FOLDER).is_dir():
+        yield str(run_dir / MODEL_FOLDER)
+        return
+    with scratch_folder() as (scratch, _):
+        out = scratch / MODEL_FOLDER
+        wanted = [] if step is None else ["--step", str(step)]
+        command = learner_programs.learner_command(
+            learner_programs.EXPORT, str(run_dir), "--out", str(out), *wanted
+        )
+        # What it prints is no part of this command's JSON.
+        done = subprocess.run(
+            command, check=False, env=child_environment(ours=True), stdout=subprocess.PIPE
+        )
+        if done.returncode:
+            raise CommandError(f"the model of {text} cannot be exported, see above")
+        yield str(out)
+
+
+def identify_model(served: str) -> str:
+    """Return what tells a model from others: its name on the hub, or the digest of its files."""
+    folder = Path(served)
+    if not folder.is_dir():
+        return served
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = [(str(path.relative_to(folder)), sha256_of(path)) for path in files]
+    return f"sha256:{hashlib.sha256(json.dumps(listed).encode()).hexdigest()}"
+
+
+def read_finished(text: str, runs: Path) -> tuple[str, Sequence[EvaluatedAttempt]]:
+    """Return the name and the attempts of a finished evaluation: the folder of one, `RUN` or
+    `RUN@STEP`. Raises CommandError and EvaluationError."""
+    if (Path(text) / MANIFEST).exists():
+        return text, read_results(Path(text))[1]
+    found = find_run(text, runs)
+    if found is None:
+        raise CommandError(
+            f"{text} is neither a folder that `flotilla eval --model` wrote nor a run in {runs}"
+            " (RUN, or RUN@STEP)"
+        )
+    evaluation, attempts = read_evaluation(*found)
+    return f"{found[0].name}@{evaluation.step}", attempts

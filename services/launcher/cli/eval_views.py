@@ -1,0 +1,107 @@
+"""What `flotilla eval` shows: scores by environment, and two evaluations compared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from services.common.text.printable_text import print_json
+from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
+from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, rewards_by_task
+from services.reading.evaluation.scores import EnvironmentScore, Rate, score_evaluation
+from services.reading.statistics.paired import PairedComparison, compare_paired
+
+# Differences for which the number of tasks that show them is printed.
+_DIFFERENCES = (0.02, 0.05, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownComparison:
+    """A comparison with the names of both, and how many tasks show differences of these sizes."""
+
+    name: str
+    against: str
+    result: PairedComparison
+    tasks_to_show: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAttempts:
+    """An evaluation as it is shown; `k` is that of pass@k."""
+
+    name: str
+    attempts: Sequence[EvaluatedAttempt]
+    k: int
+
+    def score(self) -> list[EnvironmentScore]:
+        return score_evaluation(self.attempts, self.k)
+
+
+def show_evaluations(
+    shown: Sequence[NamedAttempts], against: NamedAttempts | None, *, as_json: bool
+) -> None:
+    """Print the scores of evaluations, and the last one compared with another, as tables or as one
+    JSON object. Raises CommandError if these cannot be compared."""
+    found = against and _compare(against, shown[-1])
+    if as_json:
+        told = [{"name": each.name, "scores": each.score()} for each in shown]
+        print_json(msgspec.to_builtins({"evaluations": told, "comparison": found}))
+        return
+    console = Terminal(soft_wrap=True)
+    for each in [*shown, *filter(None, [against])]:
+        _print_scores(each, console)
+    if found is not None:
+        _print_comparison(found, console)
+
+
+def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
+    for each in (first, second):
+        if not any(attempt.reward is not None for attempt in each.attempts):
+            raise CommandError(f"{each.name} has no attempt with a grade")
+    known, new = rewards_by_task(first.attempts), rewards_by_task(second.attempts)
+    if not known.keys() & new.keys():
+        raise CommandError(
+            f"{first.name} and {second.name} have no task in common: evaluate both on the same"
+            " --tasks"
+        )
+    try:
+        found = compare_paired(known, new)
+    except ValueError as error:
+        raise CommandError(f"{first.name} and {second.name}: {error}") from error
+    needed = {f"{each:g}": found.tasks_to_show(each) for each in _DIFFERENCES}
+    return ShownComparison(second.name, first.name, found, needed)
+
+
+def _print_scores(shown: NamedAttempts, console: Terminal) -> None:
+    """Print a line for each environment, and one for all tasks."""
+    k = shown.k
+    more = (f"pass@{k}", f"pass^{k}") if k > 1 else ()
+    headings = ("environment", "tasks", "attempts", "graded", "no grade")
+    table = make_table((*headings, "pass@1", "95 % interval", *more))
+    for score in shown.score():
+        first = score.pass_at_1
+        interval = f"{first.low:.3f} to {first.high:.3f}" if first else "-"
+        rates = (score.pass_at_k, score.pass_power_k) if k > 1 else ()
+        counts = map(str, (score.tasks, score.attempts, score.graded, score.ungraded))
+        table.add_row(score.env_key, *counts, _cell(first), interval, *map(_cell, rates))
+    console.print(shown.name)
+    print_table(table, console)
+
+
+def _print_comparison(shown: ShownComparison, console: Terminal) -> None:
+    found = shown.result
+    console.print(f"{shown.name} against {shown.against}, common tasks: {found.tasks}")
+    console.print(
+        f"difference of the mean reward {found.difference:+.3f}, 95 % interval {found.low:+.3f} to"
+        f" {found.high:+.3f}"
+    )
+    console.print(
+        f"tasks won {found.won}, lost {found.lost}, tied {found.tied}; p = {found.p:.2g} (exact,"
+        " two-sided, by changes of signs)"
+    )
+    if told := [f"{each}: {tasks}" for each, tasks in shown.tasks_to_show.items() if tasks]:
+        console.print(f"tasks that show a difference in 4 of 5 cases: {', '.join(told)}")
+
+
+def _cell(rate: Rate | None) -> str:
+    return "-" if rate is None else f"{rate.mean:.3f}"

@@ -1,0 +1,1 @@
+"""Pictures of series, drawn by matplotlib in a process of its own."""

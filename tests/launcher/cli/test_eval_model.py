@@ -1,0 +1,240 @@
+"""`flotilla eval --model`, suites and comparisons: models by script play through a real gateway."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.asked_tasks import write_asked_tasks
+from tests.support.http_answers import Answer
+from tests.support.launcher import forged_command
+from tests.support.repository import ROOT
+from tests.support.scripted_model import Say, as_answer, serve_model
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """The command with a spec and three tasks, in a folder."""
+
+    folder: Path
+    spec: Path
+    tasks: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "results"
+
+    def words(self, *more: object) -> list[str]:
+        return ["-m", "services.launcher.cli.app", "eval", *map(str, more)]
+
+    def play_words(self, url: str, *more: object) -> list[str]:
+        given = ("--model", url, "--tasks", self.tasks, "--concurrency", "1", *more)
+        out = () if "--out" in more else ("--out", self.out)
+        return self.words(self.spec, *given, *out)
+
+    def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            forged_command(*words),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=110,
+            check=False,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        lines = (self.out / "results.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def evaluator(tmp_path: Path) -> Evaluator:
+    return Evaluator(tmp_path, *write_asked_tasks(tmp_path, 3))
+
+
+def asked_for(messages: Messages) -> str:
+    return messages[0]["content"].rpartition("What is ")[2].rstrip("?")
+
+
+def knows(*numbers: str) -> Say:
+    """A model that knows the words of these tasks."""
+    return lambda messages: {"content": "right" if asked_for(messages) in numbers else "wrong"}
+
+
+def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -> None:
+    with serve_model(knows("0", "1")) as (url, asked):
+        done = evaluator.run(evaluator.play_words(url, "--attempts", "2", "--temperature", "0.5"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    heading, notes, every = (line.split() for line in done.stdout.splitlines()[-3:])
+    assert heading[:6] == ["environment", "tasks", "attempts", "graded", "no", "grade"]
+    assert heading[-2:] == ["pass@2", "pass^2"]
+    assert notes[:6] == ["notes", "3", "6", "6", "0", "0.667"]
+    assert every[:6] == ["all", "3", "6", "6", "0", "0.667"]
+    low, high = float(every[6]), float(every[8])
+    assert 0.15 < low < 0.667 < high < 0.98
+    assert [body["temperature"] for body in asked.bodies] == [0.5] * 6
+    rows = evaluator.rows()
+    assert {(row["task_key"], row["attempt"]) for row in rows} == {
+        (f"ask-{n}", attempt) for n in range(3) for attempt in (1, 2)
+    }
+    first = rows[0]
+    assert (first["env_key"], first["turns"], first["calls"]) == ("notes", 1, 0)
+    assert [message["role"] for message in first["messages"]] == ["user", "assistant"]
+    manifest = json.loads((evaluator.out / "evaluation.json").read_text())
+    assert manifest["model"] == f"scripted at {url}"
+    assert set(manifest["tasks"]) == {"ask-0", "ask-1", "ask-2"}
+    assert manifest["written_by"]["version"]
+
+
+def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
+    evaluator: Evaluator,
+) -> None:
+    asked, refused = Counter[str](), [True]
+
+    def say(messages: Messages) -> Mapping[str, Any] | Answer:
+        asked[asked_for(messages)] += 1
+        if asked.total() == 3:
+            process.kill()
+        if asked_for(messages) == "2" and refused:
+            refused.pop()
+            return as_answer({}, 400)
+        return {"content": "right"}
+
+    with serve_model(say) as (url, _):
+        words = evaluator.play_words(url, "--attempts", "2")
+        # In a process of its own: one of the forge's would be killed with others.
+        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, cwd=ROOT)
+        process.communicate(timeout=110)
+        assert process.returncode == -signal.SIGKILL
+        graded = {(row["task_key"], row["attempt"]) for row in evaluator.rows()}
+        assert graded == {("ask-0", 1), ("ask-1", 1)}
+        with (evaluator.out / "results.jsonl").open("a") as file:
+            file.write('{"task_key": "ask-2", "env')
+        before = asked.copy()
+        done = evaluator.run(words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert asked - before == {"0": 1, "1": 1, "2": 2}
+        done = evaluator.run(words)
+        assert "plays" not in done.stderr, "nothing is left"
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "6", "6", "0", "1.000"]
+    assert len(evaluator.rows()) == 6
+
+
+def test_an_attempt_without_a_grade_is_shown_beside_and_played_again(evaluator: Evaluator) -> None:
+    away = [True]
+
+    def say(messages: Messages) -> Mapping[str, Any] | Answer:
+        return as_answer({}, 400) if away and asked_for(messages) == "1" else {"content": "right"}
+
+    with serve_model(say) as (url, _):
+        words = evaluator.play_words(url, "--attempts", "1")
+        done = evaluator.run(words)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "2", "1", "1.000"]
+        assert "attempts without a grade: 1; the same command makes them once more" in done.stderr
+        away.clear()
+        done = evaluator.run(words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "3", "0", "1.000"]
+
+
+def test_a_folder_of_other_settings_is_refused_with_what_differs(evaluator: Evaluator) -> None:
+    with serve_model(knows("0")) as (url, _):
+        assert evaluator.run(evaluator.play_words(url, "--attempts", "1")).returncode == 0
+        kept = evaluator.rows()
+        done = evaluator.run(evaluator.play_words(url, "--attempts", "2", "--temperature", "1"))
+        assert done.returncode == 2
+        assert "other settings: attempts 1, now 2; temperature None, now 1.0." in done.stdout
+        write_asked_tasks(evaluator.folder, 4)
+        done = evaluator.run(evaluator.play_words(url, "--attempts", "1"))
+        assert "1 tasks were added, removed or changed, such as ask-3" in done.stdout
+        done = evaluator.run(
+            evaluator.play_words(url, "--attempts", "1", "--out", evaluator.folder)
+        )
+        assert (done.returncode, "holds something else" in done.stdout) == (2, True)
+    assert evaluator.rows() == kept
+
+
+def test_an_endpoint_that_refuses_the_key_is_named_before_anything_opens(
+    evaluator: Evaluator,
+) -> None:
+    with serve_model(lambda _messages: as_answer({"error": "wrong key"}, 401)) as (url, _):
+        more = ("--attempts", "4", "--model-name", "scripted")
+        done = evaluator.run(evaluator.play_words(url, *more))
+    assert done.returncode == 1
+    assert "error: 10 attempts in succession failed, the last by the endpoint: " in done.stdout
+    assert "/chat/completions answered 401: " in done.stdout
+    assert len(evaluator.rows()) == 10, "of 12"
+
+
+def test_two_evaluations_are_compared_by_task(evaluator: Evaluator) -> None:
+    write_asked_tasks(evaluator.folder, 8)
+    ones, others = evaluator.folder / "ones", evaluator.folder / "others"
+    with serve_model(knows("0")) as (url, _):
+        more = ("--attempts", "1", "--out")
+        assert evaluator.run(evaluator.play_words(url, *more, ones)).returncode == 0
+    with serve_model(knows(*"1234567")) as (url, _):
+        words = evaluator.play_words(url, *more, others, "--against", ones, "--json")
+        done = evaluator.run(words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["evaluations"][0]["scores"][-1]["pass_at_1"]["mean"] == 7 / 8
+    found = told["comparison"]
+    assert (found["name"], found["against"]) == (str(others), str(ones))
+    needed, found = found["tasks_to_show"], found["result"]
+    assert (found["won"], found["lost"], found["tied"]) == (7, 1, 0)
+    assert found["difference"] == 6 / 8
+    assert found["low"] < 6 / 8 < found["high"]
+    assert found["p"] == pytest.approx(2 * 9 / 2**8), "all changes of signs as far from 0"
+    assert needed["0.1"] > found["tasks"]
+    done = evaluator.run(evaluator.words(ones, "--against", others))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "difference of the mean reward -0.750, 95 % interval " in done.stdout
+    assert "tasks won 1, lost 7, tied 0; p = 0.07 " in done.stdout
+
+
+def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
+    ones, others = evaluator.folder / "ones", evaluator.folder / "others"
+    with serve_model(knows("0")) as (url, _):
+        more = ("--attempts", "1", "--out")
+        assert evaluator.run(evaluator.play_words(url, *more, ones)).returncode == 0
+        text = evaluator.tasks.read_text()
+        evaluator.tasks.write_text(text.replace("ask-", "other-"))
+        assert evaluator.run(evaluator.play_words(url, *more, others)).returncode == 0
+    done = evaluator.run(evaluator.words(ones, "--against", others))
+    assert (done.returncode, "have no task in common" in done.stdout) == (1, True)
+    done = evaluator.run(evaluator.words(ones, "--against", "nothing"))
+    assert "nothing is neither a folder that `flotilla eval --model` wrote" in done.stdout
+    rows = [{**json.loads(line), "reward": None} for line in (others / "results.jsonl").open()]
+    (others / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = evaluator.run(evaluator.words(ones, "--against", others))
+    assert (done.returncode, "has no attempt with a grade" in done.stdout) == (1, True)
+
+
+def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
+    suite = evaluator.folder / "paper.toml"
+    with serve_model(knows("0", "1")) as (url, _):
+        named = [
+            f'[[eval]]\nname = "{name}"\nspec = "{evaluator.spec}"\ntasks = "{evaluator.tasks}"\n'
+            f'model = "{url}"\nattempts = {attempts}\n'
+            for name, attempts in (("once", 1), ("twice", 2))
+        ]
+        suite.write_text("\n".join(named))
+        done = evaluator.run(evaluator.words("--suite", suite, "--out", evaluator.out, "--json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = {Path(each["name"]).name: each for each in json.loads(done.stdout)["evaluations"]}
+    assert [told[name]["scores"][-1]["attempts"] for name in ("once", "twice")] == [3, 6]
+    suite.write_text(named[0] + 'modle = "x"\n')
+    done = evaluator.run(evaluator.words("--suite", suite))
+    assert (done.returncode, "modle" in done.stdout) == (2, True)
+    done = evaluator.run(evaluator.words("--suite", suite, "--attempts", "3"))
+    assert (done.returncode, "no effect with --suite" in done.stderr) == (2, True)

@@ -1,0 +1,24 @@
+"""Curves as pictures."""
+
+from pathlib import Path
+
+from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
+
+
+def test_names_are_shown_as_they_are_and_panels_without_points_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        PlotLine("an $env", [0, 3], [0.25, 0.75], "o-", "C0", [0.125, 0.5], [0.5, 1.0]),
+        PlotLine("_run $x^$", [1], [0.5]),
+        PlotLine("<script>", [], []),
+    ]
+    out = tmp_path / "curves.svg"
+    assert draw_panels(out, [Panel("pass@1", lines, is_share=True), Panel("unlogged", [])])
+    picture = out.read_text()
+    # The labels, which are drawn as paths, are comments.
+    assert "<!-- an $env -->" in picture and "<!-- run $x^$ -->" in picture
+    assert "pass@1" in picture and "unlogged" not in picture and "script" not in picture
+
+
+def test_without_any_point_there_is_no_picture(tmp_path: Path) -> None:
+    assert not draw_panels(tmp_path / "curves.svg", [Panel("x", [PlotLine("y", [], [])])])
+    assert list(tmp_path.iterdir()) == []
