@@ -93,6 +93,7 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
     assert manifest["model"] == f"scripted at {url}"
     assert set(manifest["tasks"]) == {"ask-0", "ask-1", "ask-2"}
     assert manifest["written_by"]["version"]
+    assert "<svg" in (evaluator.out / "scores.svg").read_text()
 
 
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(

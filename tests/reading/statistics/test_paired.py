@@ -88,7 +88,7 @@ CELLS = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_paired_intervals_cover_the_truth_in_93_to_97_percent_of_1000_draws() -> None:
-    covered: dict[object, float] = {}
+    covered: dict[tuple[int, int, float, float | None, float], float] = {}
     for cell in CELLS:
         for gain in (0.0, 0.2):
             rng, truth = np.random.default_rng(0), gain * (1 - cell[2])
@@ -96,7 +96,7 @@ def test_paired_intervals_cover_the_truth_in_93_to_97_percent_of_1000_draws() ->
             covered[(*cell, gain)] = sum(low <= truth <= high for low, high in drawn) / 1000
     outside = {cell: each for cell, each in covered.items() if not 0.93 <= each <= 0.97}
     print(f"{len(covered)} cells, outside of 0.93 to 0.97: {len(outside)}: {outside}")
-    many = [each for cell, each in covered.items() if cell[0] >= 50]  # type: ignore[index]
+    many = [each for cell, each in covered.items() if cell[0] >= 50]
     assert sum(0.93 <= each <= 0.97 for each in many) / len(many) >= 0.9, outside
     assert min(covered.values()) >= 0.9, outside
 
