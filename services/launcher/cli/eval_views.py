@@ -52,7 +52,7 @@ def show_evaluations(
         print_json(msgspec.to_builtins({"evaluations": told, "comparison": found}))
         return
     console = Terminal(soft_wrap=True)
-    for each in [*shown, *filter(None, [against])]:
+    for each in [*filter(None, [against]), *shown]:
         _print_scores(each, console)
     if found is not None:
         _print_comparison(found, console)
@@ -121,8 +121,8 @@ def _print_comparison(shown: ShownComparison, console: Terminal) -> None:
         f" {found.high:+.3f}"
     )
     console.print(
-        f"tasks won {found.won}, lost {found.lost}, tied {found.tied}; p = {found.p:.2g} (exact,"
-        " two-sided, by changes of signs)"
+        f"tasks won {found.won}, lost {found.lost}, tied {found.tied}; p = {found.p:.2g}"
+        " (two-sided, by changes of signs)"
     )
     if told := [f"{each}: {tasks}" for each, tasks in shown.tasks_to_show.items() if tasks]:
         console.print(f"tasks that show a difference in 4 of 5 cases: {', '.join(told)}")
