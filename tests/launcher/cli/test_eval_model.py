@@ -99,15 +99,12 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
     evaluator: Evaluator,
 ) -> None:
-    asked, refused = Counter[str](), [True]
+    asked = Counter[str]()
 
     def say(messages: Messages) -> Mapping[str, Any] | Answer:
         asked[asked_for(messages)] += 1
         if asked.total() == 3:
             process.kill()
-        if asked_for(messages) == "2" and refused:
-            refused.pop()
-            return as_answer({}, 400)
         return {"content": "right"}
 
     with serve_model(say) as (url, _):
@@ -165,7 +162,7 @@ def test_a_folder_of_other_settings_is_refused_with_what_differs(evaluator: Eval
     assert evaluator.rows() == kept
 
 
-def test_an_endpoint_that_refuses_the_key_is_named_before_anything_opens(
+def test_an_endpoint_that_refuses_the_key_is_named_and_asked_no_more(
     evaluator: Evaluator,
 ) -> None:
     with serve_model(lambda _messages: as_answer({"error": "wrong key"}, 401)) as (url, _):
