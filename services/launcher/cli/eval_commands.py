@@ -119,6 +119,8 @@ def evaluate(
     elif model is not None:
         from services.launcher.cli import eval_model as playing
 
+        others = context.params.keys() - {"wait", "priority"}
+        refuse_without_effect(context, "--model", besides=others)
         chosen = playing.ChosenModel(model, model_name, key_env, temperature, vllm_args)
         wish = playing.ModelEvaluation(
             *(Path(target), context.args, tasks, chosen, attempts, max_turns, concurrency, out)
