@@ -218,6 +218,19 @@ def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     assert (done.returncode, "has no attempt with a grade" in done.stdout) == (1, True)
 
 
+def test_without_tasks_the_held_out_set_of_the_spec_is_played(evaluator: Evaluator) -> None:
+    with serve_model(knows("0")) as (url, _):
+        more = ("--model", url, "--attempts", "1", "--out", evaluator.out)
+        done = evaluator.run(evaluator.words(evaluator.spec, *more))
+        assert (done.returncode, "pass --tasks FILE" in done.stdout) == (1, True)
+        sets = [{"name": "heldout", "tasks": str(evaluator.tasks)}]
+        spec = json.loads(evaluator.spec.read_text()) | {"learner": {"eval": {"sets": sets}}}
+        evaluator.spec.write_text(json.dumps(spec))
+        done = evaluator.run(evaluator.words(evaluator.spec, *more))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "3", "0", "0.333"]
+
+
 def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     suite = evaluator.folder / "paper.toml"
     with serve_model(knows("0", "1")) as (url, _):
