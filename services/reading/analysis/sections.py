@@ -175,7 +175,7 @@ def _tasks(analysis: Values) -> Section:
     standing = ", ".join(f"{count:,} {name}" for name, count in tasks["standing"].items())
     text = f"Of {tasks['judged']:,} evaluated tasks with two graded attempts or more."
     text += f" The curriculum holds {standing} training tasks." if standing else ""
-    return Section("Saturated and impossible tasks", text, ("", "tasks", "first of them"), rows)
+    return Section("Saturated and impossible tasks", text, ("kind", "tasks", "first of them"), rows)
 
 
 def _suspects(analysis: Values) -> Section:
