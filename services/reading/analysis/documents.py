@@ -42,6 +42,7 @@ def to_html(analysis: dict[str, Any]) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
         f"<style>{STYLE}</style></head>\n<body><main>\n<h1>{title}</h1>\n{sections}\n"
         f"<p><small>{_escape(analysis['written_by'])}</small></p>\n</main></body>\n</html>\n"
     )

@@ -114,7 +114,7 @@ def _failures(analysis: Values) -> Section:
         "Each failed attempt counts once, by its main class (docs/evaluation.md). Also: those"
         " that have the class next to another main one."
     )
-    headings = ("class", "attempts", "share", "before", "also", "examples", "meaning")
+    headings = ("class", "attempts", "share", "first evaluation", "also", "examples", "meaning")
     bars = draw_bars("Failed attempts by class", [(each["name"], each["count"]) for each in found])
     return Section("Why attempts fail", text, headings, rows, bars if found else "")
 
