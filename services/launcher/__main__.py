@@ -29,6 +29,7 @@ from services.launcher.api.run_service import RunService
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import Backend, BackendError, BackendFactories
 from services.launcher.control.budget import meter_cost
+from services.launcher.control.evaluation_analyses import analyzed_runs
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.run_inputs import pin_model
@@ -133,8 +134,12 @@ async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerat
 
 
 async def serve_and_notify(options: ServeOptions) -> None:
-    """Serve, and notify people about the runs, up to the last message."""
-    async with open_notifier(options.runs, make_sink) as notifier:
+    """Serve, analyze the runs' evaluations, and notify people about the runs, up to the last
+    message."""
+    async with (
+        open_notifier(options.runs, make_sink) as notifier,
+        analyzed_runs(options.runs),
+    ):
         hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
         await serve_launcher(replace(options, hooks=hooks))
 

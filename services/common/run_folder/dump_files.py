@@ -3,6 +3,7 @@
     token_stats/step_000012.npz    token_stats/pruned.jsonl
     rollouts/step_12.jsonl
     evals/step_20/ENV.jsonl        evals/step_20/aggregated_results.jsonl
+    analysis/step_20.{json,md,html}, of the evaluation, by `services.reading.analysis`
 
 A file exists completely or not at all."""
 
@@ -15,9 +16,10 @@ from urllib.parse import quote
 
 from services.common.run_folder.token_stats import FOLDER as TOKEN_STATS
 
-ROLLOUTS, EVALS = "rollouts", "evals"
+ROLLOUTS, EVALS, ANALYSES = "rollouts", "evals", "analysis"
 PRUNED = "pruned.jsonl"
 AGGREGATED = "aggregated_results.jsonl"
+_EVALUATION = re.compile(r"step_(\d+)(?:_eval_only)?")
 _STEP = re.compile(r"step_(\d+)\.(?:npz|jsonl)")
 
 
@@ -36,6 +38,14 @@ def eval_folder(run_dir: Path, moment: str, version: int) -> Path:
 def env_file(folder: Path, env_key: str) -> Path:
     """Return the file of an environment in an evaluation's folder, `/` written as `_`."""
     return folder / f"{quote(env_key.replace('/', '_'), safe='')}.jsonl"
+
+
+def find_evaluations(run_dir: Path) -> list[tuple[int, Path]]:
+    """List the evaluated versions and their folders, oldest first, whose dumps are complete: the
+    aggregated results are written last."""
+    found = (path.parent for path in run_dir.glob(f"{EVALS}/step_*/{AGGREGATED}"))
+    named = ((_EVALUATION.fullmatch(folder.name), folder) for folder in found)
+    return sorted((int(match[1]), folder) for match, folder in named if match)
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> int:

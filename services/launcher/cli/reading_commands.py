@@ -10,7 +10,7 @@ from services.launcher.state import RunState
 
 
 def add_reading_commands(app: typer.Typer) -> None:
-    for command in (status, logs, show, inspect, export, export_trajectories):
+    for command in (status, logs, show, inspect, analyze, export, export_trajectories):
         app.command()(command)
 
 
@@ -181,6 +181,57 @@ def inspect(
         raise typer.Exit(command.inspect_runs(run, runs, options))
     refuse_without_effect(context, "--bundle", besides=("run", "bundle", "step", "policy", "runs"))
     raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or [], policy))
+
+
+def analyze(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="Evaluated version. Default: the newest evaluation."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", help="Python file with a list RULES of classes of your own."),
+    ] = None,
+    judge: Annotated[
+        str,
+        typer.Option(
+            "--judge",
+            metavar="URL",
+            help="Ask a model of this endpoint about attempts that no rule knows. It is sent their"
+            " conversations.",
+        ),
+    ] = "",
+    judge_model: Annotated[
+        str, typer.Option("--judge-model", help="Model of --judge (default: its first).")
+    ] = "",
+    judge_key_env: Annotated[
+        str, typer.Option("--judge-key-env", help="Variable with the key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
+    judge_calls: Annotated[
+        int, typer.Option("--judge-calls", min=1, help="Most attempts that --judge is asked about.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, as in analysis/step_N.json.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Say why attempts of an evaluation fail, by class, and what else it tells.
+
+    Also: behaviour by environment, before against after, the signal in training, saturated and
+    impossible tasks, and passes that may have fooled their verifier. Writes Markdown, HTML and JSON
+    to `runs/RUN_ID/analysis/`; a run does so by itself after each evaluation. The classes, and how
+    to add your own, are in docs/evaluation.md.
+
+    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
+    """
+    from services.launcher.cli import analyze as command
+
+    if judge_model and not judge:
+        raise typer.BadParameter("--judge-model requires --judge")
+    asked = command.JudgeChoice(judge, judge_model, judge_key_env, judge_calls) if judge else None
+    chosen = command.AnalysisChoice(step, rules, asked)
+    raise typer.Exit(command.analyze(run, runs, chosen, as_json=as_json))
 
 
 def export(

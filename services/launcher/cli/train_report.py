@@ -11,6 +11,7 @@ from rich.table import Table
 from services.common.files.durable_files import replace_file
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
+from services.common.run_folder.dump_files import ANALYSES
 from services.launcher.cli import learning_curve
 from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.learning_curve import CURVE_FILE, METRICS_FILE
@@ -102,6 +103,7 @@ def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -
     files = {
         SUMMARY_FILE: "before and after, as numbers",
         CURVE_FILE: "learning curve",
+        f"{ANALYSES}/newest.html": "why attempts of the newest evaluation fail",
         MODEL_FOLDER: "the trained model, for transformers and vLLM",
         METRICS_FILE: "every metric of every step",
         ALARMS_FILE: "alarms, each with its cause and what to try",

@@ -39,6 +39,8 @@ class LauncherConfig(ConfigModel):
     max_cost: float | None = Field(default=None, gt=0, le=1e9)
     max_hours: float | None = Field(default=None, gt=0, le=10 * 8766)
     notify: NotifyConfig = NotifyConfig()
+    # Analyze each evaluation once its episodes are dumped, by a process of low priority.
+    analysis: bool = True
     # Probes of `flotilla doctor` to leave out, by name.
     skip_probes: tuple[str, ...] = ()
     # Each service serves Prometheus on a free loopback port of its machine; `flotilla status`

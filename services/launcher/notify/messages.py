@@ -54,6 +54,8 @@ class RunFacts:
     link: str = ""
     # Where its logs are: HOST:FOLDER.
     logs: str = ""
+    # Where the page of its newest analysis is: HOST:FILE.
+    analysis: str = ""
     # The tasks, as the spec selects them.
     tasks: str = ""
     # Share of held-out tasks that passed, in the first evaluation and in the newest.
@@ -172,6 +174,7 @@ def ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
         ("Tracker", facts.tracker),
         ("Submitted by", facts.link),
         ("Logs", facts.logs),
+        ("Analysis", facts.analysis),
     ]
     return tuple(pair for pair in pairs if pair[1])
 

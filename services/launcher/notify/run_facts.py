@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.run_folder.dump_files import ANALYSES
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget
 from services.launcher.notify.messages import RunFacts
@@ -32,6 +33,7 @@ def gather_facts(
     learner: dict[str, Any] = spec.get(LEARNER, {})
     known = any(prices.values())
     log = log_tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
+    analysis = runs / run.run_id / ANALYSES / "newest.html"
     return RunFacts(
         run,
         estimate=budget.hourly_cost(prices, run.wanted) if known else None,
@@ -42,6 +44,7 @@ def gather_facts(
         tracker_project=tracker_project(learner),
         link=config.notify.link or "",
         logs=f"{socket.gethostname()}:{runs / run.run_id / 'logs'}",
+        analysis=f"{socket.gethostname()}:{analysis}" if analysis.exists() else "",
         tasks=selected_tasks(learner),
         before=before,
         after=stored.metrics.get(FIRST_LAST),

@@ -1,7 +1,6 @@
 """Evaluation: fixed tasks, sampled from exactly one policy, never trained on."""
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import pvariance
@@ -10,14 +9,13 @@ from typing import Any, Literal
 from services.common.domain.attempts import Purpose
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.domain.policy import PolicyId
+from services.common.domain.task_means import mean_interval
 from services.learner.config.learner import EvalMoment
 from services.learner.group_types import GroupSpec
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.group_signal import has_signal
 
-# The 97.5 % quantile of the normal distribution.
-_Z = 1.959963984540054
 # Set whose results are the run's own: `eval/...` without a suffix.
 MAIN_SET = "heldout"
 
@@ -113,8 +111,7 @@ def summarize_results(results: Sequence[TaskResult], every: Iterable[int]) -> di
     """Compute `tasks`, `ci95` of pass@1, and the figures that become metrics, all floats.
 
     - pass_at_{k} for each of `every` k, over the tasks with at least k graded attempts, and its
-      interval pass_at_{k}_low to _high: the Wilson score interval with the number of these tasks as
-      n, exact in kind for one attempt a task and conservative for more
+      95 % interval pass_at_{k}_low to _high, clustered by task, see `mean_interval`
     - avg_score: mean over tasks of the mean r
     - variance_per_prompt, signal_ratio: mean over tasks of the population variance of r, and the
       share of tasks whose attempts differ in r; of tasks with at least two graded attempts
@@ -128,9 +125,8 @@ def summarize_results(results: Sequence[TaskResult], every: Iterable[int]) -> di
     for k in every:
         figures = [pass_at_k(r.attempts, r.passed, k) for r in results if r.attempts >= k]
         if figures:
-            name, fraction = f"pass_at_{k}", _mean(figures)
-            low, high = wilson_interval(fraction, len(figures))
-            report |= {name: fraction, f"{name}_low": low, f"{name}_high": high}
+            name, (low, high) = f"pass_at_{k}", mean_interval(figures)
+            report |= {name: _mean(figures), f"{name}_low": low, f"{name}_high": high}
     report["ci95"] = [report["pass_at_1_low"], report["pass_at_1_high"]]
     report["avg_score"] = _mean([_mean(r.rewards) for r in results])
     if repeated := [r.rewards for r in results if r.attempts > 1]:
@@ -143,15 +139,6 @@ def summarize_results(results: Sequence[TaskResult], every: Iterable[int]) -> di
     report["avg_tool_calls"] = calls / attempts
     report["tool_error_rate"] = sum(r.tool_errors for r in results) / max(1, calls)
     return report
-
-
-def wilson_interval(fraction: float, count: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a fraction of `count` (Wilson 1927)."""
-    square = _Z * _Z / count
-    centre = (fraction + square / 2) / (1 + square)
-    variance = fraction * (1 - fraction) / count + square / (4 * count)
-    half = _Z * math.sqrt(variance) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def eval_metrics(report: Mapping[str, Any]) -> dict[str, float]:

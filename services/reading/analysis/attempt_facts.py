@@ -38,40 +38,49 @@ _BY_OUTCOME = {
     ToolOutcome.BAD_TOOL: ErrorKind.ARGUMENTS,
     ToolOutcome.BAD_ARGUMENTS: ErrorKind.ARGUMENTS,
 }
+
+
+def _status(codes: str) -> str:
+    """Return a pattern of an HTTP status, which an id may look like."""
+    return rf"(?:^|\b(?:http|status|code|error))\W{{0,8}}(?:{codes})\b"
+
+
 # In this order: "permission to see user 4: not found" is an authorization error, and an argument
 # that is "not a valid id" one of arguments.
-_BY_TEXT = (
+_PATTERNS = (
     (
         ErrorKind.NO_ANSWER,
         r"time[ds]?[ -]?out|no answer|no response|unreachable|connection (refused|reset|error|lost)"
-        r"|\b50[34]\b|unavailable|deadline",
+        r"|unavailable|deadline|" + _status("50[34]"),
     ),
     (
         ErrorKind.SERVER,
-        r"internal (server )?error|traceback|\b50[02]\b|bad gateway|database is locked"
-        r"|(operational|programming|runtime|key|attribute)error|unhandled exception|server error",
+        r"internal (server )?error|traceback|bad gateway|database is locked|server error"
+        r"|(operational|programming|runtime|key|attribute)error|unhandled exception|"
+        + _status("50[02]"),
     ),
     (
         ErrorKind.AUTHORIZATION,
-        r"\b40[13]\b|un-?authori[sz]ed|not authori[sz]ed|forbidden|permission|access denied"
+        r"un-?authori[sz]ed|not authori[sz]ed|forbidden|permission|access denied"
         r"|not allowed|privilege|log(ged)? ?in (is )?(first|required)|not logged in|sign in"
         r"|authenticat|credential|(invalid|expired|missing) (api |access )?(token|key|session)"
-        r"|only (the )?(owner|admin)",
+        r"|only (the )?(owner|admin)|" + _status("40[13]"),
     ),
     (
         ErrorKind.ARGUMENTS,
         r"argument|parameter|required|must be|expected|invalid|not valid|not a valid|validation"
         r"|malformed|not of type|unknown (tool|field|property)|additional propert|out of range"
-        r"|\b4(00|22)\b|cannot be (empty|null|blank|parsed)|not json|bad request"
-        r"|(tool|function|method) .{0,60}(not found|does not exist)|unsupported",
+        r"|cannot be (empty|null|blank|parsed)|not json|bad request|unsupported"
+        r"|(tool|function|method) .{0,60}(not found|does not exist)|" + _status("400|422"),
     ),
     (
         ErrorKind.NOT_FOUND,
-        r"not found|no such|(does not|doesn't|do not) exist|\b404\b|no match|no results?\b"
-        r"|(could|can)(not|n't| not) (be )?f(ind|ound)|unknown|no [\w ]{1,40} found|nothing found",
+        r"not found|no such|(does not|doesn't|do not) exist|no match|no results?\b"
+        r"|(could|can)(not|n't| not) (be )?f(ind|ound)|unknown|no [\w ]{1,40} found|nothing found|"
+        + _status("404"),
     ),
 )
-_BY_TEXT = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _BY_TEXT)
+_BY_TEXT = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 # The policy's words. "Cannot" counts in the first person only: a quoted answer may hold one too.
 _GIVES_UP = re.compile(
     r"\b(I|we)('m| am|'re| are)? ?(cannot|can't|can not|could not|couldn't|unable|not able|give up"
@@ -83,11 +92,15 @@ _GIVES_UP = re.compile(
 )
 _CLAIMS = re.compile(
     r"\b(done|completed?|success(ful|fully)?|finished|all set|taken care of|as requested)\b"
-    r"|\b(has|have|is|are|was|were)( now| been| all| already)* (\w+ed|sent|made|set|paid|taken)\b"
+    r"|\b((has|have) been|was|were|(is|are) (now|all|already))( now| all| already| just)*"
+    r" (\w+ed|sent|made|set|paid|taken)\b"
     r"|\b(I|we)('ve| have)?( now| just| successfully)*"
-    r" (?!tried|attempted|looked|searched|checked|failed|need)(\w+ed|sent|made|set|put|paid|bought)\b",
+    r" (?!tried|attempted|looked|searched|checked|failed|need)"
+    r"(\w+ed|sent|made|set|put|paid|bought)\b",
     re.IGNORECASE,
 )
+_DENIES = re.compile(r"\b(no|not|nothing|nobody|none|never)\b|n't\b", re.IGNORECASE)
+_SENTENCES = re.compile(r"[.!?\n]+")
 _DONE_MARK = re.compile(r"</?done>|\[done\]", re.IGNORECASE)
 _ERROR_START = re.compile(r"^\W*(tool )?error\b", re.IGNORECASE)
 _NOTHING = re.compile(r"^\W*(no|zero|0) [\w ]{0,40}(results?|match(es)?|found)\b", re.IGNORECASE)
@@ -155,8 +168,9 @@ class AttemptFacts:
 
     @property
     def claims_success(self) -> bool:
-        """Whether the last words say that the task is done."""
-        return not self.gives_up and bool(_CLAIMS.search(self.last_words))
+        """Whether a sentence of the last words says that something is done."""
+        said = _SENTENCES.split(self.last_words)
+        return any(_CLAIMS.search(each) and not _DENIES.search(each) for each in said)
 
 
 def read_facts(row: Row) -> AttemptFacts:
@@ -225,8 +239,7 @@ def _read_error(answer: str) -> tuple[str, bool]:
         return error if isinstance(error, str) else json.dumps(error), False
     if False in (fields.get("success"), fields.get("ok")) or fields.get("isError") is True:
         return answer, False
-    lists = [each for each in fields.values() if isinstance(each, list)]
-    return "", bool(lists) and not any(lists)
+    return "", [] in fields.values() and not any(fields.values())
 
 
 def _open_errors(row: Row, calls: Sequence[MadeCall]) -> Iterator[ErrorKind]:

@@ -23,12 +23,10 @@ from services.reading.analysis.attempt_facts import (
 
 OTHER = "other"
 _ENVIRONMENT_FAILURES = (FailureKind.ENV_LOST, FailureKind.NO_GRADE)
-# An open error of these does not explain the end of an attempt that says that it is done.
-_UNEXPLAINED = frozenset({ErrorKind.OTHER})
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FailureRule:
     """A class of failures: `description` is for people, and `matches` tells whether an attempt that
     did not pass belongs to it."""
 
@@ -47,92 +45,95 @@ def _claims_falsely(facts: AttemptFacts) -> bool:
     if not facts.said_done or facts.gives_up:
         return False
     tried = bool(facts.calls) or not facts.had_tools
-    return facts.claims_success or (tried and facts.open_errors <= _UNEXPLAINED)
+    return facts.claims_success or (tried and not facts.open_errors)
 
 
 RULES = (
-    Rule(
+    FailureRule(
         "system_fault",
         "The engine, the template or the run ended it, so it has no reward.",
         lambda facts: bool(facts.failure) and facts.failure not in _ENVIRONMENT_FAILURES,
     ),
-    Rule(
+    FailureRule(
         "no_environment_answer",
         "A tool's last call was not answered in time, or the environment was lost without a word.",
         _lacks_answer,
     ),
-    Rule(
+    FailureRule(
         "environment_fault",
         "The environment or the verifier failed: no grade, or a tool's last answer was an internal "
         "error.",
-        lambda facts: facts.failure in _ENVIRONMENT_FAILURES
-        or ErrorKind.SERVER in facts.open_errors,
+        lambda facts: (
+            facts.failure in _ENVIRONMENT_FAILURES or ErrorKind.SERVER in facts.open_errors
+        ),
     ),
-    Rule(
+    FailureRule(
         "context_overflow",
         "The context window was full before the policy said that it was done.",
         lambda facts: facts.stop_reason == StopReason.CONTEXT_OVERFLOW,
     ),
-    Rule(
+    FailureRule(
         "false_completion",
         "It claims to be done, or ends as if it were after calls that went well; the verifier "
         "disagrees.",
         _claims_falsely,
     ),
-    Rule(
+    FailureRule(
         "authorization",
         "A tool's last call was refused for lack of rights, and the policy never got past that.",
         lambda facts: ErrorKind.AUTHORIZATION in facts.open_errors,
     ),
-    Rule(
+    FailureRule(
         "tool_arguments",
         "A tool's last call had wrong arguments, was unreadable, or was of a tool that does not "
         "exist.",
-        lambda facts: ErrorKind.ARGUMENTS in facts.open_errors
-        or facts.stop_reason == StopReason.MAX_PARSE_ERRORS,
+        lambda facts: (
+            ErrorKind.ARGUMENTS in facts.open_errors
+            or facts.stop_reason == StopReason.MAX_PARSE_ERRORS
+        ),
     ),
-    Rule(
+    FailureRule(
         "not_found",
         "A tool's last call named or searched for something that was not found.",
         lambda facts: ErrorKind.NOT_FOUND in facts.open_errors,
     ),
-    Rule(
+    FailureRule(
         "gave_up",
         "It says that it cannot, asks the user instead, or ends without a single call.",
-        lambda facts: facts.gives_up
-        or (facts.said_done and facts.had_tools and not facts.calls),
+        lambda facts: facts.gives_up or (facts.said_done and facts.had_tools and not facts.calls),
     ),
-    Rule(
+    FailureRule(
         "never_done",
         "A limit ended it: turns, calls, time, or tokens of a turn or of the attempt.",
-        lambda facts: facts.stop_reason
-        not in ("", StopReason.DONE, StopReason.CONTEXT_OVERFLOW),
+        lambda facts: facts.stop_reason not in ("", StopReason.DONE, StopReason.CONTEXT_OVERFLOW),
     ),
 )
 
 
-def classify(row: Row, rules: Sequence[Rule] = RULES) -> tuple[str, ...]:
+def classify(row: Row, rules: Sequence[FailureRule] = RULES) -> tuple[str, ...]:
     """Return the classes of a row that did not pass, the main one first: that of the first rule
     that matches. It is `other` if none does, and a passed attempt has none."""
     return classify_facts(read_facts(row), rules)
 
 
-def classify_facts(facts: AttemptFacts, rules: Sequence[Rule] = RULES) -> tuple[str, ...]:
+def classify_facts(facts: AttemptFacts, rules: Sequence[FailureRule] = RULES) -> tuple[str, ...]:
     """Return the classes of an attempt whose facts are read (see `classify`)."""
     if facts.passed:
         return ()
     return tuple(rule.name for rule in rules if rule.matches(facts)) or (OTHER,)
 
 
-def load_rules(path: Path) -> tuple[Rule, ...]:
+def load_rules(path: Path) -> tuple[FailureRule, ...]:
     """Return the rules of a user's file, its `RULES`, followed by ours. Raises ConfigError."""
     try:
         found = runpy.run_path(str(path)).get("RULES")
     except Exception as error:
         # A user's module may raise anything.
         raise ConfigError(f"--rules: {path} cannot be run: {error!r}") from error
-    if not isinstance(found, (list, tuple)) or not all(isinstance(rule, Rule) for rule in found):
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(rule, FailureRule) for rule in found
+    ):
         raise ConfigError(
-            f"--rules: {path} has no list RULES of services.reading.analysis.failure_classes.Rule"
+            f"--rules: {path} has no list RULES of {FailureRule.__name__}, as in docs/evaluation.md"
         )
     return (*found, *RULES)

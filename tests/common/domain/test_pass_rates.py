@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.domain.pass_rates import pass_at_k
+from services.common.domain.pass_rates import pass_at_k, pass_power_k
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,14 @@ def test_pass_at_k_is_unbiased(attempts: int, passed: int, k: int, expected: flo
 def test_pass_at_k_needs_k_attempts() -> None:
     with pytest.raises(ValueError, match="needs 3 attempts"):
         pass_at_k(2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "passed", "k", "expected"),
+    # C(c, k) / C(n, k): 2/5, 1/10 (not the biased 0.4^2), none, all.
+    [(5, 2, 1, 0.4), (5, 2, 2, 0.1), (5, 2, 3, 0.0), (4, 4, 4, 1.0)],
+)
+def test_pass_power_k_is_unbiased(attempts: int, passed: int, k: int, expected: float) -> None:
+    assert pass_power_k(attempts, passed, k) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=f"needs {attempts + 1} attempts"):
+        pass_power_k(attempts, passed, attempts + 1)

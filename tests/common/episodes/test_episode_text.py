@@ -90,6 +90,8 @@ def test_messages_are_those_that_the_rollout_recorded() -> None:
     assert [turn.number for turn in episode.sequences[0].turns] == [1, 2]
     assert [turn.message for turn in episode.sequences[0].turns] == [2, 4]
     assert [m.to_json().get("by_template") for m in episode.messages[:2]] == [True, None]
+    assert "outcome" not in result.to_json()
+    assert replace(result, outcome="tool_error").to_json()["outcome"] == "tool_error"
 
 
 def test_raw_texts_are_all_of_the_tokens() -> None:

@@ -220,6 +220,9 @@ async def test_a_run_has_one_thread_and_each_event_one_message(tmp_path: Path) -
     logs = tmp_path / RUN / "logs"
     logs.mkdir(parents=True)
     (logs / "rollout-1.log").write_text("of the rollout\n")
+    page = tmp_path / RUN / "analysis" / "newest.html"
+    page.parent.mkdir()
+    page.touch()
     async with slack() as double, reports(tmp_path, double) as one:
         for state in (RunState.PREFLIGHT, RunState.PROVISIONING, RunState.RUNNING):
             await one.state(state)
@@ -231,6 +234,7 @@ async def test_a_run_has_one_thread_and_each_event_one_message(tmp_path: Path) -
         assert end["thread_ts"] == start["ts"]
         assert "Run failed" in end["text"] and "of the rollout" in end["text"]
         assert f"*Logs:* {socket.gethostname()}:{logs}" in end["text"]
+        assert f"*Analysis:* {socket.gethostname()}:{page}" in end["text"]
 
 
 async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ def _play_turns(app: Instance, lines: list[str]) -> Iterator[Message]:
             arguments = {key: _value(value) for key, _, value in (p.partition("=") for p in pairs)}
             call = {"id": f"call-{place}", "type": "function"}
             function = {"name": name, "arguments": arguments}
-            yield {"role": "assistant", "content": "", "tool_calls": [{**call, "function": function}]}
+            yield {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{**call, "function": function}],
+            }
             yield _answer(call["id"], name, *_call_tool(app, name, arguments, following))
 
 

@@ -27,18 +27,19 @@ CASES = {
     "context_overflow": row(FOUND, stop="context_overflow"),
     "false_completion": row(FOUND, CLOSED, DONE),
     "authorization": row(FOUND, failed("tool_error", "403: you may not close issues"), DONE),
-    "tool_arguments": row(FOUND, failed("bad_arguments", "'issue_id' is a required property"), DONE),
+    "tool_arguments": row(
+        FOUND, failed("bad_arguments", "'issue_id' is a required property"), DONE
+    ),
     "not_found": row(FOUND, failed("tool_error", "not found"), DONE),
     "gave_up": row(FOUND, says("I cannot tell which of them you mean. <done>")),
     "never_done": row(FOUND, FOUND, FOUND, stop="max_turns"),
-    "other": row(FOUND, failed("tool_error", "the issue is locked"), stop="done"),
+    "other": row(FOUND, failed("tool_error", "the issue is locked"), DONE),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_attempt_has_the_class_of_what_went_wrong(name: str) -> None:
-    expected = "false_completion" if name == "other" else name
-    assert classify(CASES[name])[0] == expected
+    assert classify(CASES[name])[0] == name
 
 
 def test_every_class_of_the_table_has_a_case() -> None:
@@ -47,11 +48,6 @@ def test_every_class_of_the_table_has_a_case() -> None:
 
 def test_a_passed_attempt_has_no_class() -> None:
     assert classify(row(failed("tool_error", "not found"), DONE, reward=1.0)) == ()
-
-
-def test_what_no_rule_knows_is_other() -> None:
-    locked = failed("tool_error", "the issue is locked")
-    assert classify(row(locked, DONE), rules=()) == ("other",)
 
 
 def test_a_false_claim_comes_before_the_error_that_it_hides_and_both_are_kept() -> None:
@@ -80,6 +76,17 @@ def test_a_search_that_finds_nothing_is_not_found() -> None:
         assert classify(row(call("find_issues", nothing), DONE))[0] == "not_found", nothing
 
 
+def test_an_id_is_no_status_of_http() -> None:
+    for text, name in (("HTTP 403", "authorization"), ("booking 403 not found", "not_found")):
+        assert classify(row(failed("tool_error", text), DONE))[0] == name
+
+
+def test_a_good_answer_with_an_empty_list_in_it_is_no_failed_search() -> None:
+    assert classify(row(call("close_issue", '{"ok": true, "warnings": []}'), DONE)) == (
+        "false_completion",
+    )
+
+
 def test_an_error_that_is_told_as_a_good_answer_counts() -> None:
     for text in ('{"error": "forbidden"}', "Error: forbidden", '{"ok": false, "why": "forbidden"}'):
         assert classify(row(call("close_issue", text), DONE))[0] == "authorization", text
@@ -94,9 +101,9 @@ def test_an_ungraded_attempt_has_no_class_of_the_policys_behaviour() -> None:
 def test_rules_of_a_user_come_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from services.reading.analysis.failure_classes import Rule\n"
-        "RULES = [Rule('locked', 'It was locked.', lambda facts: any('locked' in call.answer "
-        "for call in facts.calls))]\n"
+        "from services.reading.analysis.failure_classes import FailureRule\n"
+        "RULES = [FailureRule('locked', 'It was locked.', "
+        "lambda facts: any('locked' in call.answer for call in facts.calls))]\n"
     )
     rules = load_rules(path)
     assert classify(row(failed("tool_error", "it is locked"), DONE), rules)[0] == "locked"

@@ -14,10 +14,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.reading.analysis.documents import STYLE_DIGEST
+
+# The style of an analysis is in its page, which is one file.
 CONTENT_POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:;"
-    " connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none';"
-    " form-action 'self'"
+    f"default-src 'none'; style-src 'self' '{STYLE_DIGEST}'; script-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; frame-src 'self'; frame-ancestors 'self';"
+    " base-uri 'none'; form-action 'self'"
 )
 _HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,

@@ -60,6 +60,7 @@ class InspectorPages:
             Route("/compare", self.compare),
             Route("/runs/{run}", self.run),
             Route("/runs/{run}/live.html", self.live),
+            Route("/runs/{run}/analysis", self.analysis),
             Route("/runs/{run}/steps", self.steps),
             Route("/runs/{run}/steps/{step}", self.step),
             Route("/runs/{run}/evals/{eval_id}", self.eval),
@@ -78,6 +79,10 @@ class InspectorPages:
 
     def run(self, request: Request) -> Response:
         return self._page(self._book.run(request.path_params["run"]))
+
+    def analysis(self, request: Request) -> Response:
+        data = self._book.analysis(request.path_params["run"])
+        return Response(data, media_type="text/html; charset=utf-8")
 
     def live(self, request: Request) -> Response:
         return self._page(self._book.live(request.path_params["run"]))

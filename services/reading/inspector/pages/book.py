@@ -6,6 +6,7 @@ from typing import Any
 
 from services.common.domain.attempts import AttemptKey
 from services.common.text.parsing import as_object
+from services.reading.analysis.analysis_files import analysis_page
 from services.reading.inspector.pages.charts import WIDTH, Points, draw_chart
 from services.reading.inspector.pages.curves import DEFAULT_METRIC, read_curve
 from services.reading.inspector.pages.links import Links
@@ -69,9 +70,18 @@ class PageBook:
             "board": read_live_board(run.folder),
             "newest": run.metrics.newest(),
             "chart": draw_chart(self._progress(run_id, evals)),
+            "analyzed": analysis_page(run.folder).exists(),
             "crumbs": (),
         }
         return Page("run.html", run_id, {"run": run_id, **values})
+
+    def analysis(self, run_id: str) -> bytes:
+        """Return the page of a run's newest analysis, which is complete. Raises NotFoundError."""
+        path = analysis_page(self._library.open(run_id).folder)
+        try:
+            return path.read_bytes()
+        except OSError:
+            raise NotFoundError(f"Run {run_id!r} has no analysis yet.") from None
 
     def live(self, run_id: str) -> Page:
         """Show the groups in flight, as a part of the run's page."""

@@ -32,6 +32,9 @@ class Links(Protocol):
     def eval(self, run: str, eval_id: str, page: int = 1) -> str:
         return ""
 
+    def analysis(self, run: str) -> str:
+        return ""
+
     def table(self, run: str, row: TryRow, sequence: int, page: int) -> str:
         return ""
 
@@ -72,6 +75,9 @@ class ServerLinks(Links):
     def eval(self, run: str, eval_id: str, page: int = 1) -> str:
         where = f"{self.run(run)}/evals/{quote(eval_id, safe='')}"
         return where + _query(page=page if page > 1 else None)
+
+    def analysis(self, run: str) -> str:
+        return f"{self.run(run)}/analysis"
 
     def attempt(self, run: str, row: TryRow, view: str = "conversation") -> str:
         return self._attempt(run, row) + _query(view=view if view != "conversation" else None)

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.common.domain.task_means import wilson_interval
 from services.common.tasks.task_checks import CheckResult, Outcome
 from services.common.tasks.task_format import parse_task
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
-from services.learner.run.eval_report import wilson_interval
 from services.reading.data.check.task_check import check_task
 from services.reading.data.check.verdicts import judge_task
 from services.reading.play.ports import EpisodePlayer

@@ -1,0 +1,100 @@
+"""An analysis as Markdown, and as one HTML page that loads nothing; all texts are escaped.
+
+The inspector serves the page under its content policy, which allows `STYLE` by its digest."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from services.common.text.printable_text import make_visible
+from services.reading.analysis.sections import Cell, Link, Section, make_sections
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; }
+tr { border-bottom: 1px solid #8886; }
+.scroll { overflow-x: auto; }
+svg { max-width: 100%; height: auto; margin: 1rem 0; }
+"""
+# What a content policy names it by.
+STYLE_DIGEST = "sha256-" + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+# What Markdown, or HTML within it, would interpret.
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+
+
+def to_markdown(analysis: dict[str, Any]) -> str:
+    """Return the analysis as Markdown."""
+    parts = [f"# {_mark(_title(analysis))}", _mark(analysis["written_by"])]
+    for section in make_sections(analysis):
+        parts += [f"## {_mark(section.title)}", _mark(section.text), _markdown_table(section)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(analysis: dict[str, Any]) -> str:
+    """Return the analysis as a page."""
+    title = _escape(_title(analysis))
+    sections = "\n".join(map(_html_section, make_sections(analysis)))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head>\n<body><main>\n<h1>{title}</h1>\n{sections}\n"
+        f"<p><small>{_escape(analysis['written_by'])}</small></p>\n</main></body>\n</html>\n"
+    )
+
+
+def _title(analysis: dict[str, Any]) -> str:
+    return f"Analysis of {analysis['run_id']}, version {analysis['step']}"
+
+
+def _markdown_table(section: Section) -> str:
+    if not section.rows:
+        return ""
+    lines = [section.headings, ("---",) * len(section.headings)]
+    head = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join(head + [f"| {' | '.join(map(_markdown_cell, row))} |" for row in section.rows])
+
+
+def _markdown_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return _mark(cell)
+    return ", ".join(f"[{_mark(link.text)}]({link.href})" for link in cell)
+
+
+def _mark(text: str) -> str:
+    return _MARKS.sub(r"\\\1", make_visible(text, lines=False))
+
+
+def _html_section(section: Section) -> str:
+    parts = [f"<h2>{_escape(section.title)}</h2>"]
+    if section.text:
+        parts.append(f"<p>{_escape(section.text)}</p>")
+    parts.append(section.picture)
+    if section.rows:
+        name = _escape(section.title)
+        head = "".join(f'<th scope="col">{_escape(each)}</th>' for each in section.headings)
+        rows = "\n".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in section.rows)
+        parts.append(
+            f'<div class="scroll" role="region" aria-label="{name}" tabindex="0"><table>\n'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        )
+    return "\n".join(part for part in parts if part)
+
+
+def _html_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{_escape(cell)}</td>"
+    return f"<td>{_html_links(cell)}</td>"
+
+
+def _html_links(links: Sequence[Link]) -> str:
+    return ", ".join(f'<a href="{escape(each.href)}">{_escape(each.text)}</a>' for each in links)
+
+
+def _escape(text: str) -> str:
+    return escape(make_visible(text, lines=False))

@@ -1,0 +1,70 @@
+"""The evaluations of a run in its dumps, attempt by attempt."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from services.common.domain.attempts import AttemptKey
+from services.common.run_folder import dump_files
+from services.reading.analysis.attempt_facts import Row
+from services.reading.analysis.attempt_measures import AttemptMeasures, measure_attempt
+from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule, classify
+
+NOT_JUDGED: Mapping[AttemptKey, str] = {}
+
+
+class NothingToAnalyzeError(Exception):
+    """The run has no such evaluation; the message gives the reason and the fix."""
+
+
+def choose_evaluation(run_dir: Path, step: int | None) -> tuple[int, Path]:
+    """Return the version and the folder of an evaluation, the newest for None. Raises
+    NothingToAnalyzeError."""
+    known = dump_files.find_evaluations(run_dir)
+    if not known:
+        raise NothingToAnalyzeError(
+            f"run {run_dir.name} has no dumped evaluation in {run_dir / dump_files.EVALS}: it"
+            " evaluates with learner.eval, and keeps the episodes with learner.dumps.enabled = true"
+        )
+    found = [each for each in known if step in (None, each[0])]
+    if not found:
+        steps = ", ".join(str(version) for version, _ in known)
+        raise NothingToAnalyzeError(
+            f"run {run_dir.name} has no dumped evaluation of step {step}; it has: {steps}"
+        )
+    return found[-1]
+
+
+def read_attempts(
+    folder: Path,
+    rules: Sequence[FailureRule] = RULES,
+    judged: Mapping[AttemptKey, str] = NOT_JUDGED,
+) -> list[AttemptMeasures]:
+    """Measure the attempts in the folder of an evaluation; only the last try at each counts. Those
+    that a model has `judged` have its class."""
+    found: dict[tuple[str, int], AttemptMeasures] = {}
+    for row in _read_rows(folder):
+        attempt = measure_attempt(row, rules)
+        if (said := judged.get(attempt.key, OTHER)) != OTHER:
+            attempt = replace(attempt, classes=(said,), judged=True)
+        place = (attempt.group_id, attempt.attempt_index)
+        if place not in found or found[place].attempt_try < attempt.attempt_try:
+            found[place] = attempt
+    return list(found.values())
+
+
+def find_unknown(folder: Path, rules: Sequence[FailureRule] = RULES) -> Iterator[Row]:
+    """Yield the rows of graded attempts of which no rule knows why they failed."""
+    for row in _read_rows(folder):
+        if row["reward"] is not None and classify(row, rules) == (OTHER,):
+            yield row
+
+
+def _read_rows(folder: Path) -> Iterator[Row]:
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.name != dump_files.AGGREGATED:
+            with path.open(encoding="utf-8") as file:
+                # A line holds all tokens of its attempt: one in memory at a time.
+                for line in file:
+                    yield json.loads(line)
