@@ -453,6 +453,7 @@ def test_a_run_begins_with_the_curves_of_its_rewards(
     assert "training reward from 0.2 to 0.6; steps 1 to 3" in (
         chart.get_attribute("aria-label") or ""
     )
+    assert chart.locator(".line-1 path").count() == 1
     assert chart.locator(".line-2 circle").count() == 3
     heights = [
         float(p.split(",")[1])

@@ -7,7 +7,7 @@ from typing import Any
 from services.common.domain.attempts import AttemptKey
 from services.common.text.parsing import as_object
 from services.reading.analysis.analysis_files import analysis_page
-from services.reading.inspector.pages.charts import WIDTH, Points, draw_chart
+from services.reading.inspector.pages.charts import WIDTH, Chart, draw_chart
 from services.reading.inspector.pages.curves import DEFAULT_METRIC, read_curve
 from services.reading.inspector.pages.links import Links
 from services.reading.inspector.pages.messages import attempt_facts, shown_messages
@@ -69,7 +69,7 @@ class PageBook:
             "evals": evals,
             "board": read_live_board(run.folder),
             "newest": run.metrics.newest(),
-            "chart": draw_chart(self._progress(run_id, evals)),
+            "chart": self._progress(run_id, evals),
             "analyzed": analysis_page(run.folder).exists(),
             "crumbs": (),
         }
@@ -196,16 +196,14 @@ class PageBook:
         crumbs = (Crumb(run_id, self._links.run(run_id)),)
         return {"run": run_id, "crumbs": crumbs, **values}
 
-    def _progress(self, run_id: str, evals: Sequence[EvalCard]) -> dict[str, Points]:
-        """Return the lines that tell whether a run learns."""
+    def _progress(self, run_id: str, evals: Sequence[EvalCard]) -> Chart | None:
+        """Draw whether a run learns."""
+        results = [(each.version, as_object(each.results.get("heldout"))) for each in evals[::-1]]
+        passed = [(step, float(each["pass_at_1"])) for step, each in results if "pass_at_1" in each]
+        intervals = [(step, *each["ci95"]) for step, each in results if "ci95" in each]
         rewards = read_curve(self._library, run_id, DEFAULT_METRIC, WIDTH // 2)
-        passed = [
-            (each.version, float(rate))
-            for each in evals[::-1]
-            if (rate := as_object(each.results.get("heldout")).get("pass_at_1")) is not None
-        ]
         trained = list(zip(rewards.steps, rewards.values, strict=True))
-        return {"held-out pass@1": passed, "training reward": trained}
+        return draw_chart({"held-out pass@1": passed, "training reward": trained}, intervals)
 
     def _step_metrics(self, run_id: str, steps: Sequence[int]) -> dict[int, dict[str, float]]:
         metrics = self._library.open(run_id).metrics

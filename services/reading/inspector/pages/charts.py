@@ -14,14 +14,18 @@ class Chart:
 
     # By label: the places of its points.
     lines: Mapping[str, Points]
+    # Of the first line: (x, y of the low end, y of the high end).
+    intervals: tuple[tuple[float, float, float], ...]
     x_ticks: tuple[tuple[str, float], ...]
     y_ticks: tuple[tuple[str, float], ...]
     summary: str
 
 
-def draw_chart(lines: Mapping[str, Points]) -> Chart | None:
-    """Draw lines of (step, value), in order of steps; None without any point. The axis of values
-    holds at least 0 to 1."""
+def draw_chart(
+    lines: Mapping[str, Points], intervals: Sequence[tuple[float, float, float]] = ()
+) -> Chart | None:
+    """Draw lines of (step, value), in order of steps, and intervals of the first one, as (step,
+    low, high); None without any point. The axis of values holds at least 0 to 1."""
     drawn = {label: points for label, points in lines.items() if points}
     if not drawn:
         return None
@@ -41,6 +45,7 @@ def draw_chart(lines: Mapping[str, Points]) -> Chart | None:
     ends = [f"{label} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for label, p in drawn.items()]
     return Chart(
         {label: [(x(s), y(v)) for s, v in points] for label, points in drawn.items()},
+        tuple((x(step), y(least), y(most)) for step, least, most in intervals),
         tuple((f"{step:g}", x(step)) for step in marks),
         tuple((f"{value:.3g}", y(value)) for value in (low, (low + high) / 2, high)),
         f"{'; '.join(ends)}; steps {first:g} to {last:g}",
