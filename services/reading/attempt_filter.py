@@ -6,31 +6,43 @@ from typing import Any
 
 from services.common.domain.pass_rates import PASS_REWARD
 
+_ENDED = "coalesce(t.failure, json_extract(t.summary, '$.stop_reason'))"
+_TOOL_ERRORS = "json_extract(t.summary, '$.counts.tool_errors')"
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptFilter:
     """Filter of attempts; None matches all. `passed` means a reward of at least 1, False
-    everything else, including tries without a reward."""
+    everything else, including tries without a reward, which `graded` excludes or, if False,
+    selects. `ended` is a stop reason or a kind of failure."""
 
     step: int | None = None
     env_key: str | None = None
     group_id: str | None = None
     passed: bool | None = None
+    graded: bool | None = None
+    least_reward: float | None = None
+    most_reward: float | None = None
+    ended: str | None = None
+    tool_errors: bool | None = None
 
     def to_sql(self) -> tuple[str, tuple[Any, ...]]:
         """Return an SQL condition on `trajectories t` and `groups g`, and its arguments."""
-        conditions: list[tuple[str, Any]] = []
-        if self.step is not None:
-            conditions.append(("g.step = ?", self.step))
-        if self.env_key is not None:
-            conditions.append(("json_extract(g.spec, '$.task[1]') = ?", self.env_key))
-        if self.group_id is not None:
-            conditions.append(("g.group_id = ?", self.group_id))
-        if self.passed is not None:
-            sign = "=" if self.passed else "!="
-            conditions.append((f"(coalesce(t.reward, -1) >= ?) {sign} 1", PASS_REWARD))
-        text = " AND ".join(condition for condition, _ in conditions) or "1"
-        return text, tuple(value for _, value in conditions)
+        sign = "=" if self.passed else "!="
+        conditions: list[tuple[str, Any, Any]] = [
+            ("g.step = ?", self.step, self.step),
+            ("json_extract(g.spec, '$.task[1]') = ?", self.env_key, self.env_key),
+            ("g.group_id = ?", self.group_id, self.group_id),
+            (f"(coalesce(t.reward, -1) >= ?) {sign} 1", self.passed, PASS_REWARD),
+            ("(t.reward IS NOT NULL) = ?", self.graded, self.graded),
+            ("t.reward >= ?", self.least_reward, self.least_reward),
+            ("t.reward <= ?", self.most_reward, self.most_reward),
+            (f"{_ENDED} = ?", self.ended, self.ended),
+            (f"({_TOOL_ERRORS} != '{{}}') = ?", self.tool_errors, self.tool_errors),
+        ]
+        given = [(text, value) for text, wanted, value in conditions if wanted is not None]
+        text = " AND ".join(text for text, _ in given) or "1"
+        return text, tuple(value for _, value in given)
 
 
 def explain_no_match(db: sqlite3.Connection, wanted: AttemptFilter, run_id: str) -> str:

@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from services.common.process.private_process import keep_private
 from services.common.text.printable_text import print_json, print_visible
+from services.reading.inspector.adapters.access import new_token
 from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
 from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.adapters.web import listen_at, listen_on, new_token, serve
+from services.reading.inspector.adapters.web import listen_at, listen_on, serve
 from services.reading.inspector.bundle import BundleMaker
 from services.reading.inspector.queries.run_folders import NotFoundError, find_run
 from services.reading.inspector.queries.run_library import RunLibrary

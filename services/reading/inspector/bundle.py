@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.reading.inspector.pages.book import Page, PageBook, image_type, raw_text
+from services.reading.inspector.pages.book import PageBook
+from services.reading.inspector.pages.curves import curves_page
 from services.reading.inspector.pages.links import (
     BundleLinks,
     Links,
@@ -19,6 +20,8 @@ from services.reading.inspector.pages.links import (
     raw_file,
     step_file,
 )
+from services.reading.inspector.pages.messages import image_type, raw_text
+from services.reading.inspector.pages.page import Page
 from services.reading.inspector.pages.visible_text import MOST_CHARACTERS
 from services.reading.inspector.queries.episodes import Episode
 from services.reading.inspector.queries.group_rows import TryRow
@@ -101,7 +104,7 @@ class BundleMaker:
         where = f"{file_name(run)}/index.html"
         yield self._page(where, paths, lambda book: book.run(run))
         yield self._page("index.html", paths, lambda book: book.run(run))
-        yield self._page("curves.html", paths, lambda book: book.curves([run], ""))
+        yield self._page("curves.html", paths, lambda _: curves_page(self.library, [run], []))
         for step in contents.steps:
             number, page = step.step, step.trained.page
             name = step_file(run, number, page)

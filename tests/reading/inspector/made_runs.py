@@ -79,6 +79,7 @@ class MadeAttempt:
     failure: FailureKind | None = None
     media: tuple[Media, ...] = ()
     stop: StopReason = StopReason.DONE
+    tool_errors: int = 0
 
 
 @dataclass(slots=True)
@@ -182,7 +183,12 @@ class MadeRun:
             checks_failed=made.failed,
             checks_passed=made.passed,
             turns=tuple(TurnTiming(0.8, 0.2, 100, len(ids)) for ids in turns),
-            counts=Counts(turns=len(turns), tool_calls=max(0, len(turns) - 1), open_s=0.1),
+            counts=Counts(
+                turns=len(turns),
+                tool_calls=max(0, len(turns) - 1),
+                tool_errors={"tool_error": made.tool_errors} if made.tool_errors else {},
+                open_s=0.1,
+            ),
             facts=Facts(env_key="booking", task_key="", worker_id="worker-0", instance_id="i-7"),
         )
 
@@ -220,10 +226,10 @@ def open_run(runs: Path, run_id: str = RUN) -> MadeRun:
     return run
 
 
-def make_task(number: int, prompt: str = "") -> Task:
+def make_task(number: int, prompt: str = "", env: str = "booking") -> Task:
     prompt = prompt or f"Book the cheapest hotel in Rome for {number + 2} nights."
     key = f"booking-{number:03d}"
-    return Task(key, "booking", json.dumps({"key": key, "prompt": prompt, "env_id": "booking"}))
+    return Task(key, env, json.dumps({"key": key, "prompt": prompt, "env_id": env}))
 
 
 def conversation(turns: int = 2, answer: str = "", words: int = 0) -> list[tuple[Author, str]]:

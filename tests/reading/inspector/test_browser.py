@@ -6,7 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -175,7 +175,10 @@ PAGES = {
     "conversation": attempt_url("", WORST),
     "tokens": attempt_url("", WORST, "tokens"),
     "table": attempt_url("", WORST, "table"),
-    "curves": "/curves",
+    "curves": "/curves?metric=policy/entropy&metric=reward/avg_raw_reward&axes=own",
+    "search": f"/runs/{RUN}/attempts?text=aurora&outcome=passed",
+    "task": f"/runs/{RUN}/task?key=booking-001",
+    "compare": f"/compare?task=booking-001&run={RUN}&attempt=g000001r0/1/0",
     "missing": "/nothing",
 }
 
@@ -306,6 +309,11 @@ def test_hostile_episodes_are_harmless(
             f"/runs/{run}/steps/1",
             "/curves",
             f"/curves?metric={HOSTILE}",
+            f"/runs/{run}/attempts?text=<script>",
+            f"/runs/{run}/attempts?text={quote(HOSTILE)}&env={quote(HOSTILE)}",
+            f"/runs/{run}/task?key=booking-000",
+            f"/runs/{run}/task?key={quote(HOSTILE)}",
+            f"/compare?task=booking-000&run={run}",
             attempt_url("", key, run=run),
             attempt_url("", key, "table", run),
         ):
@@ -407,13 +415,80 @@ def test_the_live_board_follows_a_run_in_progress(
 def test_a_curve_is_drawn_and_is_a_table_as_well(watched: WatchedPage, served: ServedPages) -> None:
     page = watched.page
     page.goto(f"{served.base}/curves")
-    page.get_by_label("Metric").select_option("policy/entropy")
+    page.get_by_label("Metric 1").select_option("policy/entropy")
     page.get_by_role("button", name="Show").click()
     page.locator("#plot canvas").wait_for()
     assert "metric=policy%2Fentropy" in page.url
     page.get_by_text("Values as a table").click()
     rows = page.locator("#curve-table tbody tr").all_inner_texts()
     assert [row.split() for row in rows] == [["3", "0.3333"], ["2", "0.5000"], ["1", "1.0000"]]
+    assert watched.troubles == []
+
+
+def test_an_address_holds_several_metrics_with_an_axis_each(
+    watched: WatchedPage, served: ServedPages
+) -> None:
+    page = watched.page
+    page.goto(f"{served.base}/curves?metric=policy/entropy")
+    page.get_by_label("Metric 2").select_option("reward/avg_pass_at_1")
+    page.get_by_label("An axis for each metric").check()
+    page.get_by_role("button", name="Show").click()
+    page.goto(page.url)
+    page.locator("#plot canvas").wait_for()
+    legend = page.locator(".u-legend .u-label").all_inner_texts()
+    assert legend == ["step", "policy/entropy", "reward/avg_pass_at_1"]
+    # The axis of steps, and two of values.
+    assert page.locator(".u-axis").count() == 3
+    page.get_by_text("Values as a table").click()
+    first = page.locator("#curve-table tbody tr").first.inner_text().split()
+    assert first == ["3", "0.3333", "0.3000"]
+    assert watched.troubles == []
+
+
+def test_a_run_begins_with_the_curves_of_its_rewards(
+    watched: WatchedPage, served: ServedPages
+) -> None:
+    watched.page.goto(f"{served.base}/runs/{RUN}")
+    chart = watched.page.get_by_role("img", name="held-out pass@1 from 0.5 to 0.5")
+    assert "training reward from 0.2 to 0.6; steps 1 to 3" in (
+        chart.get_attribute("aria-label") or ""
+    )
+    assert chart.locator(".line-1 path").count() == 1
+    assert chart.locator(".line-2 circle").count() == 3
+    heights = [
+        float(p.split(",")[1])
+        for p in str(chart.locator(".line-2 polyline").get_attribute("points")).split()
+    ]
+    assert heights == sorted(heights, reverse=True)
+
+
+def test_a_search_leads_to_a_task_across_steps_and_to_two_attempts_side_by_side(
+    watched: WatchedPage, served: ServedPages
+) -> None:
+    page = watched.page
+    page.goto(f"{served.base}/runs/{RUN}")
+    page.get_by_role("link", name="Search attempts").click()
+    page.get_by_label("Text in messages").fill("aurora IS booked")
+    page.get_by_label("Outcome").select_option("failed")
+    page.get_by_label("Reward from").fill("0.25")
+    page.get_by_role("button", name="Search").click()
+    rows = page.locator("tbody tr:not(.excerpt)")
+    assert rows.count() == 3
+    assert "The Aurora is booked." in page.locator(".excerpt").first.inner_text()
+    assert page.get_by_label("Outcome").input_value() == "failed"
+    assert page.get_by_text("Looked at attempts 1 to 44 of 44").is_visible()
+    rows.last.get_by_role("link", name="booking-000").click()
+    assert page.locator("tbody tr").count() == 1
+    assert "3 of 4" in page.locator("tbody tr").inner_text()
+    page.locator(".tries a").first.click()
+    page.get_by_role("link", name="Side by side with another attempt").click()
+    sides = page.locator(".compare section")
+    assert "wrong nights" in sides.first.inner_text()
+    assert "wrong nights" not in sides.last.inner_text()
+    page.locator("#attempt-2").select_option("g000000r0/3/0")
+    page.get_by_role("button", name="Show").click()
+    sides.last.get_by_role("link", name="attempt 3").wait_for()
+    assert sides.first.get_by_role("link", name="attempt 1").is_visible()
     assert watched.troubles == []
 
 

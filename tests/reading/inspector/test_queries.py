@@ -12,8 +12,15 @@ import pytest
 from services.common.domain.attempts import AttemptKey
 from services.common.run_folder.token_stats import stats_path
 from services.learner.journal.schema import TABLES
+from services.reading.attempt_filter import AttemptFilter
 from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.queries import live_board, step_pages
+from services.reading.inspector.queries import (
+    attempt_search,
+    live_board,
+    step_pages,
+    task_groups,
+)
+from services.reading.inspector.queries.attempt_search import AttemptSearch
 from services.reading.inspector.queries.metric_series import MetricSeries
 from services.reading.inspector.queries.run_folders import read_journal
 from services.reading.inspector.queries.run_library import RunLibrary
@@ -101,6 +108,10 @@ def test_no_page_scans_a_table_of_the_journal(made_run: MadeRun) -> None:
         step_pages.read_step(db, 2)
         step_pages.list_evals(db)
         step_pages.read_eval(db, "after-1-3")
+        task_groups.read_task(db, "booking-001")
+        attempt_search.newest_environments(db)
+        search = AttemptSearch(AttemptFilter(env_key="booking", ended="done"), before=9)
+        attempt_search.search_attempts(db, search, lambda *_: None)
         ids = ["g000004r0"]
         live_board._open_groups(db, ids)  # pyright: ignore[reportPrivateUsage]
         live_board._newest_tries(db)  # pyright: ignore[reportPrivateUsage]

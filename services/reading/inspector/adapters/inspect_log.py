@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from services.common.episodes.episode_text import EpisodeMessage, EpisodeTurn
 from services.common.text.printable_text import make_visible
-from services.reading.inspector.pages.book import attempt_facts, image_type, turn_facts
+from services.reading.inspector.pages.messages import attempt_facts, image_type, turn_facts
 from services.reading.inspector.pages.visible_text import cut
 from services.reading.inspector.queries.episodes import Episode
 from services.reading.inspector.queries.token_tracks import TRAINED

@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from services.reading.inspector import pages
-from services.reading.inspector.pages.book import Page
 from services.reading.inspector.pages.links import Links
+from services.reading.inspector.pages.page import Page
 from services.reading.inspector.pages.visible_text import split_visible
 
 _NONE = "\u2013"

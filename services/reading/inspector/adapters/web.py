@@ -1,16 +1,12 @@
-"""The inspector over HTTP: one Starlette application for a browser on this machine.
+"""The inspector over HTTP: one Starlette application for a browser on this machine."""
 
-A request with the token gets a cookie, which grants access to pages. Trajectories are hostile text:
-pages run only our own scripts, load nothing from elsewhere and cannot be framed."""
-
-import hmac
 import os
-import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -19,99 +15,31 @@ from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.domain.attempts import AttemptKey
 from services.common.text.printable_text import print_json
-from services.reading.analysis.documents import STYLE_DIGEST
+from services.reading.inspector.adapters.access import Access, Guard
 from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
-from services.reading.inspector.pages.book import (
-    MOST_RUNS,
-    Page,
-    PageBook,
-    curves_to_json,
-    image_type,
-    raw_text,
-)
+from services.reading.inspector.pages.book import PageBook
+from services.reading.inspector.pages.curves import curves_page
 from services.reading.inspector.pages.links import ServerLinks
+from services.reading.inspector.pages.messages import image_type, raw_text
+from services.reading.inspector.pages.page import Page
+from services.reading.inspector.pages.search import search_page
+from services.reading.inspector.pages.tasks import compare_page, task_page
 from services.reading.inspector.queries.run_folders import NotFoundError
 from services.reading.inspector.queries.run_library import RunLibrary
 
-# The style of an analysis is in its page, which is one file.
-CONTENT_POLICY = (
-    f"default-src 'none'; style-src 'self' '{STYLE_DIGEST}'; script-src 'self';"
-    " img-src 'self' data:; connect-src 'self'; frame-src 'self'; frame-ancestors 'self';"
-    " base-uri 'none'; form-action 'self'"
-)
-_HEADERS = {
-    "Content-Security-Policy": CONTENT_POLICY,
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _GRACE_S = 2
 _MOST_DIGITS = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Access rules: the token, and the host names that a browser may use for this server; None for
-    a socket that no browser can reach directly."""
-
-    token: str
-    hosts: frozenset[str] | None
-
-    @property
-    def cookie(self) -> str:
-        """Name of the cookie. Ports share cookies, so each server has its own."""
-        return f"flotilla_inspector_{hmac.new(self.token.encode(), b'', 'sha256').hexdigest()[:12]}"
-
-    def is_known(self, shown: str | None) -> bool:
-        return shown is not None and hmac.compare_digest(shown.encode(), self.token.encode())
-
-
-class Guard:
-    """Admits requests that use a known name, change nothing and carry the token."""
-
-    def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[int], Response]) -> None:
-        self._app = app
-        self._access = access
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        answer = self._judge(scope)
-        await (answer or self._app)(scope, receive, _with_headers(send))
-
-    def _judge(self, scope: Scope) -> Response | None:
-        """Return the response to a request that must not reach a page yet."""
-        if scope["type"] == "websocket":
-            return Response(status_code=403)
-        request, access = Request(scope), self._access
-        if access.hosts is not None and request.headers.get("host", "") not in access.hosts:
-            return self._refuse(421)
-        if request.method not in ("GET", "HEAD"):
-            return Response("Only GET is served here.\n", 405, {"Allow": "GET, HEAD"})
-        if request.url.path.startswith("/static/"):
-            return None
-        if access.is_known(shown := request.query_params.get("token")):
-            return _to_page(request, access, shown or "")
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if access.is_known(request.cookies.get(access.cookie)) or access.is_known(bearer):
-            return None
-        return self._refuse(401)
 
 
 class InspectorPages:
@@ -119,6 +47,7 @@ class InspectorPages:
     read files."""
 
     def __init__(self, library: RunLibrary) -> None:
+        self._library = library
         self._links = ServerLinks()
         self._book = PageBook(library, self._links)
         self._renderer = PageRenderer()
@@ -128,13 +57,15 @@ class InspectorPages:
         return [
             Route("/", self.home),
             Route("/curves", self.curves),
-            Route("/curves.json", self.curve_data),
+            Route("/compare", self.compare),
             Route("/runs/{run}", self.run),
             Route("/runs/{run}/live.html", self.live),
             Route("/runs/{run}/analysis", self.analysis),
             Route("/runs/{run}/steps", self.steps),
             Route("/runs/{run}/steps/{step}", self.step),
             Route("/runs/{run}/evals/{eval_id}", self.eval),
+            Route("/runs/{run}/attempts", self.search),
+            Route("/runs/{run}/task", self.task),
             Route(attempt, self.attempt),
             Route(f"{attempt}/tokens.bin", self.tokens),
             Route(f"{attempt}/hold", self.hold),
@@ -215,13 +146,28 @@ class InspectorPages:
 
     def curves(self, request: Request) -> Response:
         query = request.query_params
-        return self._page(self._book.curves(query.getlist("run"), query.get("metric", "")))
+        runs, metrics = query.getlist("run"), query.getlist("metric")
+        own = query.get("axes") == "own"
+        return self._page(curves_page(self._library, runs, metrics, own_axes=own))
 
-    def curve_data(self, request: Request) -> Response:
+    def search(self, request: Request) -> Response:
+        run, query = request.path_params["run"], request.query_params
+        before = _read_number(query, "before", 0) or None
+        return self._page(search_page(self._library, self._links, run, query, before))
+
+    def task(self, request: Request) -> Response:
+        run, query = request.path_params["run"], request.query_params
+        before = _read_number(query, "before", 0) or None
+        return self._page(task_page(self._library, self._links, run, query.get("key", ""), before))
+
+    def compare(self, request: Request) -> Response:
         query = request.query_params
-        runs = query.getlist("run")[:MOST_RUNS]
-        curves = self._book.curve_data(runs, query.get("metric", ""))
-        return JSONResponse(curves_to_json(curves))
+        runs, attempts = query.getlist("run")[:2], query.getlist("attempt")[:2]
+        if not runs:
+            raise NotFoundError("The address of two attempts side by side names their runs.")
+        places = list(zip_longest((runs * 2)[:2], attempts, fillvalue=""))
+        task, read = query.get("task", ""), self._book.episode
+        return self._page(compare_page(self._library, self._links, read, task, places))
 
     def refuse(self, status: int) -> Response:
         values = {"status": status, "message": _REFUSALS[status], "crumbs": ()}
@@ -346,37 +292,11 @@ def serve(
         library.close()
 
 
-def new_token() -> str:
-    """Make a token for one start of the inspector."""
-    return secrets.token_urlsafe(24)
-
-
 def _end_with_stdin(server: uvicorn.Server) -> None:
     with suppress(OSError):
         while os.read(sys.stdin.fileno(), 4096):
             continue
     server.should_exit = True
-
-
-def _to_page(request: Request, access: Access, token: str) -> Response:
-    """Store the token in a cookie, and redirect to the same page without it."""
-    others = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
-    query = f"?{urlencode(others)}" if others else ""
-    # A path of ours only: "//host" would lead elsewhere.
-    where = "/" + request.url.path.lstrip("/") + query
-    answer = RedirectResponse(where, 303)
-    answer.set_cookie(access.cookie, token, httponly=True, samesite="strict")
-    return answer
-
-
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers.update(_HEADERS)
-        await send(message)
-
-    return send_with_headers
 
 
 def _attempt_of(request: Request) -> tuple[str, AttemptKey]:

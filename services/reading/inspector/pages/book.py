@@ -1,20 +1,18 @@
 """Content of each page: the values for its template."""
 
 import base64
-import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from services.common.domain.attempts import AttemptKey
-from services.common.episodes.episode_text import EpisodeMessage
+from services.common.text.parsing import as_object
 from services.reading.analysis.analysis_files import analysis_page
+from services.reading.inspector.pages.charts import WIDTH, Chart, draw_chart
+from services.reading.inspector.pages.curves import DEFAULT_METRIC, read_curve
 from services.reading.inspector.pages.links import Links
+from services.reading.inspector.pages.messages import attempt_facts, shown_messages
+from services.reading.inspector.pages.page import Crumb, Page, embed
 from services.reading.inspector.pages.token_data import MOST_TOKENS, token_data
-from services.reading.inspector.pages.visible_text import cut
 from services.reading.inspector.queries.episodes import Episode
 from services.reading.inspector.queries.live_board import read_live_board
 from services.reading.inspector.queries.run_folders import (
@@ -25,6 +23,7 @@ from services.reading.inspector.queries.run_folders import (
 from services.reading.inspector.queries.run_library import RunLibrary
 from services.reading.inspector.queries.step_pages import (
     STEPS_PER_PAGE,
+    EvalCard,
     list_evals,
     list_steps,
     read_eval,
@@ -32,7 +31,6 @@ from services.reading.inspector.queries.step_pages import (
 )
 from services.reading.inspector.queries.token_tracks import TokenTrack
 
-DEFAULT_METRIC = "reward/avg_raw_reward"
 # Metrics of a step, in the list of steps and on its page.
 STEP_METRICS = (
     ("reward/avg_raw_reward", "reward"),
@@ -43,55 +41,6 @@ STEP_METRICS = (
     ("policy/grad_norm", "gradient norm"),
 )
 ROWS_PER_TABLE = 500
-MOST_RUNS, _MOST_POINTS, _MOST_TABLE_ROWS = 8, 4_000, 300
-_IMAGES = {
-    "image/png": b"\x89PNG\r\n",
-    "image/jpeg": b"\xff\xd8\xff",
-    "image/gif": b"GIF8",
-    "image/webp": b"RIFF",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page to render: a template and its values."""
-
-    template: str
-    title: str
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Crumb:
-    """One part of the path to a page."""
-
-    text: str
-    href: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShownMessage:
-    """A message of the conversation; `content` is cut by `left_out` characters."""
-
-    message: EpisodeMessage
-    content: str
-    left_out: int
-    raw: str
-    # Facts about the policy's turn, as (label, value).
-    facts: tuple[tuple[str, str], ...]
-    turn: int | None
-    images: tuple[str, ...]
-    # Answers that were cut for the policy: (bytes, address; "" if not kept).
-    answers: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One run's values of a metric, thinned to the resolution of a screen."""
-
-    run: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
 
 
 class PageBook:
@@ -120,6 +69,7 @@ class PageBook:
             "evals": evals,
             "board": read_live_board(run.folder),
             "newest": run.metrics.newest(),
+            "chart": self._progress(run_id, evals),
             "analyzed": analysis_page(run.folder).exists(),
             "crumbs": (),
         }
@@ -179,7 +129,8 @@ class PageBook:
 
     def conversation(self, run_id: str, episode: Episode) -> Page:
         """Show the conversation."""
-        values = {"messages": self._messages(run_id, episode), "view": "conversation"}
+        messages = shown_messages(self._links, run_id, episode)
+        values = {"messages": messages, "view": "conversation"}
         return self._attempt("attempt.html", run_id, episode, values)
 
     def tokens(self, run_id: str, episode: Episode, sequence: int = 0) -> Page:
@@ -218,30 +169,6 @@ class PageBook:
         }
         return self._attempt("table.html", run_id, episode, values)
 
-    def curves(self, runs: Sequence[str], metric: str) -> Page:
-        """Plot a metric of several runs together; of the newest run by default."""
-        known = [card.run_id for card in self._library.cards()]
-        chosen = [run for run in dict.fromkeys(runs) if run in known][:MOST_RUNS] or known[:1]
-        names = sorted({n for run in chosen for n in self._library.open(run).metrics.names()})
-        if metric not in names:
-            metric = DEFAULT_METRIC if DEFAULT_METRIC in names else next(iter(names), "")
-        curves = self.curve_data(chosen, metric)
-        values = {
-            "runs": known[:100],
-            "chosen": chosen,
-            "names": names,
-            "metric": metric,
-            "curves": curves,
-            "rows": _curve_rows(curves),
-            "data": embed(curves_to_json(curves)),
-            "crumbs": (Crumb("Curves", ""),),
-        }
-        return Page("curves.html", "Curves", values)
-
-    def curve_data(self, runs: Sequence[str], metric: str) -> list[Curve]:
-        """Return the values of a metric, run by run. Raises NotFoundError."""
-        return [_thin(run, *self._library.open(run).metrics.series(metric)) for run in runs]
-
     def _attempt(
         self, template: str, run_id: str, episode: Episode, values: dict[str, Any]
     ) -> Page:
@@ -265,47 +192,18 @@ class PageBook:
         }
         return Page(template, title, {**shared, **values})
 
-    def _messages(self, run_id: str, episode: Episode) -> list[ShownMessage]:
-        """List the messages of the last sequence, which is the whole conversation."""
-        number = len(episode.sequences) - 1
-        if number < 0:
-            return []
-        text, track = episode.sequences[number], episode.tracks[number]
-        turns = {turn.message: turn for turn in text.turns}
-        sequence = episode.trajectory.sequences[number]
-        shown: list[ShownMessage] = []
-        for index, message in enumerate(text.messages):
-            content, left_out = cut(message.content)
-            turn, run = turns.get(index), text.runs[message.run]
-            media = [(n, sequence.media[n]) for n in message.media]
-            images = [n for n, item in media if image_type(item.content)]
-            others = [(n, item) for n, item in media if n not in images]
-            raw = self._links.raw(run_id, episode.row, number, f"message-{index}")
-            shown.append(
-                ShownMessage(
-                    message=message,
-                    content=content,
-                    left_out=left_out,
-                    raw=raw if left_out else "",
-                    facts=turn_facts(track, run.start, run.end, turn.timing) if turn else (),
-                    turn=turn.number if turn else None,
-                    images=tuple(self._links.media(run_id, episode.row, number, n) for n in images),
-                    answers=tuple(
-                        (
-                            item.size_bytes,
-                            self._links.raw(run_id, episode.row, number, f"answer-{n}")
-                            if item.content
-                            else "",
-                        )
-                        for n, item in others
-                    ),
-                )
-            )
-        return shown
-
     def _below(self, run_id: str, values: dict[str, Any]) -> dict[str, Any]:
         crumbs = (Crumb(run_id, self._links.run(run_id)),)
         return {"run": run_id, "crumbs": crumbs, **values}
+
+    def _progress(self, run_id: str, evals: Sequence[EvalCard]) -> Chart | None:
+        """Draw whether a run learns."""
+        results = [(each.version, as_object(each.results.get("heldout"))) for each in evals[::-1]]
+        passed = [(step, float(each["pass_at_1"])) for step, each in results if "pass_at_1" in each]
+        intervals = [(step, *each["ci95"]) for step, each in results if "ci95" in each]
+        rewards = read_curve(self._library, run_id, DEFAULT_METRIC, WIDTH // 2)
+        trained = list(zip(rewards.steps, rewards.values, strict=True))
+        return draw_chart({"held-out pass@1": passed, "training reward": trained}, intervals)
 
     def _step_metrics(self, run_id: str, steps: Sequence[int]) -> dict[int, dict[str, float]]:
         metrics = self._library.open(run_id).metrics
@@ -319,92 +217,6 @@ def track_of(episode: Episode, sequence: int) -> TokenTrack:
     raise NotFoundError(
         f"The attempt has no sequence {sequence}; it has {len(episode.tracks)}, counted from 0."
     )
-
-
-def raw_text(episode: Episode, sequence: int, part: str) -> str:
-    """Return the whole of a text cut in a page: `message-N` or `answer-N`. Raises NotFoundError."""
-    kind, _, digits = part.partition("-")
-    number = int(digits) if digits.isascii() and digits.isdigit() else -1
-    if kind == "answer" and number >= 0:
-        return episode.media_of(sequence, number).content.decode(errors="replace")
-    known = 0 <= sequence < len(episode.sequences)
-    if kind == "message" and known and 0 <= number < len(episode.sequences[sequence].messages):
-        return episode.sequences[sequence].messages[number].content
-    raise NotFoundError(f"The attempt has no text {part!r} in sequence {sequence}.")
-
-
-def image_type(content: bytes) -> str:
-    """Return the type of an image by its first bytes; "" for anything else."""
-    return next((mime for mime, magic in _IMAGES.items() if content.startswith(magic)), "")
-
-
-def embed(value: Any) -> str:
-    """Return JSON that is safe within a script element: nothing in it closes the element."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def curves_to_json(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return curves for a page's script."""
-    return [{"run": c.run, "steps": c.steps, "values": c.values} for c in curves]
-
-
-def _thin(run: str, steps: list[int], values: list[float]) -> Curve:
-    """Keep the newest value of each step; of many steps, the last and every n-th."""
-    newest = dict(zip(steps, values, strict=True))
-    ordered = sorted(newest)
-    stride = -(-len(ordered) // _MOST_POINTS) or 1
-    kept = ordered[::-1][::stride][::-1]
-    return Curve(run, tuple(kept), tuple(newest[step] for step in kept))
-
-
-def _curve_rows(curves: Sequence[Curve]) -> list[tuple[int, list[float | None]]]:
-    by_run = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
-    steps = sorted({step for each in by_run for step in each})[-_MOST_TABLE_ROWS:]
-    return [(step, [each.get(step) for each in by_run]) for step in steps[::-1]]
-
-
-def attempt_facts(episode: Episode) -> list[tuple[str, str]]:
-    """Return labels and values of an attempt."""
-    trajectory, row = episode.trajectory, episode.row
-    counts, facts = trajectory.counts, trajectory.facts
-    policies = dict.fromkeys(f"{p.run_epoch}:{p.version}" for p in trajectory.policies)
-    errors = ", ".join(f"{n} {name}" for name, n in counts.tool_errors.items())
-    listed = [
-        ("stopped by", row.ended),
-        ("partial reward", _number(trajectory.partial_reward)),
-        ("turns", f"{counts.turns}"),
-        ("tool calls", f"{counts.tool_calls}" + (f" ({errors})" if errors else "")),
-        ("parse errors", f"{counts.parse_errors}" if counts.parse_errors else ""),
-        ("repeats", f"{counts.repeats}" if counts.repeats else ""),
-        ("tokens", f"{row.tokens:,}, {row.policy_tokens:,} by the policy"),
-        ("policy", ", ".join(policies)),
-        ("time", f"{row.seconds:.1f} s; open {counts.open_s:.1f} s, grade {counts.grade_s:.1f} s"),
-        ("worker", facts.worker_id),
-        ("instance", facts.instance_id),
-        ("environment", " ".join(filter(None, (facts.env_key, facts.env_version)))),
-    ]
-    return [(label, value) for label, value in listed if value]
-
-
-def turn_facts(track: TokenTrack, start: int, end: int, timing: Any) -> tuple[Any, ...]:
-    """Return labels and values of a turn's tokens."""
-    logprobs = track.logprobs[start:end]
-    sampled = logprobs[~np.isnan(logprobs)]
-    pairs = np.stack([track.epochs[start:end], track.versions[start:end]], axis=1)
-    policies = np.unique(pairs[pairs[:, 1] >= 0], axis=0).tolist()
-    listed = [("tokens", f"{end - start:,}")]
-    if len(sampled):
-        listed.append(("mean logprob", f"{sampled.mean():.3f}"))
-    listed.append(("policy", ", ".join(f"{epoch}:{version}" for epoch, version in policies)))
-    if timing is not None:
-        listed.append(("generate", f"{timing.generate_s:.2f} s"))
-        listed.append(("tools", f"{timing.tools_s:.2f} s"))
-        if timing.thinking_tokens:
-            listed.append(("thinking", f"{timing.thinking_tokens:,} tokens"))
-        if timing.reward is not None:
-            listed.append(("reward", f"{timing.reward:g}"))
-    return tuple((label, value) for label, value in listed if value)
 
 
 def _table_rows(episode: Episode, sequence: int, start: int) -> list[dict[str, Any]]:
@@ -428,7 +240,3 @@ def _table_rows(episode: Episode, sequence: int, start: int) -> list[dict[str, A
         }
         for i in range(start, end)
     ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:g}"

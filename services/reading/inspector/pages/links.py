@@ -2,7 +2,7 @@
 
 import hashlib
 import posixpath
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote, urlencode
 
@@ -20,7 +20,7 @@ class Links(Protocol):
     def sequence(self, run: str, row: TryRow, view: str, sequence: int) -> str: ...
     def raw(self, run: str, row: TryRow, sequence: int, part: str) -> str: ...
     def media(self, run: str, row: TryRow, sequence: int, number: int) -> str: ...
-    def curves(self, runs: Sequence[str] = (), metric: str = "") -> str: ...
+    def curves(self, runs: Sequence[str] = ()) -> str: ...
     def static(self, name: str) -> str: ...
 
     def live(self, run: str) -> str:
@@ -44,7 +44,13 @@ class Links(Protocol):
     def hold(self, run: str, row: TryRow) -> str:
         return ""
 
-    def curve_data(self, runs: Sequence[str], metric: str) -> str:
+    def search(self, run: str, query: Mapping[str, str] | None = None) -> str:
+        return ""
+
+    def task(self, run: str, task_key: str, before: int | None = None) -> str:
+        return ""
+
+    def compare(self, task_key: str = "", run: str = "", row: TryRow | None = None) -> str:
         return ""
 
 
@@ -95,11 +101,18 @@ class ServerLinks(Links):
     def hold(self, run: str, row: TryRow) -> str:
         return f"{self._attempt(run, row)}/hold"
 
-    def curves(self, runs: Sequence[str] = (), metric: str = "") -> str:
-        return "/curves" + _curve_query(runs, metric)
+    def search(self, run: str, query: Mapping[str, str] | None = None) -> str:
+        return f"{self.run(run)}/attempts" + _query(**query or {})
 
-    def curve_data(self, runs: Sequence[str], metric: str) -> str:
-        return "/curves.json" + _curve_query(runs, metric)
+    def task(self, run: str, task_key: str, before: int | None = None) -> str:
+        return f"{self.run(run)}/task" + _query(key=task_key, before=before)
+
+    def compare(self, task_key: str = "", run: str = "", row: TryRow | None = None) -> str:
+        where = _query(task=task_key, run=run, attempt=attempt_id(row)) if row else ""
+        return f"/compare{where}"
+
+    def curves(self, runs: Sequence[str] = ()) -> str:
+        return "/curves" + (f"?{urlencode({'run': runs}, doseq=True)}" if runs else "")
 
     def static(self, name: str) -> str:
         return f"/static/{name}"
@@ -137,7 +150,7 @@ class BundleLinks(Links):
     def media(self, run: str, row: TryRow, sequence: int, number: int) -> str:
         return self._relative(media_file(run, row, sequence, number))
 
-    def curves(self, runs: Sequence[str] = (), metric: str = "") -> str:
+    def curves(self, runs: Sequence[str] = ()) -> str:
         return self._relative("curves.html")
 
     def static(self, name: str) -> str:
@@ -147,6 +160,11 @@ class BundleLinks(Links):
         if path not in self._paths:
             return ""
         return quote(posixpath.relpath(path, self._here or "."), safe="/.")
+
+
+def attempt_id(row: TryRow) -> str:
+    """Return the name of an attempt in an address: group, attempt and try."""
+    return f"{row.group_id}/{row.index}/{row.attempt_try}"
 
 
 def step_file(run: str, step: int, page: int = 1) -> str:
@@ -185,8 +203,3 @@ def _attempt_stem(run: str, row: TryRow) -> str:
 def _query(**values: object) -> str:
     given = {name: value for name, value in values.items() if value is not None}
     return f"?{urlencode(given)}" if given else ""
-
-
-def _curve_query(runs: Sequence[str], metric: str) -> str:
-    pairs = [("run", run) for run in runs] + ([("metric", metric)] if metric else [])
-    return f"?{urlencode(pairs)}" if pairs else ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import AttemptKey
@@ -19,7 +20,8 @@ from services.common.run_folder.token_stats import (
     read_token_stats,
     stats_path,
 )
-from services.common.run_folder.trajectory_tables import trajectory_of
+from services.common.run_folder.trajectory_codec import outcome_fields
+from services.common.run_folder.trajectory_tables import trajectories_of, trajectory_of
 from services.reading.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
 from services.reading.inspector.queries.run_folders import NotFoundError, read_journal
 from services.reading.inspector.queries.token_tracks import TokenTrack, make_track
@@ -99,6 +101,20 @@ class EpisodeShelf:
         with self._lock:
             self._episodes[key] = episode
         return episode
+
+    def read_row(self, db: sqlite3.Connection, key: AttemptKey) -> dict[str, Any] | None:
+        """Read the messages and the outcome of an attempt, as a row of dumps has them; None if its
+        tokens are no longer kept or its record is damaged."""
+        trajectories, _ = trajectories_of(db, [key])
+        if not trajectories or not trajectories[0].sequences:
+            return None
+        [trajectory] = trajectories
+        messages = read_episode(trajectory, self._tokenizer.decode).messages
+        return {
+            **outcome_fields(trajectory),
+            "stop_reason": str(trajectory.end_reason),
+            "messages": [message.to_json() for message in messages],
+        }
 
     def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
         """Find a cached episode, unless its group or its tokens have changed since."""

@@ -12,6 +12,8 @@ from services.common.domain.pass_rates import PASS_REWARD
 
 # Names in one SQL statement.
 _CHUNK = 500
+# Columns of a try, of `trajectories`, for `to_try`.
+TRY = "group_id, attempt_index, try, reward, failure, summary, received, dropped"
 _GROUP = "group_id, purpose, eval_id, spec, state, reason, step"
 
 
@@ -75,6 +77,29 @@ class GroupRow:
         return sum(reward >= PASS_REWARD for reward in self.rewards)
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows of a table that a page looked at: numbers `first` to `last` of `total`, in order of
+    arrival."""
+
+    first: int
+    last: int
+    total: int
+
+    @property
+    def before(self) -> int | None:
+        """Where a look at older rows begins; None without any."""
+        return self.first if self.first > 1 else None
+
+
+def window_of(db: sqlite3.Connection, table: str, before: int | None, most: int) -> Window:
+    """Return the newest rows of a table, or those before a row."""
+    # No row of the journal's groups and attempts is ever removed: they have all the numbers.
+    (total,) = db.execute(f"SELECT coalesce(max(rowid), 0) FROM {table}").fetchone()
+    last = total if before is None else max(min(before - 1, total), 0)
+    return Window(max(last - most, 0) + 1, last, total)
+
+
 def group_rows(db: sqlite3.Connection, group_ids: Sequence[str]) -> list[GroupRow]:
     """Load groups with their rewards, in the order of their ids; unknown ones are left out."""
     rewards = _rewards_of(db, group_ids)
@@ -89,12 +114,8 @@ def group_rows(db: sqlite3.Connection, group_ids: Sequence[str]) -> list[GroupRo
 def with_tries(db: sqlite3.Connection, group: GroupRow) -> GroupRow:
     """Add a group's tries, worst first: by reward, then by failed checks; those without a
     reward come last."""
-    rows = db.execute(
-        "SELECT group_id, attempt_index, try, reward, failure, summary, received, dropped"
-        " FROM trajectories WHERE group_id = ?",
-        (group.group_id,),
-    )
-    tries = [_to_try(row) for row in rows]
+    rows = db.execute(f"SELECT {TRY} FROM trajectories WHERE group_id = ?", (group.group_id,))
+    tries = [to_try(row) for row in rows]
     return replace(group, tries=tuple(sorted(tries, key=_badness)))
 
 
@@ -140,7 +161,8 @@ def _to_group(row: tuple[Any, ...], rewards: Iterable[float]) -> GroupRow:
     )
 
 
-def _to_try(row: tuple[Any, ...]) -> TryRow:
+def to_try(row: tuple[Any, ...]) -> TryRow:
+    """Return a row of the columns `TRY`."""
     group_id, index, attempt_try, reward, failure, summary, received, dropped = row
     data = json.loads(summary)
     spans = [span for each in data["sequences"] for span in each["spans"]]
