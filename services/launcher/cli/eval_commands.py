@@ -108,47 +108,41 @@ def evaluate(
     Exit code: 0 all attempts graded; 1 failed, or some have no grade; 2 bad spec or data; 130
     interrupted.
     """
-    if model is not None:
+    if not target and suite is None:
+        raise typer.BadParameter("it is missing", param_hint="'SPEC|RUN|FOLDER'")
+    if suite is not None:
+        from services.launcher.cli import eval_suite
+
+        _refuse_others(context, "--suite", "suite", "concurrency", "out", "against", "as_json")
+        folder = out or _SUITE_OUT / suite.stem
+        code = eval_suite.evaluate_suite(suite, folder, concurrency, runs, against, as_json=as_json)
+    elif model is not None:
         from services.launcher.cli import eval_model as playing
 
+        others = context.params.keys() - {"wait", "priority"}
+        refuse_without_effect(context, "--model", besides=others)
         chosen = playing.ChosenModel(model, model_name, key_env, temperature, vllm_args)
         wish = playing.ModelEvaluation(
             *(Path(target), context.args, tasks, chosen, attempts, max_turns, concurrency, out)
         )
         code = playing.evaluate_models([wish], runs, against, as_json=as_json)
-    elif suite is not None:
-        from services.launcher.cli import eval_suite
+    elif against is not None:
+        from services.launcher.cli import eval_model as playing
 
-        besides = ("suite", "concurrency", "out", "against", "as_json", "runs")
-        refuse_without_effect(context, "--suite", besides=besides)
-        folder = out or _SUITE_OUT / suite.stem
-        code = eval_suite.evaluate_suite(suite, folder, concurrency, runs, against, as_json=as_json)
+        _refuse_others(context, "--against without --model", "target", "against", "as_json")
+        code = playing.compare_evaluations(target, runs, against, as_json=as_json)
     else:
-        code = _evaluate_run(context, target, runs, against, wait=wait, priority=priority)
-    raise typer.Exit(code)
-
-
-def _evaluate_run(
-    context: typer.Context,
-    target: str,
-    runs: Path,
-    against: str | None,
-    *,
-    wait: bool,
-    priority: int,
-) -> int:
-    """Evaluate the policy of a run, or compare a finished evaluation `against` another."""
-    if not target:
-        raise typer.BadParameter("it is missing", param_hint="'SPEC|RUN|FOLDER'")
-    if against is None:
         from services.launcher.cli import train as command
 
         own = ("target", "wait", "priority", "runs")
-        refuse_without_effect(context, "the policy of a run (no --model)", besides=own)
-        return command.evaluate_policy(target, runs, context.args, wait=wait, priority=priority)
-    from services.launcher.cli import eval_model as playing
+        refuse_without_effect(context, "a run's own policy (no --model)", besides=own)
+        extra = context.args
+        code = command.evaluate_policy(target, runs, extra, wait=wait, priority=priority)
+    raise typer.Exit(code)
 
-    own = ("target", "against", "as_json", "runs")
-    refuse_without_effect(context, "--against of finished evaluations", besides=own)
-    as_json = bool(context.params["as_json"])
-    return playing.compare_evaluations(target, runs, against, as_json=as_json)
+
+def _refuse_others(context: typer.Context, chosen: str, *besides: str) -> None:
+    """Raise BadParameter for other options than these, and for overrides of a spec."""
+    refuse_without_effect(context, chosen, besides=("runs", *besides))
+    if context.args:
+        raise typer.BadParameter(f"{context.args[0]}: it has no effect with {chosen}")

@@ -30,7 +30,7 @@ from services.launcher.cli.command_runner import (
 )
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.eval_sources import find_model, identify_model, read_finished
-from services.launcher.cli.eval_views import NamedAttempts, show_evaluations
+from services.launcher.cli.eval_views import NamedAttempts, draw_scores, show_evaluations
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.doctor.adapters.gateway_process import GatewayError
@@ -38,6 +38,7 @@ from services.launcher.doctor.dataset import env_key_of
 from services.reading.data.dataset_folder import PARTS, read_parts
 from services.reading.evaluation.results_folder import (
     MANIFEST,
+    PLOT,
     EvaluationSettings,
     RecordedAttempt,
     ResultsFolder,
@@ -88,6 +89,8 @@ def evaluate_models(
         if code == INTERRUPTED:
             break
     show_evaluations(shown, None if INTERRUPTED in codes else first, as_json=as_json)
+    drawn = wishes[0].folder if len(wishes) == 1 else wishes[0].folder.parent
+    draw_scores(drawn / PLOT, [*filter(None, [first]), *shown])
     return max(codes)
 
 

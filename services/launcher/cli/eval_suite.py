@@ -21,10 +21,10 @@ class SuiteEntry(ConfigModel):
     tasks: str | None = None
     model_name: str = ""
     key_env: str = "OPENAI_API_KEY"
-    attempts: int = Field(default=4, ge=1)
+    attempts: int = Field(default=4, ge=1, le=1000)
     # Absent: the endpoint's own.
-    temperature: float | None = Field(default=None, ge=0)
-    max_turns: int = Field(default=50, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    max_turns: int = Field(default=50, ge=1, le=100_000)
     vllm_args: str = ""
 
 

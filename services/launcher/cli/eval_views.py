@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -9,10 +10,13 @@ from services.common.text.printable_text import print_json
 from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
 from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, rewards_by_task
 from services.reading.evaluation.scores import EnvironmentScore, Rate, score_evaluation
+from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
 from services.reading.statistics.paired import PairedComparison, compare_paired
 
 # Differences for which the number of tasks that show them is printed.
 _DIFFERENCES = (0.02, 0.05, 0.1)
+# Between the points of two evaluations, of the distance between environments.
+_BESIDE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,31 @@ def show_evaluations(
         print_json(msgspec.to_builtins({"evaluations": told, "comparison": found}))
         return
     console = Terminal(soft_wrap=True)
-    for each in [*shown, *filter(None, [against])]:
+    for each in [*filter(None, [against]), *shown]:
         _print_scores(each, console)
     if found is not None:
         _print_comparison(found, console)
+
+
+def draw_scores(out: Path, shown: Sequence[NamedAttempts]) -> None:
+    """Draw pass@1 of each environment with its interval, evaluations next to one another."""
+    scored = [(each.name, {score.env_key: score for score in each.score()}) for each in shown]
+    names = list(dict.fromkeys(env for _, scores in scored for env in scores))
+    lines: list[PlotLine] = []
+    for number, (name, scores) in enumerate(scored):
+        rates = {env: score.pass_at_1 for env, score in scores.items() if score.pass_at_1}
+        beside = _BESIDE * (number - (len(scored) - 1) / 2)
+        lines.append(
+            PlotLine(
+                label=name,
+                steps=[names.index(env) + beside for env in rates],
+                values=[rate.mean for rate in rates.values()],
+                style="o",
+                low=[rate.low for rate in rates.values()],
+                high=[rate.high for rate in rates.values()],
+            )
+        )
+    draw_panels(out, [Panel("pass@1", lines, is_share=True, names=names)])
 
 
 def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
@@ -96,8 +121,8 @@ def _print_comparison(shown: ShownComparison, console: Terminal) -> None:
         f" {found.high:+.3f}"
     )
     console.print(
-        f"tasks won {found.won}, lost {found.lost}, tied {found.tied}; p = {found.p:.2g} (exact,"
-        " two-sided, by changes of signs)"
+        f"tasks won {found.won}, lost {found.lost}, tied {found.tied}; p = {found.p:.2g}"
+        " (two-sided, by changes of signs)"
     )
     if told := [f"{each}: {tasks}" for each, tasks in shown.tasks_to_show.items() if tasks]:
         console.print(f"tasks that show a difference in 4 of 5 cases: {', '.join(told)}")

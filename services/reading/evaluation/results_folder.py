@@ -18,7 +18,7 @@ from services.common.text.parsing import TextLimits, parse_json
 from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, EvaluationError
 
 FORMAT = "1"
-MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
+MANIFEST, RESULTS, PLOT = "evaluation.json", "results.jsonl", "scores.svg"
 _LIMITS = TextLimits(bytes=2**26, values=2**22)
 _TASKS_SHOWN = 3
 

@@ -1,4 +1,4 @@
-"""Curves over optimizer steps as SVG; run as a program with a request on its standard input.
+"""Curves over steps, and points by name, as SVG; run as a program with a request on standard input.
 
 In a process of its own: matplotlib starts programs (fc-list), which inherit its environment, and a
 command's has every key that the user has exported."""
@@ -24,7 +24,7 @@ class PlotLine:
     """One curve. `low` and `high` bound a band around it; `style` and `color` are matplotlib's."""
 
     label: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     values: Sequence[float]
     style: str = "-"
     color: str | None = None
@@ -34,12 +34,14 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes; `is_share`: its values are between 0 and 1."""
+    """One pair of axes; `is_share`: its values are between 0 and 1. With `names`, its steps are
+    places of these names from 0, and bounds are drawn as bars."""
 
     ylabel: str
     lines: Sequence[PlotLine]
     title: str = ""
     is_share: bool = False
+    names: Sequence[str] = ()
 
 
 def draw_panels(out: Path, panels: Sequence[Panel]) -> bool:
@@ -83,8 +85,12 @@ def _draw_panel(axes: Any, panel: dict[str, Any]) -> None:
         drawn.set_label(line["label"].lstrip("_"))
         if line["low"]:
             band = (line["steps"], line["low"], line["high"])
-            axes.fill_between(*band, color=drawn.get_color(), alpha=0.15)
-    axes.set(xlabel="optimizer step", ylabel=panel["ylabel"], title=panel["title"])
+            draw_bounds = axes.vlines if panel["names"] else axes.fill_between
+            draw_bounds(*band, color=drawn.get_color(), alpha=0.5 if panel["names"] else 0.15)
+    xlabel = "" if panel["names"] else "optimizer step"
+    axes.set(xlabel=xlabel, ylabel=panel["ylabel"], title=panel["title"])
+    if panel["names"]:
+        axes.set_xticks(range(len(panel["names"])), panel["names"])
     if panel["is_share"]:
         axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)

@@ -93,20 +93,18 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
     assert manifest["model"] == f"scripted at {url}"
     assert set(manifest["tasks"]) == {"ask-0", "ask-1", "ask-2"}
     assert manifest["written_by"]["version"]
+    assert "<svg" in (evaluator.out / "scores.svg").read_text()
 
 
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
     evaluator: Evaluator,
 ) -> None:
-    asked, refused = Counter[str](), [True]
+    asked = Counter[str]()
 
     def say(messages: Messages) -> Mapping[str, Any] | Answer:
         asked[asked_for(messages)] += 1
         if asked.total() == 3:
             process.kill()
-        if asked_for(messages) == "2" and refused:
-            refused.pop()
-            return as_answer({}, 400)
         return {"content": "right"}
 
     with serve_model(say) as (url, _):
@@ -164,7 +162,7 @@ def test_a_folder_of_other_settings_is_refused_with_what_differs(evaluator: Eval
     assert evaluator.rows() == kept
 
 
-def test_an_endpoint_that_refuses_the_key_is_named_before_anything_opens(
+def test_an_endpoint_that_refuses_the_key_is_named_and_asked_no_more(
     evaluator: Evaluator,
 ) -> None:
     with serve_model(lambda _messages: as_answer({"error": "wrong key"}, 401)) as (url, _):
@@ -218,6 +216,19 @@ def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     (others / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = evaluator.run(evaluator.words(ones, "--against", others))
     assert (done.returncode, "has no attempt with a grade" in done.stdout) == (1, True)
+
+
+def test_without_tasks_the_held_out_set_of_the_spec_is_played(evaluator: Evaluator) -> None:
+    with serve_model(knows("0")) as (url, _):
+        more = ("--model", url, "--attempts", "1", "--out", evaluator.out)
+        done = evaluator.run(evaluator.words(evaluator.spec, *more))
+        assert (done.returncode, "pass --tasks FILE" in done.stdout) == (1, True)
+        sets = [{"name": "heldout", "tasks": str(evaluator.tasks)}]
+        spec = json.loads(evaluator.spec.read_text()) | {"learner": {"eval": {"sets": sets}}}
+        evaluator.spec.write_text(json.dumps(spec))
+        done = evaluator.run(evaluator.words(evaluator.spec, *more))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "3", "0", "0.333"]
 
 
 def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
