@@ -57,6 +57,7 @@ def render_html(title: str, sections: Sequence[Section], written_by: str) -> str
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
         f"<style>{STYLE}</style></head>\n<body><main>\n<h1>{title}</h1>\n{body}\n"
         f"<p><small>{_escape(written_by)}</small></p>\n</main></body>\n</html>\n"
     )

@@ -10,11 +10,13 @@ import sqlite3
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
+from services.common.domain.task_means import mean_interval
 from services.common.process.own_version import own_version
 from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
@@ -24,6 +26,7 @@ from services.reading.analysis.attempt_measures import AttemptMeasures
 from services.reading.analysis.evaluation_files import NOT_JUDGED, choose_evaluation, read_attempts
 from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
+from services.reading.statistics.paired import compare_paired
 
 FORMAT = 1
 # Below this share of groups with signal, sampling is mostly wasted (docs/metrics.md).
@@ -119,35 +122,52 @@ def _example(attempt: AttemptMeasures) -> dict[str, Any]:
 
 
 def compare_evaluations(before: Attempts, after: Attempts) -> list[dict[str, Any]]:
-    """Compare two evaluations by set and environment; a figure is None without graded attempts."""
-    return [
-        {
-            **{"set": place[0], "env_key": place[1]},
-            "before": measure_success([e for e in before if (e.eval_set, e.env_key) == place]),
-            "after": measure_success([e for e in after if (e.eval_set, e.env_key) == place]),
-        }
-        for place in sorted({(each.eval_set, each.env_key) for each in after})
-    ]
+    """Compare two evaluations by set and environment; a figure is None without graded attempts.
+
+    `difference` is that of pass@1 over the tasks that both graded, with its 95 % interval."""
+    found = list[dict[str, Any]]()
+    for place in sorted({(each.eval_set, each.env_key) for each in after}):
+        first = [each for each in before if (each.eval_set, each.env_key) == place]
+        second = [each for each in after if (each.eval_set, each.env_key) == place]
+        paired = [_rewards_by_task(side, passes=True) for side in (first, second)]
+        common = paired[0].keys() & paired[1].keys()
+        found.append(
+            {
+                **{"set": place[0], "env_key": place[1]},
+                **{"before": measure_success(first), "after": measure_success(second)},
+                "difference": asdict(compare_paired(*paired)) if common else None,
+            }
+        )
+    return found
 
 
 def measure_success(attempts: Attempts) -> dict[str, Any]:
-    """Measure pass@1, pass@k of the largest k that every task allows, and the mean population
-    variance of the rewards of a task, over tasks with two graded attempts or more."""
-    rewards = defaultdict[str, list[float]](list)
-    for each in attempts:
-        if each.reward is not None:
-            rewards[each.task_key].append(each.reward)
+    """Measure pass@1 with its 95 % interval, pass@k of the largest k that every task allows, and
+    the mean population variance of the rewards of a task, over tasks with two graded attempts or
+    more."""
+    rewards = _rewards_by_task(attempts)
     counts = [(len(own), sum(each >= PASS_REWARD for each in own)) for own in rewards.values()]
+    shares = [pass_at_k(*each, 1) for each in counts]
     k = min((tries for tries, _ in counts), default=0)
     return {
         **{"tasks": len(counts), "k": k},
         "ungraded": len(attempts) - sum(tries for tries, _ in counts),
-        "pass_at_1": _mean(pass_at_k(*each, 1) for each in counts),
+        "pass_at_1": _mean(shares),
+        "interval": mean_interval(shares) if shares else None,
         "pass_at_k": _mean(pass_at_k(*each, k) for each in counts),
         "variance_per_prompt": _mean(
             statistics.pvariance(own) for own in rewards.values() if len(own) > 1
         ),
     }
+
+
+def _rewards_by_task(attempts: Attempts, *, passes: bool = False) -> dict[str, list[float]]:
+    """Return the rewards of the graded attempts, as 0 or 1 if only `passes` count."""
+    found = defaultdict[str, list[float]](list)
+    for each in attempts:
+        if each.reward is not None:
+            found[each.task_key].append(float(each.passed) if passes else each.reward)
+    return found
 
 
 def read_learning(run_dir: Path, last: int, envs: Sequence[str]) -> dict[str, Any]:

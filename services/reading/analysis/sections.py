@@ -62,7 +62,9 @@ def _before_after(analysis: Values) -> Section:
         (
             each["set"],
             each["env_key"],
-            *(percent(each[side]["pass_at_1"]) for side in ("before", "after")),
+            _with_interval(each["before"]),
+            _with_interval(after),
+            _difference(each["difference"]),
             f"{percent(after['pass_at_k'])} (k = {after['k']})",
             number(after["variance_per_prompt"]),
             str(after["tasks"]),
@@ -72,9 +74,27 @@ def _before_after(analysis: Values) -> Section:
         for after in (each["after"],)
     )
     first, step = analysis["first_step"], analysis["step"]
-    text = f"pass@1 of version {step}, next to the first evaluation (version {first})."
-    headings = ("set", "environment", "before", "after", "pass@k", "variance per prompt", "tasks")
-    return Section("Before and after", text, (*headings, "ungraded attempts"), rows)
+    text = (
+        f"pass@1 of version {step} and of the first evaluation (version {first}), with 95 %"
+        " intervals over tasks; the difference, in points, is of tasks that both graded."
+    )
+    headings = ("set", "environment", "before", "after", "difference", "pass@k")
+    more = ("variance per prompt", "tasks", "ungraded attempts")
+    return Section("Before and after", text, (*headings, *more), rows)
+
+
+def _with_interval(figures: Values) -> str:
+    if figures["interval"] is None:
+        return "-"
+    low, high = figures["interval"]
+    return f"{percent(figures['pass_at_1'])} [{percent(low)}, {percent(high)}]"
+
+
+def _difference(paired: Values | None) -> str:
+    if paired is None:
+        return "-"
+    points = [f"{100 * paired[name]:+.1f}" for name in ("difference", "low", "high")]
+    return f"{points[0]} [{points[1]}, {points[2]}], {paired['won']} won, {paired['lost']} lost"
 
 
 def _failures(analysis: Values) -> Section:
@@ -97,7 +117,7 @@ def _failures(analysis: Values) -> Section:
         "Each failed attempt counts once, by its main class (docs/evaluation.md). Also: those"
         " that have the class next to another main one."
     )
-    headings = ("class", "attempts", "share", "before", "also", "examples", "meaning")
+    headings = ("class", "attempts", "share", "first evaluation", "also", "examples", "meaning")
     bars = draw_bars("Failed attempts by class", [(each["name"], each["count"]) for each in found])
     return Section("Why attempts fail", text, headings, rows, bars if found else "")
 
@@ -158,7 +178,7 @@ def _tasks(analysis: Values) -> Section:
     standing = ", ".join(f"{count:,} {name}" for name, count in tasks["standing"].items())
     text = f"Of {tasks['judged']:,} evaluated tasks with two graded attempts or more."
     text += f" The curriculum holds {standing} training tasks." if standing else ""
-    return Section("Saturated and impossible tasks", text, ("", "tasks", "first of them"), rows)
+    return Section("Saturated and impossible tasks", text, ("kind", "tasks", "first of them"), rows)
 
 
 def _suspects(analysis: Values) -> Section:

@@ -75,6 +75,12 @@ def test_the_newest_evaluation_is_compared_with_the_first(run_dir: Path) -> None
     [compared] = analysis["before_after"]
     assert (compared["set"], compared["env_key"]) == ("heldout", "tracker")
     before, after = compared["before"], compared["after"]
+    low, high = after["interval"]
+    assert low < after["pass_at_1"] < high
+    paired = compared["difference"]
+    assert (paired["tasks"], paired["won"], paired["lost"]) == (3, 2, 0)
+    assert paired["difference"] == pytest.approx(0.5)
+    assert paired["low"] < 0.5 < paired["high"]
     assert (before["pass_at_1"], before["tasks"], before["ungraded"]) == (0.0, 3, 0)
     assert after["pass_at_1"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert (after["tasks"], after["ungraded"]) == (3, 1)

@@ -8,6 +8,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from services.common.domain.attempts import FailureKind
+from services.reading.analysis.analysis_files import write_analysis
+from services.reading.analysis.run_analysis import analyze_run
+from tests.reading.analysis.episode_rows import call, row, says, write_evaluation
 from tests.reading.inspector.made_runs import (
     MadeAttempt,
     MadeRun,
@@ -64,7 +67,11 @@ def made_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
         await write_run(run)
         return run
 
-    yield run_apart(make())
+    made = run_apart(make())
+    unsure = [row(call("find", "the list is locked", "tool_error"), says("Sorry, I cannot."))]
+    write_evaluation(made.folder, 3, [*unsure, row(says("Done."), reward=1.0, attempt_index=1)])
+    write_analysis(made.folder, analyze_run(made.folder, None))
+    yield made
 
 
 @pytest.fixture(scope="session")

@@ -171,6 +171,7 @@ PAGES = {
     "steps": f"/runs/{RUN}/steps",
     "step": f"/runs/{RUN}/steps/3",
     "evaluation": f"/runs/{RUN}/evals/after-1-3",
+    "analysis": f"/runs/{RUN}/analysis",
     "conversation": attempt_url("", WORST),
     "tokens": attempt_url("", WORST, "tokens"),
     "table": attempt_url("", WORST, "table"),

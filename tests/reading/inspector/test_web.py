@@ -65,22 +65,18 @@ def test_a_page_needs_the_token_and_then_the_cookie(
     assert send(connection, f"/runs/{RUN}/live.html", Cookie=cookie).status == 200
 
 
-def test_an_analysis_is_served_once_there_is_one(
-    made_run: MadeRun, connection: HTTPConnection, served: ServedPages
+def test_an_analysis_is_linked_and_served_with_its_own_style(
+    served: ServedPages, connection: HTTPConnection
 ) -> None:
     cookie, path = cookie_of(served, connection), f"/runs/{RUN}/analysis"
-    assert send(connection, path, Cookie=cookie).status == 404
-    page = made_run.folder / "analysis" / "newest.html"
-    page.parent.mkdir()
-    page.write_text(f"<style>{STYLE}</style>")
     connection.request("GET", f"/runs/{RUN}", headers={"Cookie": cookie})
     assert f'href="{path}"' in connection.getresponse().read().decode()
     answer = send(connection, path, Cookie=cookie)
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    # The page's own style, and no other, is let through.
+    # No other style in a page is let through.
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    assert f"style-src 'self' 'sha256-{digest}'" in answer.headers["content-security-policy"]
+    assert f"style-src 'self' 'sha256-{digest}';" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "127.0.0.1"])
@@ -101,6 +97,7 @@ def test_nothing_but_get_is_served(
     "path",
     [
         *("/runs/..", "/runs/%2e%2e%2fx", "/runs/nothing", "/runs/%00", "/nothing"),
+        *("/runs/nothing/analysis", "/runs/%2e%2e%2fx/analysis"),
         *(f"/runs/{RUN}/steps/99", f"/runs/{RUN}/steps/x", f"/runs/{RUN}/evals/none"),
         *(f"/runs/{RUN}/steps/99999999999999999999", f"/runs/{RUN}/steps/3?page=x"),
         *(f"/runs/{RUN}/attempts/none/0/0", f"/runs/{RUN}/attempts/g000001r0/77/0"),
