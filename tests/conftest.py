@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
+from services.common.weights.network_interfaces import INTERFACE_VARIABLES
+
 pytest_plugins = [
     "tests.support.shared_folders",
     "tests.support.models",
@@ -21,6 +23,14 @@ if find_spec("hypothesis") is not None:  # SkyPilot's environment has none.
     from tests.support.examples import register_quick_profile
 
     register_quick_profile()
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines switch torch's compiler off for their process, and ranks that meet in it choose its
+    network interface."""
+    for name in ("TORCHDYNAMO_DISABLE", *INTERFACE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True, scope="module")

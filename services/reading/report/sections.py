@@ -117,7 +117,7 @@ def _pairs(runs: Runs) -> Iterator[tuple[str, Rewards, Rewards]]:
         if len(run.rewards) > 1:
             (first, before), (newest, after) = run.rewards.items()
             yield f"{run.run_id}: step {newest} against step {first}", before, after
-    newest_of = [next(reversed(run.rewards.values()), {}) for run in runs]
+    newest_of = [list(run.rewards.values())[-1] if run.rewards else {} for run in runs]
     for run, rewards in list(zip(runs, newest_of, strict=True))[1:]:
         yield f"{run.run_id} against {runs[0].run_id}", newest_of[0], rewards
 

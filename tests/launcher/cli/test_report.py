@@ -142,8 +142,8 @@ def test_the_html_needs_no_other_file_and_shows_hostile_names_as_text(folder: Pa
     page = PageText((folder / "report.html").read_text())
     assert "script" not in page.tags
     assert f"{HOSTILE}, pass@1" in page.text and f"signal_ratio of {HOSTILE}" in page.text
-    (picture,) = page.addresses
-    assert picture.startswith("data:image/svg+xml;base64,")
+    assert all(address.startswith("data:") for address in page.addresses)
+    assert sum(address.startswith("data:image/svg+xml;base64,") for address in page.addresses) == 1
     assert "<svg" in (folder / "curves.svg").read_text()
 
 
