@@ -30,8 +30,6 @@ def test_compiled_blocks_are_measured_beside_those_that_are_not(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    # Tests of engines switch the compiler off for their process.
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     gpu_learner.main(["--tiny", "--compile", "--steps", "1"])
     output = capsys.readouterr().out
     assert "| Flotilla, compiled | 128 |" in output
