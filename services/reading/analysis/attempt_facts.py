@@ -61,8 +61,9 @@ _PATTERNS = (
     ),
     (
         ErrorKind.AUTHORIZATION,
-        r"un-?authori[sz]ed|not authori[sz]ed|forbidden|permission|access denied"
-        r"|not allowed|privilege|log(ged)? ?in (is )?(first|required)|not logged in|sign in"
+        r"un-?authori[sz]ed|not authori[sz]ed|forbidden|permission|access (was |is )?denied"
+        r"|not allowed|privilege|insufficient.(scope|rights|role)|not logged in|sign in"
+        r"|log(ged)? ?in (is )?(first|required)"
         r"|authenticat|credential|(invalid|expired|missing) (api |access )?(token|key|session)"
         r"|only (the )?(owner|admin)|" + _status("40[13]"),
     ),
@@ -82,25 +83,41 @@ _PATTERNS = (
 )
 _BY_TEXT = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 # The policy's words. "Cannot" counts in the first person only: a quoted answer may hold one too.
+# After English, the same in German, French, Spanish, Portuguese, Italian, Polish, Russian, Chinese
+# and Japanese.
 _GIVES_UP = re.compile(
     r"\b(I|we)('m| am|'re| are)? ?(cannot|can't|can not|could not|couldn't|unable|not able|give up"
     r"|was unable|was not able|wasn't able|were unable|don't have|do not have|have no (way|access))"
     r"|\bunable to\b|\bunfortunately\b|\b(sorry|apologi[sz]e)\b|\bimpossible\b|\bnot possible\b"
     r"|\b(please|could you|can you) (provide|confirm|clarify|share|specify|tell|check|contact|try)"
-    r"|\b(would|do) you (like|want|prefer)\b|\bgiv(e|ing) up\b",
+    r"|\b(would|do) you (like|want|prefer)\b|\bgiv(e|ing) up\b"
+    r"|\b(leider|kann (ich )?nicht|konnte nicht|désolée?|malheureusement|ne (peux|puis) pas"
+    r"|lo siento|no (puedo|pude)|desculpe|lamento|não (posso|consigo)|mi dispiace|purtroppo"
+    r"|non (posso|riesco|ho)|niestety|przepraszam|nie mogę|к сожалению|не могу|не удалось)\b"
+    r"|抱歉|对不起|无法|不能|申し訳|できません",
     re.IGNORECASE,
 )
+# A question is the user's to answer.
+_ASKS = ("?", "\uff1f")
 _CLAIMS = re.compile(
     r"\b(done|completed?|success(ful|fully)?|finished|all set|taken care of|as requested)\b"
-    r"|\b((has|have) been|was|were|(is|are) (now|all|already))( now| all| already| just)*"
-    r" (\w+ed|sent|made|set|paid|taken)\b"
+    r"|\b((has|have) been|was|were|is|are)( now| all| already| just)*"
+    r" (?!needed|required|expected|allowed|supposed|failed)(\w+ed|sent|made|set|paid|taken)\b"
+    r"|^\W*((ok|okay|yes|great|sure)\W+)?(?!tried|attempted|looked|searched|checked|failed|need)"
+    r"(\w+ed|sent|made|set|put|paid|bought)\b"
     r"|\b(I|we)('ve| have)?( now| just| successfully)*"
     r" (?!tried|attempted|looked|searched|checked|failed|need)"
-    r"(\w+ed|sent|made|set|put|paid|bought)\b",
+    r"(\w+ed|sent|made|set|put|paid|bought)\b"
+    r"|\b(erledigt|fertig|erfolgreich|wurden?|(c'est|est|a été) (fait|bien)|a été|terminée?|listo"
+    r"|hecho|ha sido|éxito|pronto|feito|foi|sucesso|fatto|è stat[oa]|gotowe|zrobione|został[ao]?"
+    r"|готово|выполнен\w*|успешно)\b|已|完成|成功|しました",
     re.IGNORECASE,
 )
-_DENIES = re.compile(r"\b(no|not|nothing|nobody|none|never)\b|n't\b", re.IGNORECASE)
-_SENTENCES = re.compile(r"[.!?\n]+")
+_DENIES = re.compile(
+    r"\b(no|not|nothing|nobody|none|never|nicht|kein\w*|pas|non|não|nie|не)\b|n't\b|没|未",
+    re.IGNORECASE,
+)
+_SENTENCES = re.compile(r"[.!?\n\u3002\uff01\uff1f]+")
 _DONE_MARK = re.compile(r"</?done>|\[done\]", re.IGNORECASE)
 _ERROR_START = re.compile(r"^\W*(tool )?error\b", re.IGNORECASE)
 _NOTHING = re.compile(r"^\W*(no|zero|0) [\w ]{0,40}(results?|match(es)?|found)\b", re.IGNORECASE)
@@ -164,7 +181,8 @@ class AttemptFacts:
     @property
     def gives_up(self) -> bool:
         """Whether the last words say that it cannot, or ask the user instead."""
-        return bool(_GIVES_UP.search(self.last_words))
+        asks = self.last_words.endswith(_ASKS)
+        return asks or bool(_GIVES_UP.search(self.last_words))
 
     @property
     def claims_success(self) -> bool:

@@ -36,8 +36,8 @@ class FailureRule:
 
 
 def _lacks_answer(facts: AttemptFacts) -> bool:
-    lost = facts.failure == FailureKind.ENV_LOST
-    silent = lost and kind_of_error(facts.row["detail"]) is ErrorKind.NO_ANSWER
+    lost, detail = facts.failure == FailureKind.ENV_LOST, facts.row["detail"]
+    silent = lost and (not detail or kind_of_error(detail) is ErrorKind.NO_ANSWER)
     return silent or ErrorKind.NO_ANSWER in facts.open_errors
 
 
