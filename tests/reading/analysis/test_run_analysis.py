@@ -72,7 +72,7 @@ def test_behaviour_is_measured_and_ungraded_attempts_are_counted_next_to_it(run_
 def test_failures_are_counted_by_main_class_with_examples(run_dir: Path) -> None:
     failures = {each["name"]: each for each in analyze_run(run_dir, None)["failures"]}
     counts = {name: each["count"] for name, each in failures.items()}
-    assert counts == {"never_done": 2, "authorization": 1, "environment_fault": 1}
+    assert counts == {"never_done": 2, "authorization": 1, "no_environment_answer": 1}
     [example] = failures["authorization"]["examples"]
     assert (example["group_id"], example["attempt_index"]) == ("periodic-1-heldout-00001", 1)
 
