@@ -24,9 +24,10 @@ from tests.reading.analysis.episode_rows import Message, row
 FOLDER = Path(__file__).with_name("episodes")
 
 
-def play_scripts(app: str) -> Iterator[dict[str, Any]]:
-    """Play the scripts of an app in order; yield their rows."""
-    for number, script in enumerate((FOLDER / f"{app}.txt").read_text().split("\n# ")[1:]):
+def play_scripts(name: str) -> Iterator[dict[str, Any]]:
+    """Play the scripts of a file in order, `shop2` on the app `shop`; yield their rows."""
+    app = name.rstrip("0123456789")
+    for number, script in enumerate((FOLDER / f"{name}.txt").read_text().split("\n# ")[1:]):
         head, *lines = script.strip().splitlines()
         yield play_script(app, number, head, lines)
 
