@@ -11,7 +11,7 @@ from services.common.text.printable_text import print_visible
 from services.reading.analysis.failure_classes import OTHER, RULES, classify
 from tests.reading.analysis.scripted_play import FOLDER, play_scripts
 
-APPS = ("tracker", "shop", "booking")
+APPS = ("tracker", "shop", "booking", "shop2")
 CLASSES = (*(rule.name for rule in RULES), OTHER)
 
 
