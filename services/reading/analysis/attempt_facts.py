@@ -181,7 +181,8 @@ class AttemptFacts:
     @property
     def gives_up(self) -> bool:
         """Whether the last words say that it cannot, or ask the user instead."""
-        asks = self.last_words.endswith(_ASKS)
+        # "Anything else?" follows a claim.
+        asks = self.last_words.endswith(_ASKS) and not self.claims_success
         return asks or bool(_GIVES_UP.search(self.last_words))
 
     @property

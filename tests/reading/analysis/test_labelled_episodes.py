@@ -13,7 +13,7 @@ from tests.reading.analysis.label_agreement import (
 )
 
 
-@pytest.mark.parametrize("app", ["tracker", "shop", "booking"])
+@pytest.mark.parametrize("app", ["tracker", "shop", "booking", "shop2"])
 def test_the_rules_agree_with_people_about_nine_attempts_of_ten(app: str) -> None:
     assert agreement(judge_apps([app])).value >= 0.9
 
