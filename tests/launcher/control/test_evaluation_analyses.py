@@ -49,7 +49,8 @@ async def test_an_evaluation_is_analyzed_once(store: Ledger, tmp_path: Path) -> 
     assert log_of(run_dir) == said
     # The run's successor repeats the evaluation.
     path = run_dir / "evals" / "step_0" / "aggregated_results.jsonl"
-    os.utime(path, (path.stat().st_mtime + 60,) * 2)
+    later = path.stat().st_mtime + 60
+    os.utime(path, (later, later))
     await analyses.analyze_pending()
     assert log_of(run_dir) == said * 2
 

@@ -37,7 +37,9 @@ def judge_apps(apps: Sequence[str] = APPS) -> Counter[tuple[str, str]]:
     """Count the attempts by their label and the rules' main class."""
     found = Counter[tuple[str, str]]()
     for app in apps:
-        labels = [line.split()[1] for line in (FOLDER / f"{app}_labels.txt").open()]
+        labels = [
+            line.split()[1] for line in (FOLDER / f"{app}_labels.txt").read_text().splitlines()
+        ]
         for label, row in zip(labels, play_scripts(app), strict=True):
             found[label, classify(row)[0]] += 1
     return found

@@ -37,10 +37,18 @@ def play_script(app: str, number: int, head: str, lines: list[str]) -> dict[str,
     facts = {**with_facts.scenario.slots, **with_facts.scenario.targets}
     turns = list(_play_turns(with_facts, [line.format_map(facts) for line in lines]))
     task = make_task(app, "train", int(index))
-    known = {"env_key": app, "task_key": task["key"], "group_id": f"{app}{number:03d}"}
+    known: dict[str, Any] = {
+        "env_key": app,
+        "task_key": task["key"],
+        "group_id": f"{app}{number:03d}",
+    }
     counts = {"unknown_tools": _unknown_tools(turns)}
     if stop in (*FailureKind,):
-        told = {"failure": stop, "detail": "".join(detail), "no_grade": "".join(detail)}
+        told: dict[str, Any] = {
+            "failure": stop,
+            "detail": "".join(detail),
+            "no_grade": "".join(detail),
+        }
         return row(reward=None, stop=stop, counts=counts, **known, **told)
     graded = run_verifier(task["verifier_func"], with_facts, "" if stop == "done" else None)
     found = row(turns, reward=float(graded.score), stop=stop, counts=counts, **known)

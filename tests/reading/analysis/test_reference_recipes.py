@@ -23,7 +23,7 @@ REWARDS = ((1.0, 1.0, 1.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.5, 1.0))
 
 def dumped(env: str) -> Rows:
     """Attempts of a run, as it dumped them, without their tokens."""
-    rows = [json.loads(line) for line in (FOLDER / "dumped.jsonl").open()]
+    rows = [json.loads(line) for line in (FOLDER / "dumped.jsonl").read_text().splitlines()]
     return [each for each in rows if each["env_key"] == env]
 
 

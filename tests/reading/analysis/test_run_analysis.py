@@ -25,7 +25,10 @@ HOSTILE = "<script>alert(1)</script>|[x](javascript:alert(1))\u202e\x1b[31m"
 
 def attempt(task: int, index: int = 0, *turns: Any, **fields: Any) -> dict[str, Any]:
     """An attempt of the set `heldout` at a task."""
-    place = {"group_id": f"periodic-1-heldout-{task:05d}", "task_key": f"tracker-{task}"}
+    place: dict[str, Any] = {
+        "group_id": f"periodic-1-heldout-{task:05d}",
+        "task_key": f"tracker-{task}",
+    }
     return row(*(turns or (FOUND, CLOSED, DONE)), attempt_index=index, **place, **fields)
 
 
@@ -37,7 +40,12 @@ def run_dir(tmp_path: Path) -> Path:
     after = [attempt(0, n, reward=1.0) for n in range(2)]
     after += [attempt(1, 0, reward=1.0), attempt(1, 1, FOUND, DENIED, DENIED, DONE)]
     after += [attempt(2, n, FOUND, stop="max_turns") for n in range(2)]
-    lost = {"reward": None, "stop": "env_lost", "failure": "env_lost", "messages": []}
+    lost: dict[str, Any] = {
+        "reward": None,
+        "stop": "env_lost",
+        "failure": "env_lost",
+        "messages": [],
+    }
     # One try was lost and repeated; one attempt was never graded.
     after += [{**attempt(0, 1, **lost), "attempt_try": 0}, attempt(3, 0, **lost)]
     after[1]["attempt_try"] = 1
