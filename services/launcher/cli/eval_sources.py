@@ -29,7 +29,7 @@ def find_run(text: str, runs: Path) -> tuple[Path, int | None] | None:
     match = _AT_STEP.fullmatch(text)
     if match is None:
         return None
-    run, step = match["run"], match["step"] and int(match["step"])
+    run, step = match["run"], int(match["step"]) if match["step"] else None
     if run != NEWEST and not (runs / run / JOURNAL).exists():
         return None
     return find_run_dir(run, runs), step

@@ -212,8 +212,9 @@ def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     assert (done.returncode, "have no task in common" in done.stdout) == (1, True)
     done = evaluator.run(evaluator.words(ones, "--against", "nothing"))
     assert "nothing is neither a folder that `flotilla eval --model` wrote" in done.stdout
-    rows = [{**json.loads(line), "reward": None} for line in (others / "results.jsonl").open()]
-    (others / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    results = others / "results.jsonl"
+    rows = [{**json.loads(line), "reward": None} for line in results.read_text().splitlines()]
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = evaluator.run(evaluator.words(ones, "--against", others))
     assert (done.returncode, "has no attempt with a grade" in done.stdout) == (1, True)
 
