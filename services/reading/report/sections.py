@@ -146,10 +146,7 @@ def _list_differences(runs: Runs) -> Section:
 
 def _describe_course(run: ReportedRun) -> dict[str, str]:
     newest = run.metrics.newest()
-    seconds, fates = (
-        as_object(run.summary.get("seconds")),
-        as_object(run.summary.get("trajectories")),
-    )
+    seconds, fates = (_numbers(run.summary.get(name)) for name in ("seconds", "trajectories"))
     steps = run.metrics.series("reward/avg_raw_reward")[0]
     planned = find_value(run.spec, "learner.steps")
     figures = {
@@ -164,6 +161,10 @@ def _describe_course(run: ReportedRun) -> dict[str, str]:
         "cost of machines": f"${newest['cost/accrued']:,.2f}" if "cost/accrued" in newest else "",
     }
     return {**run.about, **{name: text for name, text in figures.items() if text}}
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    return {name: n for name, n in as_object(found).items() if isinstance(n, int | float)}
 
 
 def _list_alarms(runs: Runs) -> Section:
@@ -186,13 +187,18 @@ def _show_analysis(run: ReportedRun) -> list[Section]:
     if not run.analysis:
         return []
     step = run.analysis.get("step")
+    try:
+        sections = make_sections(run.analysis)
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"It cannot be shown ({error!r}): `flotilla analyze` writes it again."
+        return [Section(f"Analysis of {run.run_id}, step {step}", text)]
     return [
         replace(
             section,
             title=f"{section.title}: {run.run_id}, step {step}",
             rows=tuple(tuple(map(_unlink, row)) for row in section.rows),
         )
-        for section in make_sections(run.analysis)
+        for section in sections
     ]
 
 

@@ -15,7 +15,7 @@ from services.launcher.cli.app import app
 from services.launcher.state import Run, RunState
 from services.launcher.store.ledger import Ledger
 from services.reading.analysis.analysis_files import write_analysis
-from services.reading.analysis.run_analysis import analyze_run
+from services.reading.analysis.run_analysis import FORMAT, analyze_run
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
 from tests.reading.inspector.made_runs import (
     MadeAttempt,
@@ -197,6 +197,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made: Path, tmp_path: Pat
     spec["learner"]["data"] = "gone/manifest.json"
     (run / "spec.json").write_text(json.dumps(spec))
     (run / "journal.sqlite").write_bytes(b"no journal")
+    (run / "analysis" / "newest.json").write_text(f'{{"format": {FORMAT}, "step": 3}}')
     code, output = report(tmp_path, "demo-1")
     assert code == 0, output
     text = (run / "report" / "report.md").read_text()
@@ -206,6 +207,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made: Path, tmp_path: Pat
     assert "The manifest of its data is not here now: cannot read gone/manifest.json" in text
     assert "| optimizer steps | 3 of 3 |" in text
     assert "journal.sqlite cannot be read as a journal" in text
+    assert "It cannot be shown (KeyError" in text
 
 
 @pytest.mark.parametrize(
