@@ -72,7 +72,7 @@ def describe(tasks: int, found: Sequence[float]) -> str:
 @pytest.mark.parametrize(
     ("tasks", "least", "most", "within"),
     [
-        # With few tasks and a mean near 0 or 1, which few outcomes can have, no method can.
+        # With few tasks, or a mean near 0 or 1, few outcomes are possible.
         (10, 0.9, 0.99, 25),
         (20, 0.91, 0.98, 40),
         (50, 0.9, 0.98, 40),
