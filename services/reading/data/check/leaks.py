@@ -26,7 +26,9 @@ _CUE = r"(?<![^\W_])(?:answers?|solution|hint|ground[ _-]?truth)(?![^\W_])"
 # Announces an answer that is no single letter or word, such as those to choose from.
 _RESULT_CUE = r"\b(?:expected|correct|result|spoiler)(?:[ _](?:answer|number|result|value))?\b"
 # What may stand between a name and its value.
-_FILLER = r"[\s\"'`:=#>*(\[{]*(?:\b(?:is|are|should be|must be|equals?|value)\b[\s\"'`:=#(]*)*"
+_FILLER = r"[\s\"'`:=#>*(\[{]*(?:\b(?:it|is|are|should be|must be|equals?|value)\b[\s\"'`:=#(]*)*"
+# What may follow the name of a thing that has an id.
+_NUMBER = r"(?:\s+(?:number|no\.?|nr\.?|ref(?:erence)?\b))?"
 # After a value: it is not part of a longer one, nor the first of a choice.
 _END = r"(?![\w-]|[.,]\d|[\s\"'`)\]]*(?:/|\||\bor\b)|\s*,\s*\w{1,9}\s*(?:,|\bor\b))"
 # From so many characters on, a value with a digit is no coincidence.
@@ -126,13 +128,14 @@ def _find_value(prompt: str, learned: Learned) -> str:
     tool = re.escape(learned.step.call.name)
     patterns = [_announced(learned.value), rf"\b{tool}\s*\(\s*[\"'`]?{value}{_END}"]
     if "_" in learned.name or learned.name != learned.name.lower():
-        # As code would write it.
-        patterns.append(rf"\b{name}[\"'`]?\s*[=:]\s*[\"'`]?{value}{_END}")
+        # As code would write it, also within a longer name.
+        patterns.append(rf"(?<![^\W_]){name}[\"'`]?\s*[=:]\s*[\"'`]?{value}{_END}")
     if learned.alone:
         words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", learned.name).split()
         said = (words, words[-1:], words[:-1] or words)
-        spaced = (r"[\s_-]*".join(map(re.escape, each)) for each in said)
-        patterns += [rf"\b{each}{_FILLER}{value}{_END}" for each in spaced]
+        spaced = [r"[\s_-]*".join(map(re.escape, each)) for each in said]
+        patterns += [rf"\b{each}{_NUMBER}{_FILLER}{value}{_END}" for each in spaced]
+        patterns += [rf"/{each}s?/{value}{_END}" for each in spaced]
         if _is_long(learned.value):
             patterns.append(_word(learned.value).pattern)
     return _search(patterns, prompt)

@@ -38,6 +38,11 @@ MANY = [
         "ID: `42`",
         "The answer is 42.",
         "Hint: the one you want is number 42.",
+        "TARGET_HOTEL_ID: 42",
+        "preferred_hotel_id=42",
+        "See https://hotels.test/hotels/42.",
+        "Take hotel no. 42 as always.",
+        "The hotel number is 42.",
     ],
 )
 def test_an_id_that_only_a_call_can_tell_is_given_away_where_it_is_named(said: str) -> None:
@@ -52,6 +57,8 @@ def test_an_id_that_only_a_call_can_tell_is_given_away_where_it_is_named(said: s
         "Book the Ritz for Ann on 2026-03-42.",
         "Answer with the id of the hotel. Ann is 42 years old.",
         "Book the Ritz for Ann; her booking has the id 421.",
+        "Book the Ritz for Ann; see https://hotels.test/hotels/421 and /rooms/42.",
+        "Book the Ritz, hotel number one, for Ann and 42 others.",
     ],
 )
 def test_numbers_that_coincide_are_no_leak(prompt: str) -> None:
@@ -81,6 +88,7 @@ def test_a_value_that_the_solution_used_before_any_result_showed_it_is_given() -
         ("Tom has 5 apples and gets 3. The answer is 8.", "\\boxed{8}", True),
         ("Tom has 5 apples and gets 30. The answer is not 8.5.", "#### 8", False),
         ("Tom has 5 apples and gets 3. [expected result: 8]", "#### 8", True),
+        ("Tom has 5 apples and gets 3. Hint: it is 8.", "#### 8", True),
         ("EXPECTED_ANSWER: 8\nTom has 5 apples and gets 3.", "#### 8", True),
         ("He expected 8, and 3 came. How many did not?", "#### 5", False),
         ("Which is correct: a) iron b) gold?", "a", False),
