@@ -96,6 +96,7 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
     assert "<svg" in (evaluator.out / "scores.svg").read_text()
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
     evaluator: Evaluator,
 ) -> None:
@@ -174,6 +175,7 @@ def test_an_endpoint_that_refuses_the_key_is_named_and_asked_no_more(
     assert len(evaluator.rows()) == 10, "of 12"
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_compared_by_task(evaluator: Evaluator) -> None:
     write_asked_tasks(evaluator.folder, 8)
     ones, others = evaluator.folder / "ones", evaluator.folder / "others"

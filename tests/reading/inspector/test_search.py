@@ -83,7 +83,7 @@ def numbers(found: SearchResult) -> list[str]:
         ({"ended": "env_lost"}, ["0.2"]),
         ({"errors": "1"}, ["0.1", "0.1", "0.0"]),
         ({"class": "never_done"}, ["0.1", "1.0"]),
-        ({"class": "environment_fault"}, ["0.2"]),
+        ({"class": "no_environment_answer"}, ["0.2"]),
         ({"class": "never_done", "outcome": "passed"}, []),
         ({"text": "such city: róma"}, ["0.1", "0.1", "0.0"]),
         ({"text": '"city": "Rome"', "outcome": "passed"}, ["0.0", "1.1", "0.0"]),

@@ -60,7 +60,7 @@ async def check_text(folder: Path, kind: str) -> None:
         await engine.close()
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", [QUICK[0], pytest.param(QUICK[1], marks=pytest.mark.slow)])
 async def test_the_text_of_a_published_model_is_served_without_its_tower(
     kind: str, tmp_path: Path
 ) -> None:
