@@ -54,11 +54,14 @@ def compare_paired(
     won = sum(each > _TIE for each in differences)
     lost = sum(each < -_TIE for each in differences)
     low, high = difference_interval(differences)
+    # No mean differs by more than rewards do, which are from 0 to 1 if no verifier says otherwise.
+    rewards = [reward for key in common for each in (first, second) for reward in each[key]]
+    most = max(1.0, max(rewards) - min(rewards))
     return PairedComparison(
         tasks=len(common),
         difference=fmean(differences),
-        low=low,
-        high=high,
+        low=max(low, -most),
+        high=min(high, most),
         won=won,
         lost=lost,
         tied=len(common) - won - lost,

@@ -111,3 +111,12 @@ def test_a_policy_that_is_no_better_is_called_better_in_at_most_5_percent() -> N
         print(f"{cell[0]} tasks: called better in {better / 10:.1f} %, worse {len(found) - better}")
         assert better <= 50, cell
         assert len(found) <= 70, "in both directions, by chance a few more than 50"
+
+
+def test_no_interval_goes_beyond_what_rewards_allow() -> None:
+    keys = [str(n) for n in range(9)]
+    found = compare_paired(dict.fromkeys(keys, (0.0,)), dict.fromkeys(keys, (1.0,)))
+    assert (found.difference, found.high) == (1.0, 1.0)
+    assert 0.5 < found.low < 1.0
+    large = compare_paired(dict.fromkeys(keys, (-5.0,)), dict.fromkeys(keys, (1.0,)))
+    assert large.difference == 6.0 <= large.high
