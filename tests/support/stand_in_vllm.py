@@ -17,7 +17,9 @@ def main() -> None:
     options = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
     print(f"loading {options['--model']}", flush=True)
     if options["--model"] == "broken":
-        print("no such model", file=sys.stderr, flush=True)
+        print("WARNING this may cause OSError: too many files", file=sys.stderr)
+        print("(Worker pid=7) ERROR ValueError: no such model", file=sys.stderr)
+        print("RuntimeError: the cause is above", file=sys.stderr, flush=True)
         raise SystemExit(3)
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with open(os.environ["FLOTILLA_NOTED"], "w") as file:

@@ -14,7 +14,9 @@ from services.common.text.printable_text import make_visible
 from services.reading.analysis.sections import Cell, Link, Section, make_sections
 
 STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; background: light-dark(#fff, #16171c); }
+a { color: light-dark(#2a3fae, #a9b8ff); }
+body { color: light-dark(#1c1c1c, #ececec); background: light-dark(#fff, #16171c); }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; }

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +33,10 @@ _OPTIONS = (
     # Attempts have no images to show.
     "--language-model-only",
 )
+# Without a GPU vLLM would take nearly all memory of the machine, and refuse if some is in use.
+_CPU_CACHE = ("--kv-cache-memory-bytes", str(4 << 30))
+# The line of a traceback that names the error; the last one of vLLM's only refers to another.
+_CAUSE = re.compile(r"\b\w+Error: .+")
 _POLL_S = 0.5
 _SHOW_S = 10.0
 _END_S = 20.0
@@ -52,7 +58,8 @@ async def serve_model(
         )
     with scratch_folder() as (folder, keeper):
         socket = folder / "vllm.sock"
-        words = ("--model", model, "--uds", str(socket), *_OPTIONS, *options)
+        own = (*_OPTIONS, *(_CPU_CACHE if _is_cpu_build() else ()))
+        words = ("--model", model, "--uds", str(socket), *own, *options)
         process = await asyncio.create_subprocess_exec(
             *tied_command(signal.SIGTERM, *python_command("-m", _MODULE, *words)),
             stdin=DEVNULL,
@@ -81,7 +88,7 @@ async def _wait_until_ready(
     model: str,
     process: Process,
     socket: Path,
-    reading: asyncio.Task[None],
+    reading: asyncio.Task[list[str]],
     lines: Sequence[str],
     show: Callable[[str], None],
 ) -> None:
@@ -98,18 +105,31 @@ async def _wait_until_ready(
                 last = lines[-1][:200] if lines else "started"
                 show(f"vLLM is loading {model}, {shown - began:.0f} s: {last}")
             await asyncio.sleep(_POLL_S)
-    await reading
+    cause = "".join(f" {each}" for each in await reading)
     words = "\n".join(lines) or "it printed nothing"
-    raise CommandError(f"vLLM ended with code {process.returncode}:\n{words}")
+    raise CommandError(f"vLLM ended with code {process.returncode}:{cause}\n{words}")
 
 
-async def _keep_lines(process: Process, lines: deque[str]) -> None:
-    """Keep the last lines of the server's output: unread, it would block the server."""
+def _is_cpu_build() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
+
+
+async def _keep_lines(process: Process, lines: deque[str]) -> list[str]:
+    """Keep the last lines of the server's output: unread, it would block the server. Return the
+    first error that it named, if any."""
     assert process.stdout is not None
+    causes: list[str] = []
     while line := await process.stdout.readline():
         # A bar of progress ends with a return, and begins its line again.
-        if text := line.decode("utf-8", "replace").strip().rpartition("\r")[2]:
+        text = line.decode("utf-8", "replace").strip().rpartition("\r")[2]
+        if text:
             lines.append(text)
+        if not causes and "WARNING" not in text:
+            causes += [found[0] for found in _CAUSE.finditer(text)][:1]
+    return causes
 
 
 async def _end_server(process: Process) -> None:
