@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.json_files import read_json_object
-from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_files import ReadTask, TaskFileError
 
 MANIFEST = "manifest.json"
@@ -62,6 +61,6 @@ def find_differing(tasks: Iterable[ReadTask], digests: Mapping[str, str]) -> Map
         key = read.task.key
         if key not in digests:
             wrong[key] = "is not in it"
-        elif task_digest(read.task, json.loads(read.text)) != digests[key]:
+        elif read.digest != digests[key]:
             wrong[key] = "was changed since"
     return wrong

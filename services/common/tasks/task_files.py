@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_format import TASK_LIMITS, Task, TaskError, read_task
 from services.common.text.parsing import (
     ParseError,
@@ -65,6 +66,16 @@ class ReadTask:
 
     task: Task
     text: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All that the JSON says, parsed anew."""
+        return json.loads(self.text)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the task, see `task_digest`; computed anew."""
+        return task_digest(self.task, self.fields)
 
 
 def read_tasks(path: Path, *, may_be_empty: bool = False) -> Iterator[ReadTask]:

@@ -1,10 +1,10 @@
 """Runner of a command: handles Ctrl-C, and turns errors into a message and an exit code."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import grpc.aio
 
@@ -59,6 +59,19 @@ def run_interruptible(work: Callable[[Interrupts], Awaitable[int]]) -> int:
             return await work(interrupts)
 
     return asyncio.run(main())
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, None]) -> int:
+    """Run `work` to its end, or up to the user's Ctrl-C, and return the exit code."""
+
+    async def main(interrupts: Interrupts) -> int:
+        try:
+            await interrupts.unless_interrupted(work)
+        except InterruptedByUserError:
+            return INTERRUPTED
+        return OK
+
+    return run_interruptible(main)
 
 
 def with_run_launcher(

@@ -2,7 +2,6 @@
 on."""
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,7 @@ from services.launcher.cli.command_runner import (
 )
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
-from services.launcher.doctor.adapters.gateway_process import GatewayError
+from services.launcher.cli.terminal import Terminal, make_table, print_table
 from services.reading.data.check.results_file import ResultsFile, open_results
 from services.reading.data.check.task_check import check_task, count_episodes, solution_digest
 from services.reading.data.check.verdicts import CHECKER, CHECKS, judge_task
@@ -104,8 +102,6 @@ def check_data(options: CheckOptions, overrides: Sequence[str]) -> int:
                 _print_report(results, jobs, console)
     except (CheckFileError, OSError) as error:
         return report_error(f"--out: {error}", BAD_SPEC)
-    except GatewayError as error:
-        raise CommandError(str(error)) from error
     verdicts = {results.known[job.key].verdict for job in jobs}
     return OK if verdicts == {Outcome.VALID} else FAILED
 
@@ -136,7 +132,7 @@ def _choose_jobs(options: CheckOptions) -> list[_Job]:
 
 
 def _make_job(read: ReadTask, solution: Solution | None) -> _Job:
-    fields = json.loads(read.text)
+    fields = read.fields
     return _Job(read, fields, task_digest(read.task, fields), solution, solution_digest(solution))
 
 

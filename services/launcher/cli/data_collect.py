@@ -22,16 +22,13 @@ from services.launcher.cli.adapters.play_gateway import gateway_section, open_ga
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
     FAILED,
-    INTERRUPTED,
     OK,
     reports_errors,
-    run_interruptible,
+    run_until_interrupted,
 )
 from services.launcher.cli.data_views import print_fates, reports_data_errors
-from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.run_source import find_run_dir
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.reading.attempt_filter import AttemptFilter
 from services.reading.data.collect.budget import Limits, Prices, RequestPace
 from services.reading.data.collect.collected_folder import count_fates, write_collection
@@ -110,18 +107,7 @@ def collect_tasks(options: CollectOptions, wish: TeacherWish | None) -> int:
         _add_episodes(options.sources, tasks, ledger, console)
         plan = Plan(wish.tries if wish else 0, options.rules, options.retry)
         collection = Collection(tasks, ledger, plan)
-
-        async def work(interrupts: Interrupts) -> int:
-            try:
-                await interrupts.unless_interrupted(_collect(collection, options, wish, console))
-            except InterruptedByUserError:
-                return INTERRUPTED
-            return OK
-
-        try:
-            ended = run_interruptible(work)
-        except GatewayError as error:
-            raise CommandError(str(error)) from error
+        ended = run_until_interrupted(_collect(collection, options, wish, console))
         prices = wish.prices if wish else Prices()
         verdicts = write_collection(options.out, collection, origin, prices)
         print_fates(count_fates(verdicts), (Fate.KEPT,), list(Fate)[1:], console)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from statistics import median
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
-from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_files import ReadTask, TaskFileError
 from services.common.text.printable_text import first_line
 from services.launcher.cli.command_runner import BAD_SPEC, OK, report_error
@@ -57,11 +56,10 @@ def show_tasks(path: Path, key: str | None, count: int) -> int:
 
 
 def _print_task(part: str, read: ReadTask, console: Terminal) -> None:
-    fields: dict[str, Any] = json.loads(read.text)
     if part:
         console.print(f"part: {part}")
-    console.print(f"digest: {task_digest(read.task, fields)}")
-    for name, value in fields.items():
+    console.print(f"digest: {read.digest}")
+    for name, value in read.fields.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         console.print(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
 

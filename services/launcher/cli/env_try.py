@@ -25,7 +25,6 @@ from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.config.backend_tables import backend_of
-from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     backend_key,
@@ -80,7 +79,7 @@ def env_try(
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return asyncio.run(_run(spec, _load_tasks(tasks, key), answer, overrides, play, console))
-    except (CommandError, GatewayError, ConfigError) as error:
+    except (CommandError, ConfigError) as error:
         return report_error(str(error))
     except grpc.aio.AioRpcError as error:
         return report_error(rpc_error_text(error))

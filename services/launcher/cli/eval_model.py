@@ -1,7 +1,6 @@
 """`flotilla eval --model`: tasks played by any model, through a gateway of its own; and
 `flotilla eval --against`, which compares two evaluations."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -10,9 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.eval_groups import MAIN_SET
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
-from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_files import ReadTask
 from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
 from services.launcher.cli.adapters.chosen_model import is_url, open_model
@@ -26,14 +25,12 @@ from services.launcher.cli.command_runner import (
     INTERRUPTED,
     OK,
     reports_errors,
-    run_interruptible,
+    run_until_interrupted,
 )
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.eval_sources import find_model, identify_model, read_finished
 from services.launcher.cli.eval_views import NamedAttempts, draw_scores, show_evaluations
-from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.doctor.adapters.gateway_process import GatewayError
 from services.launcher.doctor.dataset import env_key_of
 from services.reading.data.dataset_folder import PARTS, read_parts
 from services.reading.evaluation.results_folder import (
@@ -45,7 +42,6 @@ from services.reading.evaluation.results_folder import (
     open_results,
     read_results,
 )
-from services.reading.evaluation.run_evaluations import MAIN_SET
 
 _FOLDER = Path("evaluations")
 _MOST_FAILURES = 10
@@ -112,18 +108,7 @@ def _evaluate(wish: ModelEvaluation, runs: Path, console: Terminal) -> tuple[int
     chosen = wish.model.model
     finding = nullcontext(chosen) if is_url(chosen) else find_model(chosen, runs)
     with finding as served:
-
-        async def work(interrupts: Interrupts) -> int:
-            try:
-                await interrupts.unless_interrupted(_play(wish, served, tasks, console))
-            except InterruptedByUserError:
-                return INTERRUPTED
-            return OK
-
-        try:
-            code = run_interruptible(work)
-        except GatewayError as error:
-            raise CommandError(str(error)) from error
+        code = run_until_interrupted(_play(wish, served, tasks, console))
     begun = (wish.folder / MANIFEST).exists()
     found = read_results(wish.folder)[1] if begun else []
     graded = sum(each.reward is not None for each in found)
@@ -172,7 +157,7 @@ async def _play(
         console.print("starting a gateway", style="dim")
         stub = await stack.enter_async_context(open_gateway(wish.spec, wish.overrides))
         console.print(f"{endpoint.model} plays {len(open_places)} attempts at {len(tasks)} tasks")
-        fields = {read.task.key: json.loads(read.text) for read in tasks}
+        fields = {read.task.key: read.fields for read in tasks}
         places = [PlayPlace(fields[key], number) for key, number in open_places]
         player = GatewayPlayer(stub, section, "eval")
         players = Players(endpoint, player, wish.max_turns, wish.concurrency)
@@ -185,7 +170,7 @@ def _make_settings(
     return EvaluationSettings(
         model=model,
         spec=sha256(canonical_json(section).encode()).hexdigest(),
-        tasks={read.task.key: task_digest(read.task, json.loads(read.text)) for read in tasks},
+        tasks={read.task.key: read.digest for read in tasks},
         attempts=wish.attempts,
         temperature=wish.model.temperature,
         max_turns=wish.max_turns,

@@ -13,7 +13,7 @@ from services.common.run_folder.metric_lines import METRICS_FILE
 from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.progress_view import HELD_OUT, TRAINING
 from services.launcher.cli.terminal import Terminal
-from services.reading.inspector.queries.metric_series import MetricSeries
+from services.reading.metric_series import MetricSeries
 from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
 
 SUMMARY_FILE = "summary.json"

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from services.common.rpc.errors import ConfigError
 from services.common.run_folder.dump_files import AGGREGATED, ANALYSES, find_evaluations
 from services.launcher.config.launcher import parse_launcher
 from services.launcher.control.background_loops import run_safely
-from services.launcher.store.ledger import Ledger, StoredRun
+from services.launcher.store.ledger import Ledger
 
 # Not imported: services know no reader. It lowers its own priority.
 _ANALYSIS = "services.reading.analysis"
@@ -64,7 +65,11 @@ class EvaluationAnalyses:
 
     async def analyze_pending(self) -> None:
         """Analyze the dumped evaluations of open runs that have no analysis yet, oldest first."""
-        live = {each.run.run_id for each in self._store.list_unended() if _wants_analysis(each)}
+        live = {
+            each.run.run_id
+            for each in self._store.list_unended()
+            if _wants_analysis(each.spec_json)
+        }
         seen = sorted(live | self._open)
         self._open |= live
         for run_id in seen:
@@ -97,9 +102,11 @@ class EvaluationAnalyses:
             _tell(run_dir, text)
 
 
-def _wants_analysis(stored: StoredRun) -> bool:
+@lru_cache(256)
+def _wants_analysis(spec_json: str) -> bool:
+    """Return what a spec says; the specs of all live runs are asked about every two seconds."""
     try:
-        return parse_launcher(json.loads(stored.spec_json)).analysis
+        return parse_launcher(json.loads(spec_json)).analysis
     except ConfigError:
         # Another version of the launcher may have started the run.
         return False

@@ -7,6 +7,7 @@ from statistics import pvariance
 from typing import Any, Literal
 
 from services.common.domain.attempts import Purpose
+from services.common.domain.eval_groups import MAIN_SET, eval_group_id
 from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
 from services.common.domain.policy import PolicyId
 from services.common.domain.task_means import mean_interval
@@ -15,10 +16,6 @@ from services.learner.group_types import GroupSpec
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.sampling.group_signal import has_signal
-
-# Set whose results are the run's own: `eval/...` without a suffix.
-MAIN_SET = "heldout"
-
 
 # `eval_only` is the evaluation of all sets in mode `eval`.
 Moment = EvalMoment | Literal["eval_only"]
@@ -78,7 +75,7 @@ class Evaluation:
     def _make_groups(self, chosen: EvalSet) -> list[GroupSpec]:
         specs = [
             GroupSpec(
-                group_id=f"{self.eval_id}-{chosen.config.name}-{number:05d}",
+                group_id=eval_group_id(self.eval_id, chosen.config.name, number),
                 sequence_number=-1,
                 task=task,
                 purpose=Purpose.EVAL,

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.eval_groups import MAIN_SET
 from services.common.files.durable_files import replace_file
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.schema import RUN_ID
 from services.learner.journal.store import Journal
-from services.learner.run.eval_report import MAIN_SET
 from services.learner.run.run_clock import RunClock
 from services.learner.run_files.run_identity import SUMMARY_FILE
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.common.domain.attempts import AttemptKey
+from services.common.domain.eval_groups import eval_set_of
 from services.common.domain.pass_rates import PASS_REWARD
 from services.reading.analysis.attempt_facts import AttemptFacts, Row, read_facts
 from services.reading.analysis.failure_classes import RULES, FailureRule, classify_facts
@@ -56,7 +57,7 @@ def measure_attempt(row: Row, rules: Sequence[FailureRule] = RULES) -> AttemptMe
     return AttemptMeasures(
         env_key=row["env_key"],
         task_key=row["task_key"],
-        eval_set=row["group_id"].removeprefix(f"{row['eval_id']}-").rpartition("-")[0],
+        eval_set=eval_set_of(row["group_id"], row["eval_id"]),
         group_id=row["group_id"],
         attempt_index=row["attempt_index"],
         attempt_try=row["attempt_try"],

@@ -5,7 +5,6 @@
 
 `sections.py` makes text of it."""
 
-import json
 import sqlite3
 import statistics
 from collections import Counter, defaultdict
@@ -15,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.pass_rates import PASS_REWARD, pass_at_k
-from services.common.domain.task_means import mean_interval
+from services.common.domain.pass_rates import pass_at_k
+from services.common.files.json_files import read_json_object
 from services.common.process.own_version import own_version
 from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
-from services.common.run_folder.metric_lines import METRICS_FILE, parse_points
+from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.text.parsing import as_object
 from services.reading.analysis.attempt_measures import AttemptMeasures
 from services.reading.analysis.evaluation_files import NOT_JUDGED, choose_evaluation, read_attempts
 from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule
 from services.reading.analysis.hacking_suspects import MOST_SUSPECTS, SIGNS, find_suspects
+from services.reading.evaluation.scores import mean_rate
+from services.reading.metric_series import MetricSeries
 from services.reading.statistics.paired import compare_paired
 
 FORMAT = 1
@@ -47,18 +48,17 @@ def analyze_run(
     first, first_folder = dump_files.find_evaluations(run_dir)[0]
     after = read_attempts(folder, rules, judged)
     before = read_attempts(first_folder, rules) if first_folder != folder else []
-    spec = _read_object(run_dir / "spec.json")
+    by_env = _by_env(after)
+    spec = _read_spec(run_dir / "spec.json")
     window = as_object(spec.get("policy")).get("max_model_len")
     return {
         **{"format": FORMAT, "written_by": str(own_version()), "run_id": run_dir.name},
         **{"step": version, "first_step": first, "context_window": window},
-        "environments": {
-            env: measure_environment(found, window) for env, found in _by_env(after).items()
-        },
+        "environments": {env: measure_environment(found, window) for env, found in by_env.items()},
         "failures": count_failures(after, rules),
         "before_after": compare_evaluations(before, after),
         "failures_before": _class_counts(before),
-        "learning": read_learning(run_dir, version, sorted(_by_env(after))),
+        "learning": read_learning(run_dir, version, list(by_env)),
         "tasks": {**judge_tasks(after), "standing": read_standings(run_dir)},
         "suspects": [
             {
@@ -146,15 +146,14 @@ def measure_success(attempts: Attempts) -> dict[str, Any]:
     the mean population variance of the rewards of a task, over tasks with two graded attempts or
     more."""
     rewards = _rewards_by_task(attempts)
-    counts = [(len(own), sum(each >= PASS_REWARD for each in own)) for own in rewards.values()]
-    shares = [pass_at_k(*each, 1) for each in counts]
-    k = min((tries for tries, _ in counts), default=0)
+    k = min(map(len, rewards.values()), default=0)
+    first, best = (mean_rate(rewards.values(), pass_at_k, each) for each in (1, k))
     return {
-        **{"tasks": len(counts), "k": k},
-        "ungraded": len(attempts) - sum(tries for tries, _ in counts),
-        "pass_at_1": _mean(shares),
-        "interval": mean_interval(shares) if shares else None,
-        "pass_at_k": _mean(pass_at_k(*each, k) for each in counts),
+        **{"tasks": len(rewards), "k": k},
+        "ungraded": len(attempts) - sum(map(len, rewards.values())),
+        "pass_at_1": first.mean if first else None,
+        "interval": (first.low, first.high) if first else None,
+        "pass_at_k": best.mean if best else None,
         "variance_per_prompt": _mean(
             statistics.pvariance(own) for own in rewards.values() if len(own) > 1
         ),
@@ -172,25 +171,24 @@ def _rewards_by_task(attempts: Attempts, *, passes: bool = False) -> dict[str, l
 
 def read_learning(run_dir: Path, last: int, envs: Sequence[str]) -> dict[str, Any]:
     """Read the signal of the training steps up to `last`, by environment, from the metrics."""
-    points = list[Mapping[str, Any]]()
-    if (path := run_dir / METRICS_FILE).exists():
-        with path.open("rb") as file:
-            points += (point for point in parse_points(file) if point["step"] <= last)
-    found = dict[str, Any]()
+    metrics, found = MetricSeries(run_dir / METRICS_FILE), dict[str, Any]()
     for env in envs:
         prefix = f"reward/{env.replace('/', '_')}"
-        # A resumed run logs its steps again: the last value counts.
-        own = {p["step"]: p for p in points if f"{prefix}/signal_ratio" in p}
-        signal = [point[f"{prefix}/signal_ratio"] for point in own.values()]
+        signal, rates, variances = (
+            dict(zip(*metrics.curve(f"{prefix}/{name}"), strict=True))
+            for name in ("signal_ratio", "pass_at_1", "variance_per_prompt")
+        )
+        signal = {step: value for step, value in signal.items() if step <= last}
         if not signal:
             continue
-        passes = _mean(p[f"{prefix}/pass_at_1"] for p in own.values() if f"{prefix}/pass_at_1" in p)
+        mean = statistics.fmean(signal.values())
+        passes = _mean(rates[step] for step in signal if step in rates)
         found[env] = {
-            **{"steps": len(signal), "signal_ratio": _mean(signal), "pass_at_1": passes},
-            "steps_with_signal": _share(sum(each > 0 for each in signal), len(signal)),
-            "variance_per_prompt": _mean(p[f"{prefix}/variance_per_prompt"] for p in own.values()),
-            "verdict": _judge_signal(statistics.fmean(signal), passes),
-            "curve": [[step, point[f"{prefix}/signal_ratio"]] for step, point in own.items()],
+            **{"steps": len(signal), "signal_ratio": mean, "pass_at_1": passes},
+            "steps_with_signal": _share(sum(each > 0 for each in signal.values()), len(signal)),
+            "variance_per_prompt": _mean(variances[step] for step in signal),
+            "verdict": _judge_signal(mean, passes),
+            "curve": list(map(list, signal.items())),
         }
     return found
 
@@ -235,10 +233,10 @@ def _by_env(attempts: Attempts) -> dict[str, list[AttemptMeasures]]:
     return dict(sorted(found.items()))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_spec(path: Path) -> dict[str, Any]:
     try:
-        return as_object(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
+        return read_json_object(path)
+    except ValueError:
         return {}
 
 

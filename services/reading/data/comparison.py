@@ -1,10 +1,8 @@
 """What two sets of tasks have in common, by key and digest. Pure."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.common.tasks.task_digests import task_digest
 from services.common.tasks.task_files import ReadTask
 
 
@@ -43,8 +41,4 @@ def compare(
 
 def _by_key(parts: Mapping[str, Sequence[ReadTask]]) -> dict[str, tuple[str, str]]:
     """Return part and digest of each task."""
-    return {
-        read.task.key: (part, task_digest(read.task, json.loads(read.text)))
-        for part, tasks in parts.items()
-        for read in tasks
-    }
+    return {read.task.key: (part, read.digest) for part, tasks in parts.items() for read in tasks}

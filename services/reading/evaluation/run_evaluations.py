@@ -1,16 +1,13 @@
 """Evaluations that a run has made of its own policy, from its journal."""
 
-import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.domain.eval_groups import MAIN_SET, eval_set_of
 from services.common.episodes.stored_attempts import find_attempts
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, EvaluationError
-
-# The set whose results are the run's own.
-MAIN_SET = "heldout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +64,13 @@ def _explain_none(run_dir: Path, known: list[RunEvaluation], step: int | None) -
 def _read_attempts(db: sqlite3.Connection, eval_id: str, eval_set: str) -> list[EvaluatedAttempt]:
     """Return one attempt for each place of the evaluation's groups: that with a grade, else the
     last try."""
-    # Sets of one evaluation are told apart by their groups, see the learner's eval_report.py.
-    named = re.compile(re.escape(f"{eval_id}-{eval_set}-") + r"\d+")
     found: dict[tuple[str, int], EvaluatedAttempt] = {}
     for stored in find_attempts(db, "g.eval_id = ?", (eval_id,)):
         trajectory, key = stored.trajectory, stored.trajectory.key
         place = (key.group_id, key.attempt_index)
         known = found.get(place)
-        if named.fullmatch(key.group_id) and (known is None or known.reward is None):
+        is_of_set = eval_set_of(key.group_id, eval_id) == eval_set
+        if is_of_set and (known is None or known.reward is None):
             counts = trajectory.counts
             found[place] = EvaluatedAttempt(
                 stored.task_key,

@@ -59,14 +59,14 @@ def _score(env: str, attempts: Sequence[EvaluatedAttempt], k: int) -> Environmen
         graded=sum(map(len, graded)),
         ungraded=sum(each.reward is None for each in attempts),
         k=k,
-        pass_at_1=_rate(graded, pass_at_k, 1),
-        pass_at_k=_rate(graded, pass_at_k, k),
-        pass_power_k=_rate(graded, pass_power_k, k),
+        pass_at_1=mean_rate(graded, pass_at_k, 1),
+        pass_at_k=mean_rate(graded, pass_at_k, k),
+        pass_power_k=mean_rate(graded, pass_power_k, k),
         mean_reward=fmean(map(fmean, graded)) if graded else None,
     )
 
 
-def _rate(
+def mean_rate(
     rewards: Iterable[Sequence[float]], estimate: Callable[[int, int, int], float], k: int
 ) -> Rate | None:
     """Return the mean of the tasks' estimates from n attempts and c passes; None without one."""

@@ -26,7 +26,7 @@ from services.common.text.parsing import as_object
 from services.reading.analysis.run_analysis import FORMAT
 from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
 from services.reading.evaluation.run_evaluations import list_evaluations, read_evaluation
-from services.reading.inspector.queries.metric_series import MetricSeries
+from services.reading.metric_series import MetricSeries
 
 # By task; attempts without a grade have none.
 Rewards = Mapping[str, Sequence[float]]

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.common.domain.eval_groups import MAIN_SET
 from services.common.spec.spec_values import compare_specs, find_value, format_value
 from services.common.text.parsing import as_object
 from services.reading.analysis.sections import Cell, Section, make_sections
-from services.reading.evaluation.run_evaluations import MAIN_SET
 from services.reading.report.reproduction import list_commands, spec_to_run
 from services.reading.report.run_facts import ReportedEval, ReportedRun, Rewards
 from services.reading.statistics.paired import compare_paired

@@ -95,10 +95,8 @@ def sign_change_p(differences: Sequence[float]) -> float:
     from scipy.stats import permutation_test
 
     changed = [each for each in differences if abs(each) > _TIE]
-    if not changed:
-        return 1.0
-    if len(changed) == 1:
-        # scipy needs two; both signs are as far from 0.
+    if len(changed) < 2:
+        # scipy needs two; the signs of one are both as far from 0.
         return 1.0
 
     def mean(values: Any, axis: int) -> Any:

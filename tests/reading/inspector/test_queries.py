@@ -21,9 +21,9 @@ from services.reading.inspector.queries import (
     task_groups,
 )
 from services.reading.inspector.queries.attempt_search import AttemptSearch
-from services.reading.inspector.queries.metric_series import MetricSeries
 from services.reading.inspector.queries.run_folders import read_journal
 from services.reading.inspector.queries.run_library import RunLibrary
+from services.reading.metric_series import MetricSeries
 from tests.reading.inspector.made_runs import (
     RUN,
     MadeAttempt,

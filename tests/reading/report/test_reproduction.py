@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.reading.inspector.queries.metric_series import MetricSeries
+from services.reading.metric_series import MetricSeries
 from services.reading.report.reproduction import list_commands
 from services.reading.report.run_facts import ReportedRun
 

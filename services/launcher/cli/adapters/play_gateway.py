@@ -10,12 +10,13 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common.rpc import rpc
 from services.common.spec.spec_loading import load_spec
 from services.common.text.printable_text import print_visible
+from services.launcher.cli.terminal import CommandError
 from services.launcher.config.backend_tables import (
     backend_of,
     backend_tables,
     without_replaced,
 )
-from services.launcher.doctor.adapters.gateway_process import serve_gateway
+from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.run_spec import read_spec
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.secret_names import FLEET_BACKENDS
@@ -42,15 +43,19 @@ def paid_backend(section: Mapping[str, Any], env_key: str) -> str:
 @asynccontextmanager
 async def open_gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[Any]:
     """Start a gateway by the spec, whose other tables it does without, and yield a stub of its
-    EpisodeService. Its warnings are printed. Raises ConfigError and GatewayError."""
+    EpisodeService. Its warnings are printed. Raises ConfigError, and CommandError if it does not
+    serve."""
     given = load_spec(spec, overrides)
     overrides = [*overrides, *(f"--{key}={_UNUSED[key]}" for key in _UNUSED if key not in given)]
     inherits = inherited_variables(read_spec(load_spec(spec, overrides), str(spec)), GATEWAY)
-    async with (
-        serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
-        rpc.channel(address, token=token) as channel,
-    ):
-        yield EpisodeServiceStub(channel)
+    try:
+        async with (
+            serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
+            rpc.channel(address, token=token) as channel,
+        ):
+            yield EpisodeServiceStub(channel)
+    except GatewayError as error:
+        raise CommandError(str(error)) from error
 
 
 def _show_warning(line: str) -> None:

@@ -1,7 +1,6 @@
 """The work of a collection: tries of a teacher, then replays of those that passed."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ class SourceTask:
 
 
 def to_source_task(read: ReadTask) -> SourceTask:
-    fields: dict[str, Any] = json.loads(read.text)
+    fields = read.fields
     digest = task_digest(read.task, fields)
     return SourceTask(read.task.key, read.task.env_key, digest, fields, read.text)
 

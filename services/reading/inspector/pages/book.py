@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
+from services.common.domain.eval_groups import MAIN_SET
 from services.common.text.parsing import as_object
 from services.reading.analysis.analysis_files import analysis_page
 from services.reading.inspector.pages.charts import WIDTH, Chart, draw_chart
@@ -198,7 +199,7 @@ class PageBook:
 
     def _progress(self, run_id: str, evals: Sequence[EvalCard]) -> Chart | None:
         """Draw whether a run learns."""
-        results = [(each.version, as_object(each.results.get("heldout"))) for each in evals[::-1]]
+        results = [(each.version, as_object(each.results.get(MAIN_SET))) for each in evals[::-1]]
         passed = [(step, float(each["pass_at_1"])) for step, each in results if "pass_at_1" in each]
         intervals = [(step, *each["ci95"]) for step, each in results if "ci95" in each]
         rewards = read_curve(self._library, run_id, DEFAULT_METRIC, WIDTH // 2)

@@ -56,12 +56,9 @@ def curves_page(
 def read_curve(library: RunLibrary, run: str, metric: str, most: int = _MOST_POINTS) -> Curve:
     """Keep the newest value of each step; of many steps, the last and every n-th. Raises
     NotFoundError."""
-    steps, values = library.open(run).metrics.series(metric)
-    newest = dict(zip(steps, values, strict=True))
-    ordered = sorted(newest)
-    stride = -(-len(ordered) // most) or 1
-    kept = ordered[::-1][::stride][::-1]
-    return Curve(run, metric, tuple(kept), tuple(newest[step] for step in kept))
+    steps, values = library.open(run).metrics.curve(metric)
+    stride = -(-len(steps) // most) or 1
+    return Curve(run, metric, tuple(steps[::-stride][::-1]), tuple(values[::-stride][::-1]))
 
 
 def _label(curve: Curve, runs: int, metrics: int) -> str:

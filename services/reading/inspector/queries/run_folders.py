@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.eval_groups import MAIN_SET
 from services.common.run_folder.journal_file import JOURNAL_FILE, LOCK, JournalError, open_read_only
 from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.text.parsing import as_object
@@ -84,7 +85,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
     return {
-        moment: as_object(json.loads(results).get("heldout")).get("pass_at_1")
+        moment: as_object(json.loads(results).get(MAIN_SET)).get("pass_at_1")
         for moment, results in rows
     }
 

@@ -7,9 +7,9 @@ from threading import Lock
 
 from services.common.run_folder.metric_lines import METRICS_FILE
 from services.reading.inspector.queries.episodes import EpisodeShelf, RunTokenizer
-from services.reading.inspector.queries.metric_series import MetricSeries
 from services.reading.inspector.queries.page_holds import PageHolds
 from services.reading.inspector.queries.run_folders import RunCard, find_run, list_runs
+from services.reading.metric_series import MetricSeries
 
 LoadTokenizer = Callable[[Path], RunTokenizer]
 
