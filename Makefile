@@ -84,7 +84,7 @@ test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 # Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
 CAPABILITIES := avx2 default
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky and not mcp_servers" $(PARALLEL) --timeout 300
+	$(BIN)/python -m pytest -m "not sky and not mcp_servers" $(PARALLEL) --timeout 600
 	for capability in $(CAPABILITIES); do \
 	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done

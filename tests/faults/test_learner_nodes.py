@@ -41,7 +41,7 @@ async def test_a_run_resumes_when_a_machine_of_its_learner_is_lost(
         assert "machine 1 (" in (tmp_path / "learner.log").read_text()
         again = await started.start("learner", SEVERAL, "--listen", learner.address)
         second = await started.further(again, SEVERAL)
-        assert await asyncio.wait_for(again.process.wait(), 120) == 0
+        assert await asyncio.wait_for(again.process.wait(), 300) == 0
         assert await asyncio.wait_for(second.wait(), 20) == 0
         assert json.loads((started.folder / "summary.json").read_text())["steps"] == 3
     # A further machine keeps nothing of a run.

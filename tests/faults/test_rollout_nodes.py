@@ -42,7 +42,7 @@ async def test_a_run_trains_on_what_two_machines_sample_and_dismisses_them(
     tmp_path: Path, policy: Path, tasks: Path
 ) -> None:
     async with running(tmp_path, policy, tasks, steps=2) as (started, learner, rollout, machine):
-        assert await asyncio.wait_for(learner.process.wait(), 120) == 0
+        assert await asyncio.wait_for(learner.process.wait(), 300) == 0
         assert json.loads((started.folder / "summary.json").read_text())["steps"] == 2
         rollout.process.terminate()
         assert await asyncio.wait_for(rollout.process.wait(), 60) == 0
