@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """The trainer or sampler refuses what a client asked for: the client's fault."""
 
 
@@ -34,10 +34,10 @@ class Unavailable(Exception):
     """The peer is away or was lost on the way: try again."""
 
 
-class Trainer(Protocol):
+class TrainingPeer(Protocol):
     """The learner's TrainingService: see training_service.proto for each call's rules.
 
-    Every method raises Refused, Unknown, OutOfOrder and Unavailable."""
+    Every method raises OrderRefused, Unknown, OutOfOrder and Unavailable."""
 
     async def describe_base(self) -> "BaseFacts": ...
 
@@ -47,7 +47,9 @@ class Trainer(Protocol):
 
     async def delete_model(self, model_id: str) -> None: ...
 
-    async def forward_backward(self, model_id: str, number: int, batch: "LossBatch") -> "LossResult":
+    async def forward_backward(
+        self, model_id: str, number: int, batch: "LossBatch"
+    ) -> "LossResult":
         """Accumulate a gradient; with `forward_only` the number is ignored."""
         ...
 
@@ -68,10 +70,10 @@ class Trainer(Protocol):
         ...
 
 
-class Sampler(Protocol):
+class SamplingPeer(Protocol):
     """The rollout's SamplingService: see sampling_service.proto.
 
-    Every method raises Refused, Unknown and Unavailable; cancelling ends a request."""
+    Every method raises OrderRefused, Unknown and Unavailable; cancelling ends a request."""
 
     async def describe_engine(self) -> "EngineFacts": ...
 

@@ -32,7 +32,7 @@ class Category(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ClientOrder:
     """A request that is answered by a future, as it is journaled.
 
     `body` is the wire's own, decompressed: it is read again when the order is carried out, which
