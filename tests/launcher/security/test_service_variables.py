@@ -22,8 +22,8 @@ from services.common.rpc import rpc
 from services.common.rpc.tls import TLS_VARIABLE
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.security import secret_names
-from services.launcher.security.env_filter import LAUNCHERS_OWN
+from services.launcher.security import service_variables
+from services.launcher.security.service_variables import LAUNCHERS_OWN
 from tests.support.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double
 from tests.support.launcher import ENDED, forged_fakes, left_running, spec
@@ -205,7 +205,11 @@ async def _refusal(stub: Any, wish: str, token: str = "") -> bytes:
 def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     workflow = (ROOT / ".github/workflows/train-skypilot.yml").read_text()
     of_workflow = {re.sub(r"_(TOOL|COMPUTER)_USE$", "", name) for name in SECRET.findall(workflow)}
-    named = {*secret_names.SECRET_OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY_VARIABLES}
+    named = {
+        *service_variables.SECRET_OWNERS,
+        *LAUNCHERS_OWN,
+        *service_variables.IDENTITY_VARIABLES,
+    }
     known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
     # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
     # a repository has its data, keeps its checkpoints and sends its notifications open nothing.

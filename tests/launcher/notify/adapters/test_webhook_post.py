@@ -4,7 +4,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from services.common.adapters.webhook import WebhookError, post_json
+from services.launcher.notify.adapters.webhook_post import WebhookError, post_json
 from tests.support.free_ports import free_port
 from tests.support.http_answers import Answer, serve_answers
 
