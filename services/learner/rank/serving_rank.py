@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
+from torch import Tensor
 
 from services.common.spec.config import ConfigModel
 from services.common.spec.spec import PolicyConfig
@@ -83,8 +84,9 @@ def load_served(setup: ServingSetup) -> ServedBase:
 
 def _adapter_bytes(setup: ServingSetup, policy: Policy, layers: tuple[str, ...]) -> int:
     """Return the most that all models' adapters, gradients and moments take."""
-    sizes = (sum(policy.model.get_submodule(name).weight.shape) for name in layers)
-    return _TRAINED_BYTES * setup.max_models * setup.max_rank * sum(sizes)
+    weights: list[Tensor] = [policy.model.get_parameter(f"{name}.weight") for name in layers]
+    width = sum(sum(weight.shape) for weight in weights)
+    return _TRAINED_BYTES * setup.max_models * setup.max_rank * width
 
 
 class ServingRank:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +134,7 @@ def _check_names(inputs: Mapping[str, bytes], loss: str, rule: LossRule, where: 
         raise _refuse(f"{where}: {loss} takes no {unknown[0]!r}; it takes {', '.join(known)}")
 
 
-def _check_ids(ids: NDArray[np.integer], vocabulary: int, what: str) -> None:
+def _check_ids(ids: NDArray[Any], vocabulary: int, what: str) -> None:
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         value = ids.reshape(-1)[outside[0]]
@@ -149,7 +150,7 @@ def _decode_numbers(data: bytes, shape: tuple[int, ...], what: str) -> NDArray[n
     return values
 
 
-def _shaped(data: bytes, dtype: str, shape: tuple[int, ...], what: str) -> NDArray[np.generic]:
+def _shaped(data: bytes, dtype: str, shape: tuple[int, ...], what: str) -> NDArray[Any]:
     values = _decode(data, dtype, what)
     if len(values) != math.prod(shape):
         expected = " x ".join(map(str, shape))
@@ -157,7 +158,7 @@ def _shaped(data: bytes, dtype: str, shape: tuple[int, ...], what: str) -> NDArr
     return values.reshape(shape)
 
 
-def _decode(data: bytes, dtype: str, what: str) -> NDArray[np.generic]:
+def _decode(data: bytes, dtype: str, what: str) -> NDArray[Any]:
     size = np.dtype(dtype).itemsize
     if len(data) % size:
         raise _refuse(f"{what} has {len(data)} bytes, not a multiple of {size}")

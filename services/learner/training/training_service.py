@@ -102,9 +102,9 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
         return pb.DeleteModelResponse()
 
     async def ForwardBackward(
-        self, requests: AsyncIterator[pb.ForwardBackwardRequest], context: Context
+        self, request_iterator: AsyncIterator[pb.ForwardBackwardRequest], context: Context
     ) -> AsyncIterator[pb.ForwardBackwardResponse]:
-        operation, batch = await _refusing(self._read_batch(requests))
+        operation, batch = await _refusing(self._read_batch(request_iterator))
 
         async def run(model: TrainedModel) -> TargetScores:
             return await model.ranks.accumulate(model.name, batch)

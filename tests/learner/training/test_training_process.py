@@ -116,7 +116,7 @@ async def test_after_the_ranks_are_lost_a_replay_gives_the_same_weights(
     await service.export("a", 8, tmp_path / "one")
     for pid in service.rank_pids:
         os.kill(pid, signal.SIGKILL)
-    assert await reason_of(service.update("a", 9)) == "RANKS_LOST"
+    assert await reason_of(service.accumulate("a", 9, make_batch())) == "RANKS_LOST"
     assert await reason_of(service.update("a", 9)) == "MODEL_UNKNOWN"
     await service.create("a", seed=1)
     await service.load("a", 1, tmp_path / "state")
