@@ -40,7 +40,7 @@ def make_chunk(tokens: Sequence[int]) -> pb.Chunk:
     return pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=data))
 
 
-def make_datum(tokens: Sequence[int] = (5, 6, 7), **inputs: Any) -> pb.Datum:
+def make_datum(tokens: Sequence[int] = (5, 6, 7), /, **inputs: Any) -> pb.Datum:
     datum = pb.Datum(model_input=[make_chunk(tokens)])
     for name, values in {"target_tokens": [6, 7, 8], **inputs}.items():
         tensor = values if isinstance(values, pb.Tensor) else make_tensor(values)
@@ -51,7 +51,7 @@ def make_datum(tokens: Sequence[int] = (5, 6, 7), **inputs: Any) -> pb.Datum:
 def make_loss_request(
     loss: str = "cross_entropy", data: Sequence[pb.Datum] | None = None, **fields: Any
 ) -> pb.ForwardBackwardRequest:
-    given = {"model_id": "s1:train:0", "seq_id": 4, **fields}
+    given: dict[str, Any] = {"model_id": "s1:train:0", "seq_id": 4, **fields}
     return pb.ForwardBackwardRequest(
         loss_fn=loss, data=[make_datum()] if data is None else data, **given
     )

@@ -93,7 +93,7 @@ def _sparse_with(**fields: bytes) -> pb.Tensor:
     return changed
 
 
-INT64 = np.dtype("<i8")
+INT64, FLOAT32 = np.dtype("<i8"), pb.ARRAY_TYPE_FLOAT32
 
 
 @pytest.mark.parametrize(
@@ -154,26 +154,36 @@ INT64 = np.dtype("<i8")
             "loss_fn_config.beta: expected a number",
         ),
         (
-            make_loss_body(data=[make_datum(weights=pb.Tensor(dense=b"12", dtype=4, shape=[1]))]),
+            make_loss_body(
+                data=[
+                    make_datum(
+                        weights=pb.Tensor(dense=b"12", dtype=pb.ARRAY_TYPE_BFLOAT16, shape=[1])
+                    )
+                ]
+            ),
             "its dtype is 4; send float32 (1) or int64 (2)",
         ),
         (
-            make_loss_body(data=[make_datum(weights=pb.Tensor(dense=b"12345", dtype=1))]),
+            make_loss_body(data=[make_datum(weights=pb.Tensor(dense=b"12345", dtype=FLOAT32))]),
             "5 bytes are no whole number of float32 values",
         ),
         (
-            make_loss_body(data=[make_datum(weights=pb.Tensor(dense=b"1234", dtype=1, shape=[3]))]),
+            make_loss_body(
+                data=[make_datum(weights=pb.Tensor(dense=b"1234", dtype=FLOAT32, shape=[3]))]
+            ),
             "1 values do not fit the shape [3]",
         ),
         (
-            make_loss_body(data=[make_datum(weights=pb.Tensor(dtype=1, shape=[-1]))]),
+            make_loss_body(data=[make_datum(weights=pb.Tensor(dtype=FLOAT32, shape=[-1]))]),
             "its shape is [-1]",
         ),
         (
             make_loss_body(
                 data=[
                     make_datum(
-                        weights=pb.Tensor(sparse_csr=pb.SparseRows(), dtype=1, shape=[2**30, 2**30])
+                        weights=pb.Tensor(
+                            sparse_csr=pb.SparseRows(), dtype=FLOAT32, shape=[2**30, 2**30]
+                        )
                     )
                 ]
             ),

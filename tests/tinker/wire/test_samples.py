@@ -87,16 +87,14 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
         read_sample(body)
 
 
-def _make_answer(tokens: int, *, stopped: bool = True, **spans: int) -> SampledAnswer:
-    values = np.arange(tokens)
-    return SampledAnswer(
-        values.astype(np.int32), -values.astype(np.float32), stopped, list(spans.items())
-    )
+def _make_answer(*spans: tuple[str, int], stopped: bool = True) -> SampledAnswer:
+    values = np.arange(sum(count for _, count in spans))
+    return SampledAnswer(values.astype(np.int32), -values.astype(np.float32), stopped, spans)
 
 
 def test_a_result_has_tokens_logprobs_and_why_each_answer_ended() -> None:
     _, order = read_sample(make_sample_body(num_samples=2))
-    answers = [_make_answer(2, a=2), _make_answer(3, stopped=False, a=1, b=2)]
+    answers = [_make_answer(("a", 2)), _make_answer(("a", 1), ("b", 2), stopped=False)]
 
     result = write_sample_result(SampleResult(answers, cache_hit_tokens=2), order)
 
@@ -113,7 +111,7 @@ def test_a_result_has_tokens_logprobs_and_why_each_answer_ended() -> None:
 
 def test_a_result_names_the_weights_of_each_token() -> None:
     _, order = read_sample(make_sample_body(num_samples=2))
-    answers = [_make_answer(2, a=2), _make_answer(3, a=1, b=2)]
+    answers = [_make_answer(("a", 2)), _make_answer(("a", 1), ("b", 2))]
 
     result = write_sample_result(SampleResult(answers), order)
 
@@ -126,8 +124,8 @@ def test_a_result_names_the_weights_of_each_token() -> None:
 
 def test_a_header_is_short_and_holds_no_separator_of_a_label() -> None:
     _, order = read_sample(make_sample_body())
-    odd = SampledAnswer(np.zeros(1, np.int32), np.zeros(1, np.float32), True, [("a=1,é;\n", 1)])
-    many = _make_answer(2000, **{f"weights-{each}": 1 for each in range(2000)})
+    odd = _make_answer(("a=1,é;\n", 1))
+    many = _make_answer(*((f"weights-{each}", 1) for each in range(2000)))
 
     assert write_sample_result(SampleResult([odd]), order).headers == {
         POLICY_HEADER: "a%3D1%2C%C3%A9%3B%0A=1"

@@ -24,6 +24,8 @@ from services.tinker.api.routes import PREFIX, ROUTES, ApiRoute
 
 _BACKLOG = 4096
 _GRACE_S = 2
+# Clients keep connections for a minute; one that is closed as it is used again costs a retry.
+_KEEP_ALIVE_S = 75
 _NO_KEY = (
     "this key is unknown: set TINKER_API_KEY to one of this server's, which `flotilla tinker-serve`"
     " prints"
@@ -128,6 +130,7 @@ async def serving_http(
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )
