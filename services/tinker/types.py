@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,8 @@ class ClientOrder:
     session_id: str
     # None for samples.
     model_id: str | None
-    # The client's number of the order within its model, or its sampling session; from 1.
+    # The client's number of the order within its model, from 1; 0 creates the model. Within a
+    # sampling session from 0.
     seq_id: int
     body: bytes
     # Facts that the wire's answer needs besides the result, such as `sample_sequence_ids`.
@@ -133,6 +134,35 @@ class ModelSettings:
     seed: int = 0
     train_attention: bool = True
     train_mlp: bool = True
+    # The client's own notes, returned with the model.
+    user_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Save of a model, for training or for samplers."""
+
+    # The checkpoint's name; None leaves it to the server.
+    path_name: str | None
+    # Opens the sampler of this number with the saved weights, which then need no name.
+    sampling_session_seq_id: int | None = None
+    # None keeps it for good.
+    ttl_s: float | None = None
+    # "inflight" replaces the weights of the model's earlier inflight samplers too.
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    # Of a checkpoint of the same name.
+    overwrite: bool = False
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load of a saved state. As a model's first order, number 0, it creates the model with the
+    settings of the saved one."""
+
+    path: str
+    with_optimizer: bool
+    user_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +217,8 @@ class SampleOrder:
     stop_ids: Sequence[int] = ()
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    # Tokens at the prompt's end whose logprobs are returned; None returns all.
+    prompt_logprobs_last_n: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +239,39 @@ class SampleResult:
     topk_ids: NDArray[np.int32] | None = None
     topk_logprobs: NDArray[np.float32] | None = None
     cache_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model that a client created."""
+
+    model_id: str
+    session_id: str
+    tenant: str
+    settings: ModelSettings
+    created_s: float
+    # Number of the newest order.
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRecord:
+    """A sampling session."""
+
+    sampler_id: str
+    base_model: str
+    model_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A saved model."""
+
+    path: str
+    model_id: str
+    kind: Literal["training", "sampler"]
+    created_s: float
+    size_bytes: int
+    # None keeps it for good.
+    expires_s: float | None
+    public: bool = False

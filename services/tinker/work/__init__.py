@@ -1,0 +1,1 @@
+"""Carries orders out. Start at `desk.py`."""
