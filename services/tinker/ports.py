@@ -4,17 +4,22 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from services.tinker.types import (
         AdamSettings,
         BaseFacts,
         EngineFacts,
+        Kind,
+        LoadOrder,
         LossBatch,
         LossResult,
         ModelSettings,
+        Result,
         SampleOrder,
         SampleResult,
         SamplerWeights,
+        SaveOrder,
     )
 
 
@@ -84,3 +89,29 @@ class SamplingPeer(Protocol):
     async def close_sampler(self, sampler_id: str) -> None: ...
 
     async def sample(self, sampler_id: str, order: "SampleOrder") -> "SampleResult": ...
+
+
+class OrderWire(Protocol):
+    """Reads the bodies of orders and writes their results: the functions of `wire/`.
+
+    The readers raise ValueError for a body that is none of theirs."""
+
+    def read_forward_backward(self, body: bytes) -> "LossBatch": ...
+
+    def write_loss_result(self, result: "LossResult", batch: "LossBatch") -> bytes: ...
+
+    def read_create_model(self, body: bytes) -> "ModelSettings": ...
+
+    def read_optim_step(self, body: bytes) -> "AdamSettings": ...
+
+    def read_save(self, body: bytes) -> "SaveOrder": ...
+
+    def read_load(self, body: bytes) -> "LoadOrder": ...
+
+    def read_sample(self, body: bytes) -> "tuple[str, SampleOrder]":
+        """Return the sampler's id, or the path or base model to sample from, and the order."""
+        ...
+
+    def write_sample_result(self, result: "SampleResult", order: "SampleOrder") -> "Result": ...
+
+    def write_json(self, kind: "Kind", **fields: "Any") -> "Result": ...

@@ -44,7 +44,9 @@ class ClientOrder:
     session_id: str
     # None for samples.
     model_id: str | None
-    # The client's number of the order within its model, or its sampling session; from 1.
+    # The client's number of the order within its model, or its sampling session. Of a model's
+    # orders 0 creates it: CREATE_MODEL, or LOAD_WEIGHTS from a checkpoint of another model.
+    # UNLOAD_MODEL has none of its own: its number is ignored.
     seq_id: int
     body: bytes
     # Facts that the wire's answer needs besides the result, such as `sample_sequence_ids`.
@@ -207,3 +209,69 @@ class SampleResult:
     topk_ids: NDArray[np.int32] | None = None
     topk_logprobs: NDArray[np.float32] | None = None
     cache_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """What to save of a model, and under which name."""
+
+    # The client's; None for a sampler of one sampling session.
+    path_name: str | None
+    sampling_session_seq_id: int | None = None
+    # None keeps it until it is deleted.
+    ttl_s: float | None = None
+    # `snapshot`, or `inflight`: weights that later saves replace.
+    kind: str = "snapshot"
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    # `tinker://MODEL/weights/NAME`
+    path: str
+    with_optimizer: bool
+
+
+# Times of the records are seconds since the epoch.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    model_id: str
+    session_id: str
+    tenant: str
+    settings: ModelSettings
+    created_s: float
+    # Number of the newest order that was carried out.
+    last_seq: int
+    # Updates of its weights so far, which name them in samples: `MODEL@UPDATES`.
+    updates: int
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRecord:
+    """A sampling session."""
+
+    sampler_id: str
+    session_id: str
+    tenant: str
+    base_model: str
+    # None for the base.
+    model_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    # `tinker://MODEL/weights/NAME`, or of a sampler `tinker://MODEL/sampler_weights/NAME`
+    path: str
+    model_id: str
+    tenant: str
+    # `training` or `sampler`
+    kind: str
+    created_s: float
+    size_bytes: int
+    settings: ModelSettings
+    # None: when it is deleted.
+    expires_s: float | None = None
+    public: bool = False
