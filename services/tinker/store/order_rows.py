@@ -137,23 +137,28 @@ def mark_delivered(db: sqlite3.Connection, numbers: Sequence[int], now: float) -
 
 def drop_results(
     db: sqlite3.Connection, delivered_before: float, done_before: float, most_bytes: int
-) -> int:
+) -> None:
     """Drop results that were delivered or done before these times, and the oldest beyond
-    `most_bytes`; return their number. Their rows stay."""
-    old = db.execute(
-        "SELECT number, result_size, delivered_s < ? OR done_s < ? FROM orders"
-        " WHERE state = 'done' ORDER BY done_s DESC, number DESC",
-        (delivered_before, done_before),
-    )
-    kept, gone = 0, list[tuple[int]]()
-    for number, size, is_old in old.fetchall():
-        if is_old or kept + size > most_bytes:
+    `most_bytes`. Their rows stay."""
+    for column, before in (("delivered_s", delivered_before), ("done_s", done_before)):
+        sql = f"SELECT number FROM orders WHERE state = 'done' AND {column} < ?"
+        _drop(db, db.execute(sql, (before,)).fetchall())
+    sql = "SELECT coalesce(sum(result_size), 0) FROM orders WHERE state = 'done'"
+    too_many = db.execute(sql).fetchone()[0] - most_bytes
+    if too_many > 0:
+        oldest = "SELECT number, result_size FROM orders WHERE state = 'done' ORDER BY done_s"
+        gone = list[tuple[int]]()
+        for number, size in db.execute(oldest):
+            if too_many <= 0:
+                break
             gone.append((number,))
-        else:
-            kept += size
-    db.executemany("UPDATE orders SET state = 'gone' WHERE number = ?", gone)
-    db.executemany("DELETE FROM results WHERE number = ?", gone)
-    return len(gone)
+            too_many -= size
+        _drop(db, gone)
+
+
+def _drop(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
+    db.executemany("UPDATE orders SET state = 'gone' WHERE number = ?", numbers)
+    db.executemany("DELETE FROM results WHERE number = ?", numbers)
 
 
 def find_operation(

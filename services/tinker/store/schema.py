@@ -53,7 +53,9 @@ CREATE TABLE orders (
   done_s REAL, delivered_s REAL, UNIQUE (place, seq_id)
 );
 CREATE INDEX open_orders ON orders (number) WHERE state = 'open';
-CREATE INDEX kept_results ON orders (done_s) WHERE state = 'done';
+CREATE INDEX kept_results ON orders (done_s, result_size) WHERE state = 'done';
+CREATE INDEX delivered_results ON orders (delivered_s)
+  WHERE state = 'done' AND delivered_s IS NOT NULL;
 CREATE INDEX operations ON orders (place, operation) WHERE operation IS NOT NULL;
 CREATE TABLE bodies (number INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE results (

@@ -5,12 +5,13 @@ An order is in the journal before it is acknowledged, and its result before it i
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.common.aio.concurrency import cancel_tasks, running_tasks
+from services.common.telemetry.log import get_logger
 from services.tinker.ports import OrderWire, SamplingPeer, TrainingPeer
 from services.tinker.store import order_rows, record_rows
 from services.tinker.store.record_rows import SamplerRow
@@ -47,6 +48,7 @@ from services.tinker.work.vault import Vault
 # How long a client waits for facts about a peer that is away.
 _FACTS_S = 5.0
 _LOOK_S = 1.0
+_log = get_logger(__name__)
 
 
 class Desk:
@@ -91,12 +93,11 @@ class Desk:
     async def facts(self) -> tuple[BaseFacts, EngineFacts]:
         """Return what is trained and sampled here."""
         trainer, engine = self._holding.watch, self._engine.watch
-        try:
+        if trainer.last_facts and engine.last_facts:
+            return trainer.last_facts, engine.last_facts
+        with suppress(TimeoutError):
             async with asyncio.timeout(_FACTS_S):
                 return await trainer.facts(), await engine.facts()
-        except TimeoutError:
-            if trainer.last_facts and engine.last_facts:
-                return trainer.last_facts, engine.last_facts
         away = "trainer" if trainer.last_facts is None else "sampling engine"
         raise Away(f"the {away} is starting: try again")
 
@@ -211,14 +212,20 @@ class Desk:
     async def keep_house(self) -> None:
         """End stale sessions, and drop what was kept long enough, as time goes by."""
         while True:
-            self._training.give_up_overdue()
-            for session_id in self._sessions.stale(self._limits.stale_s):
-                reason = f"no heartbeat came for {self._limits.stale_s:g} s"
-                await self._endings.end(session_id, reason)
-            for row in self._vault.expired():
-                await self._delete_checkpoint(row.record.path)
-            await self._book.drop_old()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - the next look may find it better
+                _log.exception("keeping house failed")
             await asyncio.sleep(_LOOK_S)
+
+    async def _look(self) -> None:
+        self._training.give_up_overdue()
+        for session_id in self._sessions.stale(self._limits.stale_s):
+            reason = f"no heartbeat came for {self._limits.stale_s:g} s"
+            await self._endings.end(session_id, reason)
+        for row in self._vault.expired():
+            await self._delete_checkpoint(row.record.path)
+        await self._book.drop_old()
 
     async def stop(self) -> None:
         """End all work; what is open is taken up by the next process."""

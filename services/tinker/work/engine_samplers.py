@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common.aio.change_signal import ChangeSignal
-from services.tinker.ports import SamplingPeer, Unavailable, Unknown
+from services.tinker.ports import OrderRefused, SamplingPeer, Unavailable, Unknown
 from services.tinker.store.record_rows import WeightsRow
 from services.tinker.types import EngineFacts, SamplerWeights
 from services.tinker.work.peer_watch import PeerWatch
-from services.tinker.work.vault import BASE_WEIGHTS, Vault
+from services.tinker.work.vault import BASE_WEIGHTS, GONE, Vault
 
 
 class WeightsGone(Exception):
@@ -47,6 +47,7 @@ class EngineSamplers:
             opened = await self._open(self._row_of(weights_id))
             self._opened.move_to_end(weights_id)
             opened.users += 1
+        self._vault.note_use(weights_id)
         try:
             yield
         finally:
@@ -86,7 +87,7 @@ class EngineSamplers:
         if row := self._vault.weights.get(weights_id):
             return row
         if not weights_id.startswith(BASE_WEIGHTS + ":"):
-            raise WeightsGone("the sampler's weights were deleted: save them again")
+            raise WeightsGone(GONE)
         label = weights_id.removeprefix(BASE_WEIGHTS + ":")
         return WeightsRow(weights_id, "", None, label, None, whole=False, size_bytes=0)
 
@@ -102,7 +103,11 @@ class EngineSamplers:
         await self._make_room(facts.max_samplers)
         # If this is cancelled the engine may or may not hold them.
         opened = self._opened[row.weights_id] = _Opened("", None)
-        await self.peer.open_sampler(row.weights_id, _weights_of(row))
+        try:
+            await self.peer.open_sampler(row.weights_id, _weights_of(row))
+        except (OrderRefused, Unavailable):
+            del self._opened[row.weights_id]
+            raise
         self.watch.note_success(self._era)
         opened.label, opened.folder = row.label, row.folder
         return opened

@@ -19,6 +19,8 @@ class Limits:
     # Bytes of a tenant's checkpoints and samplers, and bytes that a disk keeps free.
     most_disk_bytes: int = 100 * GIB
     free_disk_bytes: int = GIB
+    # Weights of a sampling session that nobody used for so long make room when it is needed.
+    unused_s: float = 3600.0
     # Bytes of the archives of all checkpoints; the oldest are removed.
     most_archive_bytes: int = 20 * GIB
     # A result is kept this long after its delivery, or undelivered, and in these bytes in all.

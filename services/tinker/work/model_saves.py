@@ -58,6 +58,9 @@ class ModelSaves:
         """Save a model. `number` names a checkpoint without a name.
 
         Raises OrderRefused, and the trainer's other errors."""
+        for weights_id in self._vault.unused_weights(model.row.record.tenant):
+            await self._engine.close(weights_id)
+            await self._vault.delete_weights(weights_id)
         if problem := self._vault.problem_with_space(model.row.record.tenant):
             raise OrderRefused(problem)
         if kind is Kind.SAVE_WEIGHTS:
@@ -122,6 +125,7 @@ class ModelSaves:
 
         def note() -> None:
             self._vault.weights[weights_id] = weights
+            self._vault.note_use(weights_id)
             self._samplers[sampler_id] = row
 
         result = self._wire.write_json(

@@ -8,7 +8,7 @@ from services.tinker.work.desk_errors import BadOrder, Conflict, GoneError, NotF
 from services.tinker.work.model_saves import sampler_id_of
 from services.tinker.work.order_book import OpenOrder, OrderBook
 from services.tinker.work.sampling_carrier import weights_of
-from services.tinker.work.vault import BASE_WEIGHTS, SCHEME, Vault
+from services.tinker.work.vault import BASE_WEIGHTS, GONE, SCHEME, Vault
 
 
 class SamplerIntake:
@@ -68,7 +68,7 @@ class SamplerIntake:
         self.find(order.tenant, target)
         weights_id = self._samplers[target].weights_id
         if weights_id not in self._vault.weights and not weights_id.startswith(BASE_WEIGHTS):
-            raise GoneError(f"the weights of the sampling session {target} were deleted")
+            raise GoneError(GONE)
         return target, sample
 
     async def submit(

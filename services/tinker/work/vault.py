@@ -20,6 +20,7 @@ from services.tinker.work.limits import Limits
 
 SCHEME = "tinker://"
 BASE_WEIGHTS = "base"
+GONE = "the sampler's weights were deleted, or made room when nobody used them: save them again"
 _log = get_logger(__name__)
 
 
@@ -37,6 +38,9 @@ class Vault:
         self.folder = store.folder / "weights"
         self.checkpoints: dict[str, CheckpointRow] = {}
         self.weights: dict[str, WeightsRow] = {}
+        # When weights were last used, if that was since this process began.
+        self._used_s: dict[str, float] = {}
+        self._begun_s = clock()
 
     async def load(self, recovery_folders: Iterable[str | None]) -> None:
         """Read what is kept, and remove folders that a killed process left half written."""
@@ -74,6 +78,30 @@ class Vault:
         mine = (row for row in self.weights.values() if row.tenant == tenant)
         sizes.update({row.folder: row.size_bytes for row in mine if row.folder})
         return sum(sizes.values())
+
+    def note_use(self, weights_id: str) -> None:
+        self._used_s[weights_id] = self._clock()
+
+    def unused_weights(self, tenant: str) -> list[str]:
+        """Return the weights of sampling sessions that must make room for a tenant's next save:
+        those that nobody has used for long, longest first."""
+        too_many = self.used_bytes(tenant) - self._limits.most_disk_bytes + 1
+        since = self._clock() - self._limits.unused_s
+        mine = [row for row in self.weights.values() if row.tenant == tenant and row.session_id]
+        used_s = {row: self._used_s.get(row.weights_id, self._begun_s) for row in mine}
+        found = list[str]()
+        for row in sorted((row for row in mine if used_s[row] < since), key=used_s.__getitem__):
+            if too_many > 0:
+                found.append(row.weights_id)
+                too_many -= row.size_bytes
+        return found
+
+    async def delete_weights(self, weights_id: str) -> None:
+        """Delete weights of a sampling session."""
+        row = self.weights.pop(weights_id)
+        self._used_s.pop(weights_id, None)
+        await self._store.run(lambda db: record_rows.delete_weights(db, weights_id))
+        await self.remove_folders((row.folder,))
 
     def problem_with_space(self, tenant: str) -> str | None:
         """Return why no more may be saved for a tenant; None if it may."""

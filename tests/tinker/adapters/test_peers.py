@@ -57,9 +57,9 @@ class EchoTraining(training_grpc.TrainingServiceServicer):
         return training_pb.CreateModelResponse(operation=2)
 
     async def ForwardBackward(
-        self, requests: AsyncIterator[training_pb.ForwardBackwardRequest], context: Any
+        self, request_iterator: AsyncIterator[training_pb.ForwardBackwardRequest], context: Any
     ) -> AsyncIterator[training_pb.ForwardBackwardResponse]:
-        async for request in requests:
+        async for request in request_iterator:
             self._note(request)
             for sequence in request.sequences:
                 targets = np.frombuffer(sequence.target_ids, "<i8")
