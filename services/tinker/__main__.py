@@ -16,7 +16,8 @@ from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.tinker.api.adapters.http_server import ServerSettings
-    from services.tinker.ports import FrontDesk
+    from services.tinker.work.desk import Desk
+    from services.tinker.work.limits import Limits
 
 _DOC = """Answers clients of the Tinker SDK 0.38 over HTTP, at `tinker.listen`. It trains by the
 learner's TrainingService and samples by the rollout's SamplingService; `--listen` serves its health
@@ -36,6 +37,7 @@ def load() -> Callable[[Runtime[TinkerConfig]], Awaitable[None]]:
 
 async def serve_front(runtime: Runtime[TinkerConfig]) -> None:
     """Serve until drained. Orders that were accepted are kept, and carried out after a restart."""
+    from services.common.aio.concurrency import run_until_first
     from services.common.rpc import rpc
     from services.tinker.api.adapters.http_server import serving_http
     from services.tinker.api.calls import Front
@@ -57,18 +59,37 @@ async def serve_front(runtime: Runtime[TinkerConfig]) -> None:
         runtime.report_status(lambda: ReplicaStatus("serving", serving=True))
         await runtime.announce(health.address)
         runtime.log.info("serving", address=health.address, clients=address)
-        await runtime.drain.wait()
+        await run_until_first(runtime.drain.wait(), desk.wait_until_broken())
 
 
-async def _open_desk(runtime: Runtime[TinkerConfig], stack: AsyncExitStack) -> "FrontDesk":
+async def _open_desk(runtime: Runtime[TinkerConfig], stack: AsyncExitStack) -> "Desk":
+    from services.tinker import wire
     from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
     from services.tinker.adapters.training_peer import GrpcTrainingPeer
-    from services.tinker.work.desk import Desk
+    from services.tinker.work.desk import open_desk
 
     training = GrpcTrainingPeer(await runtime.peers.channel("learner"))
     sampling = GrpcSamplingPeer(await runtime.peers.channel("rollout"))
-    opening = Desk.open(runtime.run_dir, training, sampling, runtime.config)
+    limits = desk_limits(runtime.config)
+    opening = open_desk(runtime.run_dir, training, sampling, wire, limits=limits)
     return await stack.enter_async_context(opening)
+
+
+def desk_limits(config: TinkerConfig) -> "Limits":
+    """Return the bounds that the desk keeps."""
+    from services.tinker.work.limits import Limits
+
+    most, kept = config.limits, config.retention
+    return Limits(
+        most_orders=most.samples,
+        most_order_bytes=most.queued_bytes,
+        largest_order=most.body_bytes,
+        most_models=most.models,
+        delivered_s=kept.delivered_s,
+        undelivered_s=kept.undelivered_s,
+        most_result_bytes=kept.bytes,
+        stale_s=kept.session_s,
+    )
 
 
 def read_keys(keys: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

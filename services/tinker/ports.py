@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         ClientOrder,
         EngineFacts,
         Failure,
+        Kind,
+        LoadOrder,
         LossBatch,
         LossResult,
         ModelRecord,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         SampleResult,
         SamplerRecord,
         SamplerWeights,
+        SaveOrder,
     )
 
 
@@ -155,3 +158,29 @@ class FrontDesk(Protocol):
     async def archive(self, tenant: str, path: str) -> "Path":
         """Return a tar file of a checkpoint's folder."""
         ...
+
+
+class OrderWire(Protocol):
+    """Reads the bodies of orders and writes their results: the functions of `wire/`.
+
+    The readers raise ValueError for a body that is none of theirs."""
+
+    def read_forward_backward(self, body: bytes) -> "LossBatch": ...
+
+    def write_loss_result(self, result: "LossResult", batch: "LossBatch") -> bytes: ...
+
+    def read_create_model(self, body: bytes) -> "ModelSettings": ...
+
+    def read_optim_step(self, body: bytes) -> "AdamSettings": ...
+
+    def read_save(self, body: bytes) -> "SaveOrder": ...
+
+    def read_load(self, body: bytes) -> "LoadOrder": ...
+
+    def read_sample(self, body: bytes) -> "tuple[str, SampleOrder]":
+        """Return the sampler's id, or the path or base model to sample from, and the order."""
+        ...
+
+    def write_sample_result(self, result: "SampleResult", order: "SampleOrder") -> "Result": ...
+
+    def write_json(self, kind: "Kind", **fields: "Any") -> "Result": ...

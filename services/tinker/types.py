@@ -44,8 +44,9 @@ class ClientOrder:
     session_id: str
     # None for samples.
     model_id: str | None
-    # The client's number of the order within its model, from 1; 0 creates the model. Within a
-    # sampling session from 0.
+    # The client's number of the order within its model, or its sampling session. Of a model's
+    # orders 0 creates it: CREATE_MODEL, or LOAD_WEIGHTS from a checkpoint of another model.
+    # UNLOAD_MODEL has none of its own: its number is ignored.
     seq_id: int
     body: bytes
     # Facts that the wire's answer needs besides the result, such as `sample_sequence_ids`.
@@ -241,17 +242,21 @@ class SampleResult:
     cache_hit_tokens: int = 0
 
 
+# Times of the records are seconds since the epoch.
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A model that a client created."""
-
     model_id: str
     session_id: str
     tenant: str
     settings: ModelSettings
     created_s: float
-    # Number of the newest order.
+    # Number of the newest order that was carried out.
     last_seq: int
+    # Updates of its weights so far, which name them in samples: `MODEL@UPDATES`.
+    updates: int
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,19 +264,24 @@ class SamplerRecord:
     """A sampling session."""
 
     sampler_id: str
+    session_id: str
+    tenant: str
     base_model: str
+    # None for the base.
     model_path: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A saved model."""
-
+    # `tinker://MODEL/weights/NAME`, or of a sampler `tinker://MODEL/sampler_weights/NAME`
     path: str
     model_id: str
-    kind: Literal["training", "sampler"]
+    tenant: str
+    # `training` or `sampler`
+    kind: str
     created_s: float
     size_bytes: int
-    # None keeps it for good.
-    expires_s: float | None
+    settings: ModelSettings
+    # None: when it is deleted.
+    expires_s: float | None = None
     public: bool = False

@@ -1,1 +1,2 @@
-"""Carries orders out. Start at `desk.py`."""
+"""Carries clients' orders out: in the order of their numbers within a model, with fair shares
+between tenants, and exactly once whatever process dies. Start at `desk.py`."""

@@ -1,12 +1,12 @@
-"""Why the desk refuses a call."""
+"""Refusals of the desk; the name tells what the client can do about it."""
 
 
 class DeskError(Exception):
-    """A refusal; the message is for the client."""
+    """A refusal. The message goes to the client."""
 
 
 class BadOrder(DeskError):
-    """The order cannot be carried out as it is."""
+    """The order can never be carried out as it is."""
 
 
 class NotFound(DeskError):
@@ -14,15 +14,15 @@ class NotFound(DeskError):
 
 
 class Conflict(DeskError):
-    """An order of the same place has another body."""
+    """Another order has the same number."""
 
 
 class GoneError(DeskError):
-    """It was here, and is no longer."""
+    """It existed and has ended, or its result was dropped."""
 
 
 class TooMuch(DeskError):
-    """A quota is used up: try again later."""
+    """Too much is ordered already: try again."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -30,8 +30,8 @@ class TooMuch(DeskError):
 
 
 class TooLarge(DeskError):
-    """The order is larger than any may be."""
+    """One order is larger than any may be."""
 
 
 class Away(DeskError):
-    """The trainer or the sampler cannot be reached: try again."""
+    """Trainer or engine has not been reached yet, or the disk refuses: try again."""
