@@ -53,6 +53,11 @@ def test_power_is_the_published_one() -> None:
     assert tasks_needed(0.0, 0.4) is None
     assert tasks_needed(1e-6, 0.4) is None
     assert compare_paired({"a": [0.0]}, {"a": [1.0]}).tasks_to_show(0.1) is None
+    # A third more passes at each task: what they differ by is the rounding of thirds.
+    before, after = {"a": [1.0, 0.0, 0.0], "b": [1.0, 1.0, 0.0]}, {"a": [1.0, 1.0, 0.0]}
+    thirds = compare_paired(before, after | {"b": [1.0] * 3})
+    assert thirds.spread != 0
+    assert thirds.tasks_to_show(0.02) is None
 
 
 def draw_pair(
