@@ -13,6 +13,7 @@ from services.common.domain.eval_groups import MAIN_SET
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_files import ReadTask
+from services.common.text.redaction import redact
 from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
 from services.launcher.cli.adapters.chosen_model import is_url, open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
@@ -63,7 +64,8 @@ class ModelEvaluation:
 
     @property
     def folder(self) -> Path:
-        name = f"{self.spec.stem}-{self.model.model}-{self.model.name}"
+        # A URL may hold a password.
+        name = f"{self.spec.stem}-{redact(self.model.model)}-{self.model.name}"
         return self.out or _FOLDER / re.sub(r"[^A-Za-z0-9.@]+", "-", name).strip("-.")
 
 
@@ -84,7 +86,10 @@ def evaluate_models(
         shown.append(found)
         if code == INTERRUPTED:
             break
-    show_evaluations(shown, None if INTERRUPTED in codes else first, as_json=as_json)
+    if INTERRUPTED in codes:
+        show_evaluations(shown, None, as_json=as_json)
+        return INTERRUPTED
+    show_evaluations(shown, first, as_json=as_json)
     drawn = wishes[0].folder if len(wishes) == 1 else wishes[0].folder.parent
     draw_scores(drawn / PLOT, [*filter(None, [first]), *shown])
     return max(codes)
@@ -147,7 +152,7 @@ async def _play(
         endpoint, identity = None, ""
         if is_url(served):
             endpoint = await stack.enter_async_context(open_model(model, console))
-            identity = f"{endpoint.model} at {served}"
+            identity = f"{endpoint.model} at {redact(served)}"
         settings = _make_settings(wish, section, tasks, identity or identify_model(served))
         results = stack.enter_context(open_results(wish.folder, settings))
         if not (open_places := results.open_places(settings)):

@@ -163,6 +163,22 @@ def test_a_folder_of_other_settings_is_refused_with_what_differs(evaluator: Eval
     assert evaluator.rows() == kept
 
 
+def test_a_password_in_an_address_is_kept_nowhere(evaluator: Evaluator) -> None:
+    with serve_model(knows("0")) as (url, asked):
+        url = url.replace("http://", "http://ann:hunter2@")
+        given = ("--model", url, "--tasks", evaluator.tasks, "--attempts", "1")
+        words = evaluator.words(evaluator.spec, *given)
+        program = forged_command(*words)
+        done = subprocess.run(
+            program, capture_output=True, text=True, cwd=evaluator.folder, timeout=110, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert asked.headers[-1]["authorization"].startswith("Basic ")
+    (folder,) = (evaluator.folder / "evaluations").iterdir()
+    kept = "".join(path.read_text() for path in folder.iterdir())
+    assert "hunter2" not in f"{folder}{kept}{done.stdout}{done.stderr}"
+
+
 def test_an_endpoint_that_refuses_the_key_is_named_and_asked_no_more(
     evaluator: Evaluator,
 ) -> None:

@@ -193,9 +193,11 @@ async def open_endpoint(
     sampling = {} if temperature is None else {"temperature": temperature}
     timeout = httpx.Timeout(patience.answer_s, connect=_CONNECT_S)
     try:
-        httpx.URL(url)
+        read = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise EndpointError(f"{url}: {error}") from error
+    if read.scheme not in ("http", "https") or not read.host:
+        raise EndpointError(f"{url} is no URL of an endpoint, such as http://127.0.0.1:8000/v1")
     # Bounds are those of the attempts, not of the pool.
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(

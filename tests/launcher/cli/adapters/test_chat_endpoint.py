@@ -160,3 +160,15 @@ async def test_an_endpoint_that_lists_no_model_is_named() -> None:
     with serve_answers(answer) as address, pytest.raises(EndpointError, match="lists no model"):
         async with open_endpoint(f"{address}/v1"):
             pass
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "ftp://host/v1", "host/v1", "http://[::1", "http:///v1"]
+)
+async def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EndpointError) as refused:
+        await answered(url)
+    assert str(refused.value).startswith(url)
+    assert "try" not in str(refused.value)
+    assert time.monotonic() - began < 5
