@@ -10,6 +10,8 @@ from services.common.domain.task_means import wilson_interval
 
 # The most changes of signs that are tried: all there are, or else random ones.
 _RESAMPLES = 9_999
+# Differences, of all changes that are tried together: they are in memory several times.
+_MOST_VALUES = 1_000_000
 _SEED = 0
 # A difference is found if a two-sided test at 5 % finds it in 80 % of all cases.
 _SIGNIFICANCE, _POWER = 0.05, 0.8
@@ -109,7 +111,7 @@ def sign_change_p(differences: Sequence[float]) -> float:
         permutation_type="samples",
         vectorized=True,
         n_resamples=_RESAMPLES,
-        batch=1000,
+        batch=min(1000, max(1, _MOST_VALUES // len(changed))),
         rng=_SEED,
     )
     return float(found.pvalue)

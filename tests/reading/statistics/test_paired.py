@@ -1,11 +1,13 @@
 """Paired comparisons: by hand, against scipy's tests, and in simulation."""
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from services.reading.statistics import paired
 from services.reading.statistics.paired import (
     compare_paired,
     difference_interval,
@@ -34,6 +36,17 @@ def test_the_p_value_of_few_tasks_is_that_of_all_changes_of_signs() -> None:
     assert sign_change_p([0.0, 0.0]) == sign_change_p([1.0, 0.0]) == 1.0
     many = [0.1, 0.3, -0.1, 0.2] * 20
     assert sign_change_p(many) == sign_change_p(many) < 0.001
+
+
+def test_the_p_value_of_many_tasks_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "_RESAMPLES", 999)
+    differences = np.random.default_rng(1).normal(0.1, 0.4, 10_000).tolist()
+    tracemalloc.start()
+    try:
+        assert sign_change_p(differences) == 0.002
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_interval_is_that_of_the_t_test_but_never_of_width_0() -> None:
