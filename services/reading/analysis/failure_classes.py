@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from services.common.domain.attempts import FailureKind, StopReason
 from services.common.rpc.errors import ConfigError
@@ -143,13 +144,12 @@ def load_rules(path: Path) -> tuple[FailureRule, ...]:
 
 
 def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, FailureRule):
+        return False
+    texts = cast("list[object]", [rule.name, rule.description])
     # A judge names a class by one word.
-    return (
-        isinstance(rule, FailureRule)
-        and all(isinstance(text, str) for text in (rule.name, rule.description))
-        and re.fullmatch(r"\w+", rule.name) is not None
-        and callable(rule.matches)
-    )
+    is_named = all(isinstance(text, str) for text in texts) and re.fullmatch(r"\w+", rule.name)
+    return bool(is_named) and callable(rule.matches)
 
 
 def _guard(rule: FailureRule, path: Path) -> FailureRule:

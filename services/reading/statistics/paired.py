@@ -41,8 +41,9 @@ class PairedComparison:
     def tasks_to_show(self, difference: float) -> int | None:
         """Return how many such tasks show a difference, see `tasks_needed`; None if its spread is
         unknown, as that of tasks that all differ by the same."""
-        known = self.spread is not None and self.spread >= _TIE
-        return tasks_needed(difference, self.spread) if known else None
+        if self.spread is None or self.spread < _TIE:
+            return None
+        return tasks_needed(difference, self.spread)
 
 
 def compare_paired(
