@@ -1,6 +1,7 @@
 """`flotilla eval --model`, suites and comparisons: models by script play through a real gateway."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.asked_tasks import write_asked_tasks
@@ -124,6 +126,51 @@ def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
         assert asked - before == {"0": 1, "1": 1, "2": 2}
         done = evaluator.run(words)
         assert "plays" not in done.stderr, "nothing is left"
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "6", "6", "0", "1.000"]
+    assert len(evaluator.rows()) == 6
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_evaluation_with_its_processes_and_the_same_command_goes_on(
+    evaluator: Evaluator,
+) -> None:
+    asked, started = Counter[str](), list[psutil.Process]()
+
+    def say(messages: Messages) -> Mapping[str, Any] | Answer:
+        asked[asked_for(messages)] += 1
+        if asked.total() == 3:
+            started.extend(psutil.Process(process.pid).children(recursive=True))
+            # A terminal sends it to all processes of the group.
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(60)
+        return {"content": "right"}
+
+    with serve_model(say) as (url, _):
+        words = evaluator.play_words(url, "--attempts", "2")
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        output, progress = process.communicate(timeout=110)
+        assert process.returncode == 130, output + progress
+        assert output.splitlines()[-1].split()[:6] == ["all", "2", "2", "2", "0", "1.000"]
+        assert "Traceback" not in output + progress
+        assert len(started) >= 2, "a gateway, and the server of an environment"
+        assert psutil.wait_procs(started, timeout=20)[1] == []
+        graded = {(row["task_key"], row["attempt"]) for row in evaluator.rows()}
+        assert graded == {("ask-0", 1), ("ask-1", 1)}
+        assert {path.name for path in evaluator.out.iterdir()} == {
+            "evaluation.json",
+            "results.jsonl",
+        }
+        before = asked.copy()
+        done = evaluator.run(words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert asked - before == {"0": 1, "1": 1, "2": 2}
     assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "6", "6", "0", "1.000"]
     assert len(evaluator.rows()) == 6
 
