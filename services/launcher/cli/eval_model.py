@@ -116,10 +116,11 @@ def _evaluate(wish: ModelEvaluation, runs: Path, console: Terminal) -> tuple[int
         code = run_until_interrupted(_play(wish, served, tasks, console))
     begun = (wish.folder / MANIFEST).exists()
     found = read_results(wish.folder)[1] if begun else []
+    digests = {read.task.key: read.digest for read in tasks}
     graded = sum(each.reward is not None for each in found)
     if missing := len(tasks) * wish.attempts - graded:
         console.print(f"attempts without a grade: {missing}; the same command makes them once more")
-    shown = NamedAttempts(str(wish.folder), found, wish.attempts)
+    shown = NamedAttempts(str(wish.folder), found, digests, wish.attempts)
     return code or (FAILED if missing else OK), shown
 
 

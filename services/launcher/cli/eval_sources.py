@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,11 +72,14 @@ def identify_model(served: str) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(listed).encode()).hexdigest()}"
 
 
-def read_finished(text: str, runs: Path) -> tuple[str, Sequence[EvaluatedAttempt]]:
-    """Return the name and the attempts of a finished evaluation: the folder of one, `RUN` or
-    `RUN@STEP`. Raises CommandError and EvaluationError."""
+def read_finished(
+    text: str, runs: Path
+) -> tuple[str, Sequence[EvaluatedAttempt], Mapping[str, str]]:
+    """Return the name, the attempts and the known digests of tasks of a finished evaluation: the
+    folder of one, `RUN` or `RUN@STEP`. Raises CommandError and EvaluationError."""
     if (Path(text) / MANIFEST).exists():
-        return text, read_results(Path(text))[1]
+        settings, attempts = read_results(Path(text))
+        return text, attempts, settings.tasks
     found = find_run(text, runs)
     if found is None:
         raise CommandError(
@@ -84,4 +87,4 @@ def read_finished(text: str, runs: Path) -> tuple[str, Sequence[EvaluatedAttempt
             " (RUN, or RUN@STEP)"
         )
     evaluation, attempts = read_evaluation(*found)
-    return f"{found[0].name}@{evaluation.step}", attempts
+    return f"{found[0].name}@{evaluation.step}", attempts, {}

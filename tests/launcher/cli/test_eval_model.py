@@ -277,6 +277,13 @@ def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     assert (done.returncode, "have no task in common" in done.stdout) == (1, True)
     done = evaluator.run(evaluator.words(ones, "--against", "nothing"))
     assert "nothing is neither a folder that `flotilla eval --model` wrote" in done.stdout
+    evaluator.tasks.write_text(text.replace("What is 1", "And what is 1"))
+    changed = evaluator.folder / "changed"
+    with serve_model(knows("0")) as (url, _):
+        words = evaluator.play_words(url, *more, changed, "--against", ones)
+        done = evaluator.run(words)
+    assert done.returncode == 1
+    assert "1 tasks of the same key differ, such as ask-1: evaluate both on the same" in done.stdout
     results = others / "results.jsonl"
     rows = [{**json.loads(line), "reward": None} for line in results.read_text().splitlines()]
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
