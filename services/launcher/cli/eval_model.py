@@ -80,8 +80,9 @@ def evaluate_models(
     first = None if against is None else _read(against, runs, wishes[-1].attempts)
     codes: list[int] = []
     shown: list[NamedAttempts] = []
-    for wish in wishes:
-        code, found = _evaluate(wish, runs, progress)
+    # All mistakes in a suite are found before anything is paid for.
+    for wish, tasks in [(wish, _read_tasks(wish)) for wish in wishes]:
+        code, found = _evaluate(wish, tasks, runs, progress)
         codes.append(code)
         shown.append(found)
         if code == INTERRUPTED:
@@ -107,9 +108,10 @@ def _read(text: str, runs: Path, k: int) -> NamedAttempts:
     return NamedAttempts(*read_finished(text, runs), k)
 
 
-def _evaluate(wish: ModelEvaluation, runs: Path, console: Terminal) -> tuple[int, NamedAttempts]:
+def _evaluate(
+    wish: ModelEvaluation, tasks: Sequence[ReadTask], runs: Path, console: Terminal
+) -> tuple[int, NamedAttempts]:
     """Make the attempts that are missing; return the exit code and all there are."""
-    tasks = _read_tasks(wish)
     chosen = wish.model.model
     finding = nullcontext(chosen) if is_url(chosen) else find_model(chosen, runs)
     with finding as served:
@@ -126,8 +128,9 @@ def _evaluate(wish: ModelEvaluation, runs: Path, console: Terminal) -> tuple[int
 
 def _read_tasks(wish: ModelEvaluation) -> list[ReadTask]:
     """Return the tasks of a file, of the part `eval` of a prepared folder, or of the spec's
-    held-out set. Raises DataError, TaskFileError and CommandError."""
-    path = wish.tasks or _held_out_file(wish)
+    held-out set. Raises ConfigError, DataError, TaskFileError and CommandError."""
+    spec = load_spec(wish.spec, wish.overrides)
+    path = wish.tasks or _held_out_file(wish, spec)
     parts = read_parts(path)
     tasks = parts.get(PARTS[1] if path.is_dir() else "")
     if not tasks:
@@ -135,9 +138,8 @@ def _read_tasks(wish: ModelEvaluation) -> list[ReadTask]:
     return tasks
 
 
-def _held_out_file(wish: ModelEvaluation) -> Path:
-    learner = load_spec(wish.spec, wish.overrides).get("learner", {})
-    for each in learner.get("eval", {}).get("sets", ()):
+def _held_out_file(wish: ModelEvaluation, spec: Mapping[str, Any]) -> Path:
+    for each in spec.get("learner", {}).get("eval", {}).get("sets", ()):
         if each.get("name") == MAIN_SET:
             return Path(each["tasks"])
     raise CommandError(f"{wish.spec} has no set {MAIN_SET!r} to evaluate on: pass --tasks FILE")

@@ -39,6 +39,8 @@ def find_run(text: str, runs: Path) -> tuple[Path, int | None] | None:
 def find_model(text: str, runs: Path) -> Generator[str]:
     """Yield what vLLM serves for a model that is no URL: a folder, the model of a run, exported if
     it is not there yet, or a name of the hub. Raises CommandError."""
+    if not text:
+        raise CommandError("the name of the model is empty")
     found = None if Path(text).exists() else find_run(text, runs)
     if found is None:
         yield text

@@ -317,6 +317,12 @@ def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     told = {Path(each["name"]).name: each for each in json.loads(done.stdout)["evaluations"]}
     assert [told[name]["scores"][-1]["attempts"] for name in ("once", "twice")] == [3, 6]
+    kept = evaluator.out / "once" / "results.jsonl"
+    kept.unlink()
+    suite.write_text(named[0] + named[1].replace("tasks.json", "tusks.json"))
+    done = evaluator.run(evaluator.words("--suite", suite, "--out", evaluator.out))
+    assert (done.returncode, "tusks.json" in done.stdout) == (2, True)
+    assert not kept.exists(), "the first one is not played"
     suite.write_text(named[0] + 'modle = "x"\n')
     done = evaluator.run(evaluator.words("--suite", suite))
     assert (done.returncode, "modle" in done.stdout) == (2, True)

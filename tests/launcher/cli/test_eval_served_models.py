@@ -30,6 +30,8 @@ def test_a_model_is_a_run_a_folder_or_a_name_of_the_hub(tmp_path: Path) -> None:
     for name in ("Qwen/Qwen3-4B", "Qwen3-4B"):
         with find_model(name, runs) as served:
             assert served == identify_model(served) == name
+    with pytest.raises(CommandError, match="is empty"), find_model("", runs):
+        pass
 
 
 def test_a_model_in_a_folder_is_known_by_all_of_its_files(tmp_path: Path) -> None:
