@@ -102,11 +102,12 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
     evaluator: Evaluator,
 ) -> None:
-    asked = Counter[str]()
+    asked, started = Counter[str](), list[psutil.Process]()
 
     def say(messages: Messages) -> Mapping[str, Any] | Answer:
         asked[asked_for(messages)] += 1
         if asked.total() == 3:
+            started.extend(psutil.Process(process.pid).children(recursive=True))
             process.kill()
         return {"content": "right"}
 
@@ -116,6 +117,7 @@ def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, cwd=ROOT)
         process.communicate(timeout=110)
         assert process.returncode == -signal.SIGKILL
+        assert psutil.wait_procs(started, timeout=20)[1] == []
         graded = {(row["task_key"], row["attempt"]) for row in evaluator.rows()}
         assert graded == {("ask-0", 1), ("ask-1", 1)}
         with (evaluator.out / "results.jsonl").open("a") as file:
