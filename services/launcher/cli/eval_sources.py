@@ -20,6 +20,7 @@ from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt
 from services.reading.evaluation.results_folder import MANIFEST, read_results
 from services.reading.evaluation.run_evaluations import read_evaluation
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _AT_STEP = re.compile(r"(?P<run>[^/]+?)(?:@(?P<step>\d+))?")
 
 
@@ -39,10 +40,14 @@ def find_run(text: str, runs: Path) -> tuple[Path, int | None] | None:
 def find_model(text: str, runs: Path) -> Generator[str]:
     """Yield what vLLM serves for a model that is no URL: a folder, the model of a run, exported if
     it is not there yet, or a name of the hub. Raises CommandError."""
-    if not text:
-        raise CommandError("the name of the model is empty")
-    found = None if Path(text).exists() else find_run(text, runs)
+    is_here = bool(text) and Path(text).exists()
+    found = None if is_here else find_run(text, runs)
     if found is None:
+        if not (is_here or _HUB_NAME.fullmatch(text)):
+            raise CommandError(
+                f"{text!r} is no URL (http:// or https://), no folder, no run in {runs} (RUN, or"
+                " RUN@STEP), and no name of the hub"
+            )
         yield text
         return
     run_dir, step = found
