@@ -115,9 +115,10 @@ def _holds_something(folder: Path) -> bool:
 
 
 def _settle(folder: Path, settings: EvaluationSettings) -> None:
-    """Write the settings, or compare them with those that the folder began with."""
+    """Write the settings, or compare them with those that its attempts were made with."""
     path = folder / MANIFEST
-    if path.exists():
+    # A mistake that no attempt was made with, such as a backend that does not start, is none.
+    if path.exists() and (folder / RESULTS).stat().st_size:
         if differences := _find_differences(_read_settings(path), settings):
             raise EvaluationError(
                 f"{folder} holds an evaluation with other settings: {'; '.join(differences)}. Their"

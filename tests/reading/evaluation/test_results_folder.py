@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_an_evaluation_that_was_killed_before_it_was_described_begins_again(tmp_
     with open_results(tmp_path, SETTINGS) as results:
         results.add(attempt("a", 1))
     assert len(read_results(tmp_path)[1]) == 1
+
+
+def test_settings_that_no_attempt_was_made_with_can_be_corrected(tmp_path: Path) -> None:
+    corrected = replace(SETTINGS, spec="corrected")
+    with open_results(tmp_path, SETTINGS):
+        pass
+    with open_results(tmp_path, corrected) as results:
+        results.add(attempt("a", 1))
+    with (
+        pytest.raises(EvaluationError, match=r"the spec's \[env_gateway\] differs"),
+        open_results(tmp_path, SETTINGS),
+    ):
+        pass
+    assert read_results(tmp_path)[0] == corrected
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "thesis.tex"])
