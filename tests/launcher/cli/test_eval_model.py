@@ -267,6 +267,7 @@ def test_two_evaluations_are_compared_by_task(evaluator: Evaluator) -> None:
     assert "tasks won 1, lost 7, tied 0; p = 0.07 " in done.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     ones, others = evaluator.folder / "ones", evaluator.folder / "others"
     with serve_model(knows("0")) as (url, _):
@@ -306,6 +307,7 @@ def test_without_tasks_the_held_out_set_of_the_spec_is_played(evaluator: Evaluat
     assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "3", "0", "0.333"]
 
 
+@pytest.mark.slow
 def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     suite = evaluator.folder / "paper.toml"
     with serve_model(knows("0", "1")) as (url, _):
