@@ -22,7 +22,7 @@ def _make_service(folder: Path, *words: str) -> KeptService:
         address=address,
         log=folder / "logs" / "child.log",
         inherits=(),
-        secrets={"PYTHONPATH": os.pathsep.join(("gen", "."))},
+        variables={"PYTHONPATH": os.pathsep.join(("gen", "."))},
     )
 
 

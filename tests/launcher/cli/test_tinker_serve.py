@@ -12,6 +12,7 @@ from services.launcher.cli.tinker_serve import (
     make_spec,
     read_or_make_key,
     serve_tinker,
+    split_gpus,
 )
 
 KEY = "tml-0123456789abcdef"
@@ -80,10 +81,32 @@ def test_the_three_services_know_each_other_and_only_the_front_the_keys(tmp_path
     assert len({training.address, sampling.address, front.address}) == 3
     assert f"learner={training.address}" in front.command
     assert f"rollout={sampling.address}" in front.command
-    assert {*front.secrets} == {"FLOTILLA_TOKEN", "FLOTILLA_TINKER_KEY"}
+    assert {*front.variables} == {"FLOTILLA_TOKEN", "FLOTILLA_TINKER_KEY"}
     assert front.inherits == ("ALICE_KEY",)
-    assert {*training.secrets} == {*sampling.secrets} == {"FLOTILLA_TOKEN"}
+    assert {*training.variables} == {*sampling.variables} == {"FLOTILLA_TOKEN"}
     assert KEY not in (tmp_path / "spec.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engine", "split"),
+    [
+        ((), {}, [{}, {}]),
+        (("0",), {}, [{}, {}]),
+        (("0", "1"), {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (
+            ("2", "3", "5"),
+            {"tensor_parallel": 2},
+            [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3,5"}],
+        ),
+        (("0",), {"device": "cpu"}, [{"CUDA_VISIBLE_DEVICES": "0"}, {}]),
+    ],
+)
+def test_trainer_and_sampler_get_gpus_of_their_own_if_there_are_enough(
+    gpus: tuple[str, ...], engine: dict[str, Any], split: list[dict[str, str]]
+) -> None:
+    spec = {"learner": {"rank": {"device": "cuda"}}, "rollout": {"engine": engine}}
+
+    assert split_gpus(spec, gpus) == split
 
 
 def test_a_folder_is_used_by_one_command_at_a_time(
