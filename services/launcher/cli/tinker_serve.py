@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from services.common.aio.concurrency import raise_failure, wait_for_any
 from services.common.files.durable_files import replace_file
 from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.process.extras import install_command
@@ -127,19 +128,21 @@ def read_or_make_key(folder: Path) -> str:
 
 async def _serve(wish: TinkerServing, spec: Mapping[str, Any], console: Terminal) -> None:
     key = read_or_make_key(wish.folder)
-    services = make_services(wish.folder, spec, key)
+    *engines, front = make_services(wish.folder, spec, key)
 
     def show(text: str) -> None:
         console.print(text, style="dim")
 
     show(f"loading {wish.model}; logs are in {wish.folder / 'logs'}")
-    async with kept_services(services, show) as keeping:
+    # The front begins with what both tell about themselves, and ends before them.
+    async with kept_services(engines, show) as first, kept_services([front], show) as second:
         scheme = "https" if spec["tinker"].get("tls") else "http"
         console.print("Ready. In the terminal of a client of the Tinker SDK:")
         console.print(f"export TINKER_BASE_URL={scheme}://{spec['tinker']['listen']}")
         if find_own_key(spec):
             console.print(f"export TINKER_API_KEY={key}")
-        await keeping
+        await wait_for_any([first, second])
+        raise_failure([first, second])
 
 
 def find_own_key(spec: Mapping[str, Any]) -> bool:
