@@ -33,6 +33,10 @@ class FakeDesk:
     call."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that has happened."""
         self.error: Exception | None = None
         self.orders: list[ClientOrder] = []
         self.results: dict[str, Result | Failure] = {}

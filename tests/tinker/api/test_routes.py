@@ -23,6 +23,7 @@ def _read_body(body: Any) -> bytes:
     return msgspec.json.encode(body)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call["call"])
 async def test_a_call_of_the_sdk_is_answered(served: ServedDesk, call: dict[str, Any]) -> None:
     (route,) = (each for each in ROUTES if each.handle.__name__ == call["call"])
