@@ -23,6 +23,8 @@ from tests.support.fake_desk import make_desk_error
 from tests.tinker.api.conftest import BODY_BYTES, ServedDesk
 from tests.tinker.wire.examples import make_loss_body, make_sample_body
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 GARBAGE = [
     b"",
     b"null",
