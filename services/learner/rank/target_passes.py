@@ -72,10 +72,17 @@ class TargetPasses:
 
 
 def _make_row(index: int, sequence: TargetSequence) -> Row:
-    """Return the sequence as packs take it: every position predicts."""
-    positions = np.arange(len(sequence.token_ids))
-    none = np.zeros(0, np.float32)
-    return Row(index, sequence.token_ids, positions, none, temperature=1.0, staleness=0)
+    """Return the sequence as packs take it: every position predicts, from shared tokens, too."""
+    length = len(sequence.token_ids)
+    return Row(
+        index,
+        sequence.token_ids,
+        np.arange(length),
+        np.zeros(0, np.float32),
+        temperature=1.0,
+        staleness=0,
+        prompt=length - 1,
+    )
 
 
 def _make_inputs(

@@ -1,6 +1,6 @@
 """Server of `flotilla.learner.v1.TrainingService`. The proto holds the contract."""
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -13,6 +13,7 @@ from flotilla.learner.v1 import training_service_pb2 as pb
 from flotilla.learner.v1 import training_service_pb2_grpc
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.rpc.errors import ServiceError
+from services.common.rpc.stalled_streams import RefusedStreamDrain
 from services.learner.config.training import TrainingConfig
 from services.learner.training.batch_checks import (
     LOSSES,
@@ -69,6 +70,7 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
 
     def __post_init__(self) -> None:
         self._work = BackgroundTasks()
+        self._last_words = RefusedStreamDrain()
 
     async def DescribeBase(
         self, request: pb.DescribeBaseRequest, context: Context
@@ -104,7 +106,11 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
     async def ForwardBackward(
         self, request_iterator: AsyncIterator[pb.ForwardBackwardRequest], context: Context
     ) -> AsyncIterator[pb.ForwardBackwardResponse]:
-        operation, batch = await _refusing(self._read_batch(request_iterator))
+        try:
+            operation, batch = await self._read_batch(request_iterator)
+        except OperationRefused as refused:
+            await self._last_words.drain_stream(request_iterator)
+            raise _as_error(refused) from refused
 
         async def run(model: TrainedModel) -> TargetScores:
             return await model.ranks.accumulate(model.name, batch)
@@ -188,7 +194,10 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish work that changes models, even if the caller goes away."""
-        return await _refusing(self._work.run_shielded(work))
+        try:
+            return await self._work.run_shielded(work)
+        except OperationRefused as refused:
+            raise _as_error(refused) from refused
 
     async def _read_batch(
         self, requests: AsyncIterator[pb.ForwardBackwardRequest]
@@ -212,13 +221,9 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
         return first.operation, batch
 
 
-async def _refusing(work: Awaitable[T]) -> T:
-    """Translate refusals into the contract's."""
-    try:
-        return await work
-    except OperationRefused as refused:
-        code = _CODES.get(refused.reason, _USUAL)
-        raise ServiceError(code, refused.reason, str(refused), domain=DOMAIN) from refused
+def _as_error(refused: OperationRefused) -> ServiceError:
+    code = _CODES.get(refused.reason, _USUAL)
+    return ServiceError(code, refused.reason, str(refused), domain=DOMAIN)
 
 
 def _encode_scores(scores: TargetScores) -> Iterator[pb.ForwardBackwardResponse]:
