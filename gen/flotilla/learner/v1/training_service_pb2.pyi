@@ -490,7 +490,7 @@ class ExportWeightsResponse(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     total_bytes: builtins.int
     fingerprint: builtins.bytes
-    """SHA-256 over the weights' names and bytes."""
+    """SHA-256 of the file with the weights' names and bytes."""
     def __init__(
         self,
         *,
