@@ -1,5 +1,6 @@
 """Models trained at a caller's request: gradients, updates and saved states."""
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -189,6 +190,26 @@ def test_tokens_that_sequences_share_are_computed_once_with_the_same_gradient(
     check_by_formula(served, batch, scores, 1e-5)
 
 
+def test_bfloat16_and_recomputed_blocks_give_the_same_gradient(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    found: list[dict[str, Tensor]] = []
+    settings = {"pack_tokens": 64, "head_chunk": 16}
+    for dtype, checkpointing in (("float32", "off"), ("bfloat16", "off"), ("bfloat16", "full")):
+        policy = policy_config(model_folder, dtype=dtype)
+        rank = {**settings, "gradient_checkpointing": checkpointing}
+        served = Served(model_folder, tmp_path, policy=policy, rank=rank)
+        served.create("a")
+        served.scramble("a")
+        served.create("b", seed=9)
+        served.accumulate("a", make_batch())
+        found.append(served.gradients("a"))
+    precise, rounded, recomputed = found
+    assert same_bits(rounded, recomputed)
+    one, other = (torch.cat([v.flatten() for v in each.values()]) for each in (precise, rounded))
+    assert torch.cosine_similarity(one, other, dim=0) > 0.99
+
+
 def test_several_calls_accumulate_what_one_call_does(served: Served) -> None:
     served.create("a")
     served.scramble("a")
@@ -282,8 +303,11 @@ def test_a_deleted_model_leaves_nothing_on_the_base(served: Served) -> None:
     before = {name for name, _ in served.base.policy.model.named_parameters()}
     plain = served.accumulate("a", make_batch(forward_only=True))
     served.create("b", 8, seed=3)
-    served.scramble("b")
+    served.accumulate("b", make_batch())
+    served.update("b")
+    held = [weakref.ref(value) for value in served.parameters("b").values()]
     served.call("delete", "b")
+    assert not any(each() for each in held)
     assert {name for name, _ in served.base.policy.model.named_parameters()} == before
     assert equal(served.accumulate("a", make_batch(forward_only=True)), plain)
 
