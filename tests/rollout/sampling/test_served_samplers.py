@@ -107,6 +107,11 @@ async def test_the_base_and_adapters_answer_concurrently_each_by_its_own_weights
     ]
     assert len({x.token_ids for x in again.answers}) == 4, "answers share a seed"
     assert again.prompt_cache_hit_tokens == 32
+    parts = [order("b", num_samples=2, temperature=0.7, seed=7, first_answer=at) for at in (0, 2)]
+    asked_in_parts = [(await served.stub.Sample(part)).answers for part in parts]
+    assert [x.token_ids for part in asked_in_parts for x in part] == [
+        x.token_ids for x in again.answers
+    ]
     await close(served, "base", "a", "b", "c")
 
 
