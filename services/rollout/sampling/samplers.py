@@ -120,7 +120,9 @@ class Samplers:
         sampler = self._find(sampler_id)
         async with self._in_use(sampler), self._turns.take_turn(sampler.turn):
             report = await self._score(sampler, order) if _wants_report(order) else None
-            work = (self._sample(sampler, order, index) for index in range(order.num_samples))
+            first = order.first_answer
+            numbers = range(first, first + order.num_samples)
+            work = (self._sample(sampler, order, number) for number in numbers)
             async with running_tasks(*work) as tasks:
                 answers = await asyncio.gather(*tasks)
         # The answers' cache is the report's own work.

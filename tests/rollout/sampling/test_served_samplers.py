@@ -107,6 +107,11 @@ async def test_the_base_and_adapters_answer_concurrently_each_by_its_own_weights
     ]
     assert len({x.token_ids for x in again.answers}) == 4, "answers share a seed"
     assert again.prompt_cache_hit_tokens == 32
+    parts = [order("b", num_samples=2, temperature=0.7, seed=7, first_answer=at) for at in (0, 2)]
+    asked_in_parts = [(await served.stub.Sample(part)).answers for part in parts]
+    assert [x.token_ids for part in asked_in_parts for x in part] == [
+        x.token_ids for x in again.answers
+    ]
     await close(served, "base", "a", "b", "c")
 
 
@@ -142,7 +147,7 @@ async def test_an_answer_ends_by_a_string_by_an_id_by_its_own_end_or_is_cut(
     sampled = tokens_of(plain)
     text = tokenizer.decode(sampled.tolist())
     word = text[40:43]
-    by_text = order("base", seed=3, max_tokens=64, stop_strings=[word], stop_ids=[])
+    by_text = order("base", seed=3, max_tokens=64, stop_strings=[word])
     ended = (await served.stub.Sample(by_text)).answers[0]
     shown = tokenizer.decode(tokens_of(ended).tolist())
     assert ended.stopped
@@ -151,19 +156,19 @@ async def test_an_answer_ends_by_a_string_by_an_id_by_its_own_end_or_is_cut(
     assert np.array_equal(tokens_of(ended), sampled[: len(tokens_of(ended))])
     assert np.array_equal(logprobs_of(ended), logprobs_of(plain)[: len(tokens_of(ended))])
     assert spans_of(ended) == [("base", len(tokens_of(ended)))]
-    by_id = order("base", seed=3, max_tokens=64, stop_ids=[int(sampled[9])])
+    by_id = order("base", seed=3, max_tokens=64, stop_strings=[], stop_ids=[int(sampled[9])])
     ended = (await served.stub.Sample(by_id)).answers[0]
     assert ended.stopped
     assert tokens_of(ended)[-1] == sampled[9]
     assert len(tokens_of(ended)) <= 10
     # Its own end is tried often enough to come.
     own_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    many = await served.stub.Sample(order("base", num_samples=8, max_tokens=0, stop_ids=[]))
+    many = await served.stub.Sample(order("base", num_samples=8, max_tokens=0, stop_strings=[]))
     for answer in many.answers:
         assert answer.stopped == (tokens_of(answer)[-1] == own_end)
         assert answer.stopped or len(PROMPT) + len(tokens_of(answer)) == WINDOW
     assert any(answer.stopped for answer in many.answers)
-    special = order("base", seed=3, max_tokens=0, stop_strings=["<|im_end|>"], stop_ids=[])
+    special = order("base", seed=3, max_tokens=0, stop_strings=["<|im_end|>"])
     answer = (await served.stub.Sample(special)).answers[0]
     assert answer.stopped == (tokens_of(answer)[-1] == own_end)
     await close(served, "base")

@@ -9,6 +9,7 @@ import numpy as np
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
+from services.common.rpc.rpc_options import MAX_MESSAGE_BYTES
 from services.rollout.ports import EngineDead
 from services.rollout.sampling.refusals import bad_request, engine_dead
 from services.rollout.sampling.samplers import Samplers
@@ -131,6 +132,7 @@ def _decode_order(request: pb.SampleRequest) -> SamplingOrder:
         stop_ids=tuple(request.stop_ids),
         prompt_logprobs=request.prompt_logprobs,
         topk=request.topk_prompt_logprobs,
+        first_answer=request.first_answer,
     )
 
 
@@ -143,6 +145,11 @@ def _encode_outcome(order: SamplingOrder, outcome: SamplingOutcome) -> pb.Sample
     if outcome.report is not None and order.topk:
         response.topk_ids = outcome.report.topk_ids.astype(_INT32).tobytes()
         response.topk_logprobs = outcome.report.topk_logprobs.astype(_FLOAT32).tobytes()
+    if (size := response.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise bad_request(
+            f"num_samples: {order.num_samples} answers have {size} bytes, and a message holds"
+            f" {MAX_MESSAGE_BYTES}: request them in parts (first_answer)"
+        )
     return response
 
 
