@@ -66,7 +66,7 @@ class Desk:
         clock: Callable[[], float],
     ) -> None:
         samplers = dict[str, SamplerRow]()
-        self._store = store
+        self.store = store
         self._limits = limits
         self._samplers = samplers
         self._book = book = OrderBook(store, limits, clock)
@@ -157,13 +157,13 @@ class Desk:
         return self._sampler_intake.find(tenant, sampler_id)
 
     async def describe_model(self, tenant: str, model_id: str) -> ModelRecord:
-        row = await self._store.run(lambda db: record_rows.find_model(db, model_id))
+        row = await self.store.run(lambda db: record_rows.find_model(db, model_id))
         if row is None or row.record.tenant != tenant:
             raise NotFound(f"there is no model {model_id!r}")
         return row.record
 
     async def list_models(self, tenant: str) -> Sequence[ModelRecord]:
-        rows = await self._store.run(lambda db: record_rows.models_of(db, tenant))
+        rows = await self.store.run(lambda db: record_rows.models_of(db, tenant))
         return [row.record for row in rows]
 
     async def list_checkpoints(
@@ -190,18 +190,18 @@ class Desk:
     async def wait_until_broken(self) -> None:
         """Wait until the disk refuses a write, and raise the StoreError: nothing can be
         acknowledged after that."""
-        await asyncio.wrap_future(self._store.broken)
+        await asyncio.wrap_future(self.store.broken)
 
     async def load(self) -> None:
         """Take up what the journal holds."""
         await self._sessions.load()
-        models = await self._store.run(record_rows.live_models)
-        for row in await self._store.run(record_rows.all_samplers):
+        models = await self.store.run(record_rows.live_models)
+        for row in await self.store.run(record_rows.all_samplers):
             self._samplers[row.record.sampler_id] = row
         await self._vault.load(row.recovery_folder for row in models)
         for row in models:
             model_id = row.record.model_id
-            size = await self._store.run(lambda db, key=model_id: order_rows.kept_bytes(db, key))
+            size = await self.store.run(lambda db, key=model_id: order_rows.kept_bytes(db, key))
             model = LiveModel(row, ModelLine(row.next_seq), journaled=size)
             self._training.models[model_id] = model
         for order in await self._book.load():

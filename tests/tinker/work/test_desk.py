@@ -133,10 +133,10 @@ async def test_a_refusal_is_the_clients_failure_and_the_next_order_goes_on(tmp_p
     async with a_shop(tmp_path) as shop:
         model = await shop.model()
         refused = await shop.train(model, K.FORWARD_BACKWARD, 1, tokens=[REFUSED])
-        assert refused == Failure("token 13 is out of luck", Category.USER)
+        assert refused == Failure("token -13 is out of luck", Category.USER)
         read(await shop.train(model, K.FORWARD_BACKWARD, 2, tokens=[1]))
         sampled = await shop.order(sample_order(BASE, 0, [REFUSED], shop.session))
-        assert sampled == Failure("token 13 is out of luck", Category.USER)
+        assert sampled == Failure("token -13 is out of luck", Category.USER)
 
 
 async def test_a_lost_peer_is_waited_for(tmp_path: Path) -> None:
