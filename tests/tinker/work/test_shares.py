@@ -28,7 +28,8 @@ TENANTS = ("ann", "bob", "cid")
 async def test_three_clients_get_equal_shares_of_the_engine(
     tmp_path: Path, sizes: tuple[int, int, int]
 ) -> None:
-    engine = ScriptedEngine(max_num_seqs=32, pause_s=0.002)
+    # Slower than everything else, however busy the machine: the engine is what they share.
+    engine = ScriptedEngine(max_num_seqs=16, pause_s=0.04)
     async with a_shop(tmp_path, engine=engine) as shop:
         done = Counter[str]()
         stop = asyncio.Event()
@@ -46,16 +47,16 @@ async def test_three_clients_get_equal_shares_of_the_engine(
             for tenant, size in zip(TENANTS, sizes, strict=True):
                 session = await shop.desk.open_session(tenant, {})
                 # The first client asks with the most orders open.
-                for _ in range(128 // size + (64 if tenant == "ann" else 0)):
+                for _ in range(48 // size + (48 if tenant == "ann" else 0)):
                     group.create_task(keep_sampling(tenant, size, number, session))
                     number += 1
-            await until(lambda: sum(done.values()) > 500)
+            await until(lambda: sum(done.values()) > 300)
             done.clear()
-            await until(lambda: sum(done.values()) > 6000)
+            await until(lambda: sum(done.values()) > 1500)
             stop.set()
         fair = sum(done.values()) / 3
         assert all(abs(done[tenant] - fair) < 0.1 * fair for tenant in TENANTS), done
-        assert engine.most_running <= 32
+        assert engine.most_running <= 16
 
 
 async def test_clients_share_the_trainer_by_tokens(tmp_path: Path) -> None:
