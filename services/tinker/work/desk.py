@@ -109,7 +109,7 @@ class Desk:
 
     async def finish_session(self, tenant: str, session_id: str) -> None:
         await self._sessions.touch(tenant, session_id)
-        await self._endings.end(session_id, "the client has finished the session")
+        await self._endings.end(session_id, "the client has finished it", keep=False)
 
     async def submit(self, order: ClientOrder) -> Accepted:
         """Accept an order; it is on disk when this returns."""
@@ -222,7 +222,7 @@ class Desk:
         self._training.give_up_overdue()
         for session_id in self._sessions.stale(self._limits.stale_s):
             reason = f"no heartbeat came for {self._limits.stale_s:g} s"
-            await self._endings.end(session_id, reason)
+            await self._endings.end(session_id, reason, keep=True)
         for row in self._vault.expired():
             await self._delete_checkpoint(row.record.path)
         await self._book.drop_old()

@@ -193,6 +193,8 @@ class TrainingCarrier:
         def note() -> None:
             model.row = row
             model.line.remove(order)
+            if done.operation:
+                model.is_clean = changed
             model.journaled += order.row.size if done.operation else 0
             if saved:
                 saved.note()

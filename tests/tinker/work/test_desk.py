@@ -126,7 +126,7 @@ async def test_samplers_in_flight_follow_their_model(tmp_path: Path) -> None:
             read(await shop.train(model, K.OPTIM_STEP, 2 * number + 2))
         assert len(shop.engine.samplers) == 1
         # The folder of the first weights is gone.
-        assert len(list((tmp_path / "weights").iterdir())) == 1
+        await shop.until_folders(1)
 
 
 async def test_a_refusal_is_the_clients_failure_and_the_next_order_goes_on(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_a_session_without_heartbeats_ends_and_its_checkpoints_stay(tmp_pa
         with pytest.raises(GoneError):
             await shop.desk.heartbeat("ann", shop.session)
         await until(lambda: not shop.trainer.models and not shop.engine.samplers)
-        await until(lambda: len(list((tmp_path / "weights").iterdir())) == 1)
+        await shop.until_folders(1)
         another = await shop.desk.open_session("ann", {})
         resumed = an_order(
             K.LOAD_WEIGHTS, another, f"{another}:train:0", 0, path=saved, with_optimizer=True
@@ -313,3 +313,26 @@ async def test_peers_that_never_came_up_are_named(
     async with a_shop(tmp_path, trainer=ScriptedTrainer(away=True)) as shop:
         with pytest.raises(Away, match="the trainer is starting"):
             await shop.model()
+
+
+async def test_a_client_that_fell_silent_continues_from_the_last_state(tmp_path: Path) -> None:
+    limits = Limits(stale_s=50.0, last_state_s=1000.0, free_disk_bytes=0)
+    async with a_shop(tmp_path, limits) as shop:
+        model, started = await shop.model(0), await shop.model(1)
+        for seq in (1, 3):
+            read(await shop.train(model, K.FORWARD_BACKWARD, seq, tokens=[seq]))
+            read(await shop.train(model, K.OPTIM_STEP, seq + 1))
+        read(await shop.train(started, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        expected = await shop.train(model, K.FORWARD, 5, tokens=[9], forward_only=True)
+        shop.clock.now += 60
+        await until(lambda: not shop.trainer.models)
+        kept = await shop.desk.list_checkpoints("ann", None)
+        assert [each.path for each in kept] == [f"tinker://{model}/weights/last"]
+        assert kept[0].expires_s == shop.clock.now + 1000
+        await shop.until_folders(1)
+        session = shop.session = await shop.desk.open_session("ann", {})
+        resumed = f"{session}:train:0"
+        body: dict[str, Any] = {"path": kept[0].path, "with_optimizer": True}
+        read(await shop.order(an_order(K.LOAD_WEIGHTS, session, resumed, 0, **body)))
+        found = await shop.train(resumed, K.FORWARD, 1, tokens=[9], forward_only=True)
+        assert read(found) == read(expected)
