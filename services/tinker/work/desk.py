@@ -4,8 +4,8 @@ An order is in the journal before it is acknowledged, and its result before it i
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from services.common.telemetry.log import get_logger
 from services.tinker.ports import OrderWire, SamplingPeer, TrainingPeer
 from services.tinker.store import order_rows, record_rows
 from services.tinker.store.record_rows import SamplerRow
+from services.tinker.store.schema import StoreError
 from services.tinker.store.store import Store
 from services.tinker.types import (
     Accepted,
@@ -113,6 +114,10 @@ class Desk:
 
     async def submit(self, order: ClientOrder) -> Accepted:
         """Accept an order; it is on disk when this returns."""
+        with _refused_by_disk():
+            return await self._submit(order)
+
+    async def _submit(self, order: ClientOrder) -> Accepted:
         if order.kind is Kind.SAMPLE:
             return await self._submit_sample(order)
         await self._sessions.touch(order.tenant, order.session_id)
@@ -129,7 +134,8 @@ class Desk:
         self, tenant: str, request_id: str, timeout_s: float
     ) -> Result | Failure | Pending:
         """Return an order's result, or that it has none after this time."""
-        return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
+        with _refused_by_disk():
+            return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """End a sample that nobody waits for; other orders go on."""
@@ -271,6 +277,14 @@ class Desk:
         sample = order.row.kind is Kind.SAMPLE
         watch = self._engine.watch if sample else self._holding.watch
         return "paused_capacity" if watch.is_away else "active"
+
+
+@contextmanager
+def _refused_by_disk() -> Generator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise Away(f"the server's journal cannot be written: {error}") from error
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ class Limits:
     # A model's state is saved after this many updates, or bytes of journaled operations.
     recovery_updates: int = 20
     recovery_bytes: int = 256 * 2**20
-    # An order with which a peer was lost this often fails.
+    # An order with which a peer was lost this often fails; at least 2.
     most_deaths: int = 3
 
 

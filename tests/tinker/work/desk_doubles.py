@@ -244,6 +244,7 @@ class ScriptedEngine:
     sampled: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
     running: int = 0
     most_running: int = 0
+    deaths: int = 0
     # Requests wait for it if there is one.
     gate: asyncio.Event | None = None
 
@@ -289,6 +290,7 @@ class ScriptedEngine:
             raise OrderRefused("token -13 is out of luck")
         if prompt[0] == DEADLY:
             self.lose_all()
+            self.deaths += 1
             raise Unavailable("died")
         weights = self.samplers.get(sampler_id)
         if weights is None:

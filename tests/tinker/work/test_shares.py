@@ -13,6 +13,7 @@ from services.tinker.work.limits import Limits
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import (
     BASE,
+    DEADLY,
     ScriptedEngine,
     ScriptedTrainer,
     an_order,
@@ -139,6 +140,18 @@ async def sample_through_losses(shop: Shop) -> None:
 
     *outcomes, _ = await asyncio.gather(*map(shop.order, orders), lose())
     assert all(read(outcome) for outcome in outcomes if outcome)
+
+
+async def test_one_deadly_sample_among_many_is_found(tmp_path: Path) -> None:
+    engine = ScriptedEngine(max_num_seqs=64, pause_s=0.01)
+    async with a_shop(tmp_path, engine=engine) as shop:
+        orders = [sample_order(BASE, seq, [seq + 1], shop.session) for seq in range(100)]
+        deadly = sample_order(BASE, 100, [DEADLY], shop.session)
+        failure, *outcomes = await asyncio.gather(*map(shop.order, (deadly, *orders)))
+        assert isinstance(failure, Failure)
+        assert "died 3 times while it did" in failure.message
+        assert all(read(outcome) for outcome in outcomes)
+        assert engine.deaths == 3
 
 
 async def test_samples_survive_the_losses_of_the_engine(tmp_path: Path) -> None:
