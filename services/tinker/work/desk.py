@@ -30,7 +30,7 @@ from services.tinker.types import (
     Result,
     SamplerRecord,
 )
-from services.tinker.work.desk_errors import Away, NotFound
+from services.tinker.work.desk_errors import Away, GoneError, NotFound
 from services.tinker.work.engine_samplers import EngineSamplers
 from services.tinker.work.limits import DEFAULT_LIMITS, Limits
 from services.tinker.work.live_model import LiveModel
@@ -40,7 +40,7 @@ from services.tinker.work.model_line import ModelLine
 from services.tinker.work.model_saves import ModelSaves
 from services.tinker.work.order_book import OpenOrder, OrderBook, user_failure
 from services.tinker.work.sampler_intake import SamplerIntake
-from services.tinker.work.sampling_carrier import SamplingCarrier
+from services.tinker.work.sampling_carrier import SamplingCarrier, internal_failure
 from services.tinker.work.session_book import SessionBook
 from services.tinker.work.session_endings import SessionEndings
 from services.tinker.work.training_carrier import TrainingCarrier
@@ -109,7 +109,11 @@ class Desk:
         await self._sessions.touch(tenant, session_id)
 
     async def finish_session(self, tenant: str, session_id: str) -> None:
-        await self._sessions.touch(tenant, session_id)
+        """End a session; repeatable."""
+        try:
+            await self._sessions.touch(tenant, session_id)
+        except GoneError:
+            return
         await self._endings.end(session_id, "the client has finished it", keep=False)
 
     async def submit(self, order: ClientOrder) -> Accepted:
@@ -263,11 +267,15 @@ class Desk:
         """Carry out an order of the journal."""
         if await self._is_late(order):
             return
-        if order.row.kind is Kind.SAMPLE:
-            asked = self._sampler_intake.wire.read_sample(await self._book.read_body(order))
-            self._sampling.add(order, asked)
-        else:
+        if order.row.kind is not Kind.SAMPLE:
             self._training.add(order)
+            return
+        try:
+            asked = self._sampler_intake.wire.read_sample(await self._book.read_body(order))
+        except ValueError as error:  # another version wrote it
+            await self._book.finish(order, internal_failure(error))
+        else:
+            self._sampling.add(order, asked)
 
     async def _delete_checkpoint(self, path: str) -> None:
         await self._engine.close(path)

@@ -245,6 +245,9 @@ class ScriptedEngine:
     running: int = 0
     most_running: int = 0
     deaths: int = 0
+    # It describes itself, but does nothing else.
+    half_up: bool = False
+    described: int = 0
     # Requests wait for it if there is one.
     gate: asyncio.Event | None = None
 
@@ -253,11 +256,14 @@ class ScriptedEngine:
 
     async def describe_engine(self) -> EngineFacts:
         self._answer()
+        self.described += 1
         limits = (self.max_rank, self.max_num_seqs, sorted(self.samplers), self.max_samplers)
         return EngineFacts(BASE, 4096, 1000, *limits)
 
     async def open_sampler(self, sampler_id: str, weights: SamplerWeights) -> None:
         self._answer()
+        if self.half_up:
+            raise Unavailable("half up")
         if self.samplers.setdefault(sampler_id, weights) != weights:
             raise OrderRefused(f"{sampler_id} has other weights")
         if len(self.samplers) > self.max_samplers:

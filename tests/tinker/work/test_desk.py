@@ -25,6 +25,7 @@ from tests.tinker.work.desk_doubles import (
     ScriptedEngine,
     ScriptedTrainer,
     an_order,
+    create_order,
     sample_order,
     with_body,
 )
@@ -336,3 +337,39 @@ async def test_a_client_that_fell_silent_continues_from_the_last_state(tmp_path:
         read(await shop.order(an_order(K.LOAD_WEIGHTS, session, resumed, 0, **body)))
         found = await shop.train(resumed, K.FORWARD, 1, tokens=[9], forward_only=True)
         assert read(found) == read(expected)
+
+
+async def test_an_engine_that_is_half_up_is_no_reason_to_fail_and_not_asked_all_the_time(
+    tmp_path: Path,
+) -> None:
+    async with a_shop(tmp_path, engine=ScriptedEngine(half_up=True)) as shop:
+        orders = [sample_order(BASE, seq, [5], shop.session) for seq in range(50)]
+        accepted = [await shop.desk.submit(order) for order in orders]
+        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 1.5), Pending)
+        assert shop.engine.described < 10
+        shop.engine.half_up = False
+        for each in accepted:
+            read(await shop.result_of(each.request_id))
+
+
+async def test_a_finished_session_takes_no_orders(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        for _ in range(2):
+            await shop.desk.finish_session("ann", shop.session)
+        for order in (
+            an_order(K.OPTIM_STEP, shop.session, model, 1),
+            sample_order(BASE, 0, [5], shop.session),
+            create_order(shop.session, 1),
+        ):
+            with pytest.raises(GoneError, match=r"the session .* has ended"):
+                await shop.desk.submit(order)
+        await until(lambda: not shop.trainer.models)
+        assert not await shop.desk.list_checkpoints("ann", None)
+
+
+async def test_weights_for_samplers_need_a_place(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        with pytest.raises(BadOrder, match="give the weights a path"):
+            await shop.train(model, K.SAVE_WEIGHTS_FOR_SAMPLER, 1, path_name=None)
