@@ -66,10 +66,8 @@ class Desk:
         wire: OrderWire,
         clock: Callable[[], float],
     ) -> None:
-        samplers = dict[str, SamplerRow]()
-        self.store = store
-        self._limits = limits
-        self._samplers = samplers
+        self.store, self._limits = store, limits
+        self._samplers = samplers = dict[str, SamplerRow]()
         self._book = book = OrderBook(store, limits, clock)
         self._sessions = SessionBook(store, clock)
         self._vault = vault = Vault(store, limits, clock)

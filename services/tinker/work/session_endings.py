@@ -12,11 +12,12 @@ from pathlib import Path
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.telemetry.log import get_logger
 from services.tinker.store import record_rows
-from services.tinker.store.record_rows import CheckpointRow, SamplerRow
-from services.tinker.types import CheckpointRecord, Kind
+from services.tinker.store.record_rows import SamplerRow
+from services.tinker.types import Kind
 from services.tinker.work.engine_samplers import EngineSamplers
 from services.tinker.work.live_model import LiveModel
 from services.tinker.work.model_holding import ModelHolding
+from services.tinker.work.model_saves import new_checkpoint
 from services.tinker.work.order_book import OrderBook, user_failure
 from services.tinker.work.sampling_carrier import SamplingCarrier
 from services.tinker.work.session_book import SessionBook
@@ -76,16 +77,13 @@ class SessionEndings:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SAVE_S):
                 await self.holding.save_last_state(model)
-        folder, record = model.row.recovery_folder, model.row.record
+        folder = model.row.recovery_folder
         if folder is None:
             return
         now, path = self.book.clock(), checkpoint_path(model.model_id, "training", LAST)
         size = await asyncio.to_thread(_size_of, Path(folder))
         expires_s = now + self.book.limits.last_state_s
-        checkpoint = CheckpointRecord(
-            path, model.model_id, record.tenant, "training", now, size, record.settings, expires_s
-        )
-        row = CheckpointRow(checkpoint, folder, model.label)
+        row = new_checkpoint(model, path, folder, now, size, expires_s)
         model.row = replace(model.row, recovery_folder=None)
 
         def write(db: sqlite3.Connection) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from services.common.aio.concurrency import cancel_tasks
 from services.tinker.ports import OrderRefused, OrderWire, OutOfOrder, Unavailable, Unknown
 from services.tinker.store import record_rows
+from services.tinker.store.record_rows import ModelRow
 from services.tinker.types import AdamSettings, Failure, Kind, LossBatch, LossResult, Result
 from services.tinker.work.fair_share import FairShare
 from services.tinker.work.live_model import LiveModel, advance
@@ -26,6 +27,8 @@ from services.tinker.work.vault import Vault
 _SMALL_COST = 1.0
 # Before an order is tried again that the trainer found out of order.
 _PAUSE_S = 0.1
+# What gives a model other weights, and leaves no gradient.
+_NEW_WEIGHTS = (Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS)
 _SAVES = (Kind.SAVE_WEIGHTS, Kind.SAVE_WEIGHTS_FOR_SAMPLER)
 
 
@@ -175,15 +178,7 @@ class TrainingCarrier:
         return self._wire.write_json(Kind.LOAD_WEIGHTS, path=asked.path)
 
     async def _finish(self, model: LiveModel, order: OpenOrder, done: _Done) -> None:
-        saved, changed = done.saved, order.row.kind in (Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS)
-        row = advance(
-            model.row,
-            next_seq=model.line.seq_after(order),
-            operations=int(done.operation),
-            updates=int(done.operation and changed),
-        )
-        if done.ended:
-            row = replace(row, record=replace(row.record, ended_s=self._book.clock()))
+        saved, row = done.saved, self._row_after(model, order, done)
 
         def write(db: sqlite3.Connection) -> None:
             record_rows.save_model(db, row)
@@ -194,8 +189,8 @@ class TrainingCarrier:
             model.row = row
             model.line.remove(order)
             if done.operation:
-                model.is_clean = changed
-            model.journaled += order.row.size if done.operation else 0
+                model.is_clean = order.row.kind in _NEW_WEIGHTS
+                model.journaled += order.row.size
             if saved:
                 saved.note()
 
@@ -207,6 +202,16 @@ class TrainingCarrier:
             model.task = None  # this one
             await self.end_model(model, user_failure(f"{model.model_id} was unloaded"))
             await self._vault.remove_folders((row.recovery_folder,))
+
+    def _row_after(self, model: LiveModel, order: OpenOrder, done: _Done) -> ModelRow:
+        row = advance(
+            model.row,
+            next_seq=model.line.seq_after(order),
+            operations=int(done.operation),
+            updates=int(done.operation and order.row.kind in _NEW_WEIGHTS),
+        )
+        ended_s = self._book.clock() if done.ended else None
+        return replace(row, record=replace(row.record, ended_s=ended_s))
 
 
 def _cost_of(asked: Asked) -> float:

@@ -188,7 +188,7 @@ async def test_a_missing_number_is_waited_for_with_a_bound(tmp_path: Path) -> No
         model = await shop.model()
         late = [an_order(K.OPTIM_STEP, shop.session, model, seq) for seq in (2, 4)]
         accepted = [await shop.desk.submit(order) for order in late]
-        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 1.2), Pending)
+        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 0.3), Pending)
         shop.clock.now += 60
         for each in accepted:
             failure = await shop.result_of(each.request_id)
@@ -204,12 +204,12 @@ async def test_results_are_kept_for_a_while_after_their_delivery(tmp_path: Path)
         accepted = await shop.desk.submit(order)
         first = await shop.result_of(accepted.request_id)
         assert await shop.result_of(accepted.request_id) == first
-        await asyncio.sleep(1.2)  # the desk notes what was delivered
+        await asyncio.sleep(0.3)  # the desk notes what was delivered
         shop.clock.now += 200
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.3)
         assert await shop.result_of(accepted.request_id) == first
         shop.clock.now += 200
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.3)
         with pytest.raises(GoneError, match="was kept long enough"):
             await shop.result_of(accepted.request_id)
         assert await shop.desk.submit(order) == accepted
