@@ -28,6 +28,11 @@ def checkpoint_path(model_id: str, kind: str, name: str) -> str:
     return f"{SCHEME}{model_id}/{'weights' if kind == 'training' else 'sampler_weights'}/{name}"
 
 
+def kind_of(path: str) -> str:
+    """Return the kind of checkpoint that has this path."""
+    return "training" if path.split("/")[-2] == "weights" else "sampler"
+
+
 class Vault:
     """All saved weights; the journal is the truth, this is its copy in memory."""
 

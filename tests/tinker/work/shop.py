@@ -10,6 +10,7 @@ from typing import Any
 from services.tinker.types import ClientOrder, Failure, Kind, Pending, Result
 from services.tinker.work.desk import Desk, open_desk
 from services.tinker.work.limits import Limits
+from tests.support.waiting import until_seen
 from tests.tinker.work.desk_doubles import (
     JsonWire,
     ScriptedEngine,
@@ -50,6 +51,14 @@ class Shop:
     async def model(self, number: int = 0, **settings: Any) -> str:
         outcome = await self.order(create_order(self.session, number, **settings))
         return read(outcome)["model_id"]
+
+    async def until_folders(self, number: int) -> None:
+        """Wait until so many folders of weights are left."""
+
+        async def look() -> int:
+            return len(list((self.desk.store.folder / "weights").iterdir()))
+
+        await until_seen(look, lambda found: found == number)
 
     async def train(
         self, model_id: str, kind: Kind, seq_id: int, /, **body: Any
