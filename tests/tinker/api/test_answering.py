@@ -66,7 +66,7 @@ async def test_a_call_without_a_known_key_is_refused(served: ServedDesk, key: st
     [
         (BadOrder, 400),
         (NotFound, 404),
-        (Conflict, 409),
+        (Conflict, 422),
         (GoneError, 410),
         (TooLarge, 413),
         (TooMuch, 429),

@@ -152,4 +152,4 @@ async def test_an_order_that_is_sent_again_is_the_same_future(served: ServedDesk
     other = await served.post("/optim_step", **place, adam_params={**ADAM, "eps": 1e-8})
 
     assert first.json() == again.json()
-    assert other.status_code == 409
+    assert other.status_code == 422
