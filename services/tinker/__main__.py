@@ -16,6 +16,7 @@ from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.tinker.api.adapters.http_server import ServerSettings
+    from services.tinker.ports import FrontDesk
     from services.tinker.work.desk import Desk
     from services.tinker.work.limits import Limits
 

@@ -150,6 +150,9 @@ class FakeDesk:
         await self.describe_checkpoint(tenant, path)
         return self.archive_file
 
+    async def wait_until_broken(self) -> None:
+        await asyncio.Event().wait()
+
 
 def _place_of(order: ClientOrder) -> tuple[object, ...]:
     return order.model_id, order.facts.get("sampler_id"), order.seq_id
