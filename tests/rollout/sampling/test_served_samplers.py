@@ -5,6 +5,7 @@ One engine serves all tests of this module."""
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -63,6 +64,19 @@ async def open_one(served: ServedSamplers, sampler_id: str, weights: pb.SamplerW
 async def close(served: ServedSamplers, *sampler_ids: str) -> None:
     for each in sampler_ids:
         await served.stub.CloseSampler(pb.CloseSamplerRequest(sampler_id=each))
+
+
+def unfinished_in(served: ServedSamplers) -> dict[str, Any]:
+    """The requests that the engine has not answered yet."""
+    return served.engine._llm.output_processor.request_states  # pyright: ignore[reportPrivateUsage]
+
+
+async def until_sampled(served: ServedSamplers, tokens: int) -> None:
+    """Wait until some request has so many tokens."""
+    unfinished = unfinished_in(served)
+    await until(
+        lambda: any(each.detokenizer.num_output_tokens() > tokens for each in unfinished.values())
+    )
 
 
 async def refusal_of(call: grpc.aio.Call) -> str:
@@ -186,7 +200,7 @@ async def test_running_requests_continue_with_replaced_weights_and_tell_which(
         asyncio.ensure_future(served.stub.Sample(order(name, num_samples=6, max_tokens=700)))
         for name in ("live", "kept")
     ]
-    await asyncio.sleep(1.0)
+    await until_sampled(served, 40)
     replaced = pb.ReplaceWeightsRequest(
         sampler_id="live", weights=adapter("step-2", tmp_path / "new")
     )
@@ -231,7 +245,7 @@ async def test_whole_models_take_turns_with_the_base_and_its_adapters(
     assert answer_error(models["one"], responses[0].answers[0]) > 100 * TOLERANCE
 
     running = asyncio.ensure_future(served.stub.Sample(order("one", max_tokens=700)))
-    await asyncio.sleep(1.0)
+    await until_sampled(served, 40)
     replaced = pb.ReplaceWeightsRequest(
         sampler_id="one", weights=whole_model("one, later", tmp_path / "two")
     )
@@ -252,8 +266,7 @@ async def test_a_cancelled_call_ends_its_requests_and_a_closed_sampler_answers_t
 ) -> None:
     model = make_adapter(engine_folder, tmp_path, 9)
     await open_one(served, "a", adapter("a", tmp_path))
-    llm = served.engine._llm  # pyright: ignore[reportPrivateUsage]
-    unfinished = llm.output_processor.request_states
+    unfinished = unfinished_in(served)
     call = served.stub.Sample(order("a", num_samples=20, max_tokens=900))
     await until(lambda: len(unfinished) == 16)  # Four wait for a place.
     call.cancel()
