@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -69,10 +69,12 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class SamplerRoom:
-    """The room for samplers: how many, the engine's base, and the largest rank beside it."""
+    """The room for samplers: how many, the engine's base, and adapters beside it."""
 
     max_samplers: int
     max_rank: int
+    # Adapters that answer concurrently.
+    max_active: int
     base_folder: Path
     base: Shapes = field(repr=False)
 
@@ -92,7 +94,9 @@ class Samplers:
         self._models: dict[int, Sampler] = {}
         self._last_number = BASE
         self._loaded = BASE
-        self._turns = WeightTurns(self._load_turn, BASE)
+        self._turns = WeightTurns(self._load_turn, 1, (BASE,))
+        # vLLM would let requests to adapters in its places overtake all others.
+        self._places = WeightTurns(_load_nothing, room.max_active)
         # Weights are changed by one call at a time, and never by half.
         self._changing = asyncio.Lock()
         self._work = BackgroundTasks()
@@ -118,7 +122,9 @@ class Samplers:
     async def sample(self, sampler_id: str, order: SamplingOrder) -> SamplingOutcome:
         check_order(order, self.limits)
         sampler = self._find(sampler_id)
-        async with self._in_use(sampler), self._turns.take_turn(sampler.turn):
+        adapted = sampler.weights.kind == "adapter"
+        place = self._places.take_turn(sampler.number) if adapted else nullcontext()
+        async with self._in_use(sampler), self._turns.take_turn(sampler.turn), place:
             report = await self._score(sampler, order) if _wants_report(order) else None
             first = order.first_answer
             numbers = range(first, first + order.num_samples)
@@ -261,6 +267,10 @@ class Samplers:
             if sampler.phase_at(state) == phase:
                 return report
         raise _too_many_starts()
+
+
+async def _load_nothing(_adapter: int) -> None:
+    """Leave it to vLLM, which moves adapters between its places by itself."""
 
 
 def _too_many_starts() -> RequestAborted:

@@ -112,7 +112,7 @@ def samplers(engine: InstantEngine, tmp_path: Path) -> Samplers:
         write_adapter(tmp_path / name)
     for name in ("one", "two"):
         write_model(tmp_path / name)
-    room = SamplerRoom(3, 4, tmp_path / "base", {WEIGHT: (6, 5)})
+    room = SamplerRoom(3, 4, 2, tmp_path / "base", {WEIGHT: (6, 5)})
     return Samplers(engine, room, EngineLimits(32, 100, 20))
 
 

@@ -68,9 +68,9 @@ class VllmSamplers:
         served = ServedModel(model.folder, policy, model.stop_token_ids)
         more: dict[str, Any] = {"worker_extension_cls": WORKER}
         if rank:
-            slots = min(samplers.max_active, samplers.max_samplers, engine.max_num_seqs)
             # vLLM reads a folder again if an adapter has been driven out of the host's memory.
-            more |= {"max_loras": slots, "max_cpu_loras": samplers.max_samplers}
+            kept = max(samplers.max_samplers, samplers.max_active)
+            more |= {"max_loras": samplers.max_active, "max_cpu_loras": kept}
         llm = await start_llm(engine, served, more)
         if rank:
             await llm.collective_rpc("correct_flotilla_adapters")
