@@ -187,25 +187,20 @@ class Samplers:
 
     async def _put(self, sampler: Sampler, weights: NamedWeights) -> None:
         """Give a sampler new weights, which its running requests continue with."""
-        former = sampler.weights
-        # Before the engine has them, so that no answer comes with a state that is not known yet.
-        sampler.states.append(self._engine.state + 1)
-        sampler.labels.append(weights.label)
-        sampler.weights = weights
-        try:
-            if weights.kind == "adapter":
-                with refusing_unfit():
-                    await self._engine.replace_adapter(sampler.number, weights.folder)
-            elif self._loaded == sampler.number:
-                await self._engine.load_model(weights.folder)
-            else:
-                # No request of its has run since; the next turn loads them.
-                sampler.states[-1] = self._engine.state
-        except BaseException:
-            sampler.states.pop()
-            sampler.labels.pop()
-            sampler.weights = former
-            raise
+
+        def adopt() -> None:
+            sampler.states.append(self._engine.state)
+            sampler.labels.append(weights.label)
+            sampler.weights = weights
+
+        if weights.kind == "adapter":
+            with refusing_unfit():
+                await self._engine.replace_adapter(sampler.number, weights.folder, adopt)
+        elif self._loaded == sampler.number:
+            await self._engine.load_model(weights.folder, adopt)
+        else:
+            # Its next turn loads them.
+            adopt()
 
     async def _check_folder(self, weights: NamedWeights) -> None:
         if weights.kind == "adapter" and not self.room.max_rank:
@@ -229,8 +224,11 @@ class Samplers:
                 # It may have been removed since.
                 await self._check_folder(weights)
                 folder = weights.folder
-            await self._engine.load_model(folder)
-            self._loaded = turn
+
+            def adopt() -> None:
+                self._loaded = turn
+
+            await self._engine.load_model(folder, adopt)
 
     @asynccontextmanager
     async def _in_use(self, sampler: Sampler) -> AsyncGenerator[None]:

@@ -15,6 +15,7 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
+from services.common.aio.concurrency import cancel_tasks
 from services.common.rpc.rpc import refusal_reason
 from tests.rollout.sampling.served_samplers import (
     ATTENTION,
@@ -223,6 +224,37 @@ async def test_running_requests_continue_with_replaced_weights_and_tell_which(
         )
         assert answer_error(old, before) < TOLERANCE
     await close(served, "live", "kept")
+
+
+async def test_what_begins_while_weights_change_is_of_one_label_to_its_first_switch(
+    served: ServedSamplers, engine_folder: Path, tmp_path: Path
+) -> None:
+    """Of its label, its logprobs are exact: no prefix in its cache is of others."""
+    models = [make_adapter(engine_folder, tmp_path / str(seed), seed) for seed in (0, 1)]
+    await open_one(served, "live", adapter("0", tmp_path / "0"))
+    finished: list[pb.Answer] = []
+
+    async def keep_asking(tokens: int) -> None:
+        while True:
+            finished.extend((await served.stub.Sample(order("live", max_tokens=tokens))).answers)
+
+    # More than run concurrently, so that some wait while the weights change.
+    asking = [asyncio.create_task(keep_asking(4 + each % 5)) for each in range(24)]
+    for step in range(1, 13):
+        await asyncio.sleep(0.15)
+        weights = adapter(str(step), tmp_path / str(step % 2))
+        request = pb.ReplaceWeightsRequest(sampler_id="live", weights=weights)
+        await served.stub.ReplaceWeights(request)
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in asking), "a request failed"
+    await cancel_tasks(asking)
+    assert {spans_of(answer)[0][0] for answer in finished} == set(map(str, range(13)))
+    for answer in finished:
+        label, count = spans_of(answer)[0]
+        first = pb.Answer(token_ids=answer.token_ids[: 4 * count])
+        first.logprobs = answer.logprobs[: 4 * count]
+        assert answer_error(models[int(label) % 2], first) < TOLERANCE
+    await close(served, "live")
 
 
 async def test_whole_models_take_turns_with_the_base_and_its_adapters(
