@@ -55,7 +55,7 @@ async def serving_samplers(folder: Path, **options: Any) -> AsyncGenerator[Serve
     engine = await VllmSamplers.start_engine(config, LIMITS, model)
     try:
         shapes = read_shapes(find_model_files(folder))
-        room = SamplerRoom(LIMITS.max_samplers, LIMITS.max_rank, folder, shapes)
+        room = SamplerRoom(LIMITS.max_samplers, LIMITS.max_rank, LIMITS.max_active, folder, shapes)
         server = rpc.server(token=TOKEN)
         samplers = Samplers(engine, room, engine.limits)
         SamplingService(samplers, policy.model, config.max_num_seqs).add_to(server)

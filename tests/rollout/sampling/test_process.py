@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import psutil
 import pytest
 
@@ -98,12 +100,18 @@ async def test_it_ends_to_be_replaced_when_its_engine_does(
 ) -> None:
     async with (
         sampling_process(engine_folder, tmp_path) as (process, address),
-        rpc.channel(address, token=TOKEN) as channel,
+        rpc.channel(address, token=TOKEN, wait_for_ready=False) as channel,
     ):
         stub: Any = pb_grpc.SamplingServiceStub(channel)
         weights = pb.SamplerWeights(label="base", base=True)
         await stub.OpenSampler(pb.OpenSamplerRequest(sampler_id="base", weights=weights))
+        running = asyncio.ensure_future(stub.Sample(order("base", num_samples=64, max_tokens=0)))
+        await asyncio.sleep(1.0)
         children = psutil.Process(process.pid).children(recursive=True)
         engine = next(each for each in children if "EngineCore" in each.name())
         os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await running
+        # The channel asks again, and finds no process.
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         assert await process.wait() == RETRYABLE

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from services.common.rpc.errors import ServiceError
 from services.rollout.ports import RequestAborted
 from services.rollout.sampling.order_checks import EngineLimits
-from services.rollout.sampling.ports import UnfitWeights
+from services.rollout.sampling.ports import Adopt, UnfitWeights
 from services.rollout.sampling.samplers import SamplerRoom, Samplers
 from services.rollout.sampling.types import (
     EngineAnswer,
@@ -40,32 +40,37 @@ ORDER = SamplingOrder(
 
 
 class InstantEngine:
-    """An engine whose answers name the state of weights that it is in, once `answers` is set."""
+    """An engine whose answers name the state of weights that it is in. It answers while `answers`
+    is set, and reads adapters while `reads` is."""
 
     def __init__(self) -> None:
         self.state = 0
         self.loaded: list[Path] = []
         self.adapters: dict[int, Path] = {}
         self.used: list[RequestWeights] = []
-        self.answers = asyncio.Event()
+        self.answers, self.reads = asyncio.Event(), asyncio.Event()
         self.answers.set()
+        self.reads.set()
 
     async def add_adapter(self, number: int, folder: Path) -> None:
         assert number not in self.adapters
         self.adapters[number] = folder
 
-    async def replace_adapter(self, number: int, folder: Path) -> None:
+    async def replace_adapter(self, number: int, folder: Path, adopt: Adopt) -> None:
         if folder.name == "unreadable":
             raise UnfitWeights("vLLM cannot read it")
+        await self.reads.wait()
         self.adapters[number] = folder
         self.state += 1
+        adopt()
 
     async def remove_adapter(self, number: int) -> None:
         del self.adapters[number]
 
-    async def load_model(self, folder: Path) -> None:
+    async def load_model(self, folder: Path, adopt: Adopt) -> None:
         self.loaded.append(folder)
         self.state += 1
+        adopt()
 
     @asynccontextmanager
     async def take_slot(self) -> AsyncGenerator[None]:
@@ -112,7 +117,7 @@ def samplers(engine: InstantEngine, tmp_path: Path) -> Samplers:
         write_adapter(tmp_path / name)
     for name in ("one", "two"):
         write_model(tmp_path / name)
-    room = SamplerRoom(3, 4, tmp_path / "base", {WEIGHT: (6, 5)})
+    room = SamplerRoom(3, 4, 2, tmp_path / "base", {WEIGHT: (6, 5)})
     return Samplers(engine, room, EngineLimits(32, 100, 20))
 
 
@@ -141,6 +146,21 @@ async def test_spans_name_the_samplers_own_weights_whatever_others_do(
     assert (await samplers.sample("live", ORDER)).answers[0].spans == (("b", 4),)
     salts = {weights.salt for weights in engine.used}
     assert len(salts) == 3, "two weights share a prefix cache"
+
+
+async def test_what_is_asked_while_weights_are_being_read_leaves_nothing_in_their_cache(
+    samplers: Samplers, engine: InstantEngine, tmp_path: Path
+) -> None:
+    await samplers.open_sampler("live", adapter(tmp_path, "a"))
+    engine.reads.clear()
+    replacing = asyncio.create_task(samplers.replace_weights("live", adapter(tmp_path, "b")))
+    await asyncio.sleep(0.05)
+    assert (await samplers.sample("live", ORDER)).answers[0].spans == (("a", 4),)
+    engine.reads.set()
+    await replacing
+    await samplers.sample("live", ORDER)
+    old, new = engine.used
+    assert old.salt != new.salt
 
 
 async def test_a_request_that_newer_weights_have_begun_is_begun_again(

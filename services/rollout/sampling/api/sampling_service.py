@@ -4,14 +4,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import numpy as np
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
 from services.common.rpc.rpc_options import MAX_MESSAGE_BYTES
-from services.rollout.ports import EngineDead
-from services.rollout.sampling.refusals import bad_request, engine_dead
+from services.rollout.ports import EngineDead, RequestAborted
+from services.rollout.sampling.refusals import bad_request, engine_dead, refuse
 from services.rollout.sampling.samplers import Samplers
 from services.rollout.sampling.types import (
     NamedWeights,
@@ -53,7 +54,7 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.OpenSamplerRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSamplerResponse:
         weights = _decode_weights(request.weights)
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.open_sampler(_checked_id(request.sampler_id), weights)
         return pb.OpenSamplerResponse()
 
@@ -61,14 +62,14 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReplaceWeightsResponse:
         weights = _decode_weights(request.weights)
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.replace_weights(request.sampler_id, weights)
         return pb.ReplaceWeightsResponse()
 
     async def CloseSampler(
         self, request: pb.CloseSamplerRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSamplerResponse:
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.close_sampler(request.sampler_id)
         return pb.CloseSamplerResponse()
 
@@ -76,17 +77,19 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.SampleRequest, context: grpc.aio.ServicerContext
     ) -> pb.SampleResponse:
         order = _decode_order(request)
-        with _refusing_dead():
+        with _refusing_failures():
             outcome = await self._samplers.sample(request.sampler_id, order)
         return _encode_outcome(order, outcome)
 
 
 @contextmanager
-def _refusing_dead() -> Generator[None]:
+def _refusing_failures() -> Generator[None]:
     try:
         yield
     except EngineDead as error:
         raise engine_dead(error) from error
+    except RequestAborted as error:
+        raise refuse(grpc.StatusCode.UNAVAILABLE, "REQUEST_ABORTED", str(error)) from error
 
 
 def _checked_id(sampler_id: str) -> str:
