@@ -123,7 +123,10 @@ class TrainingCarrier:
         try:
             return await self._perform(model, order, era)
         except OrderRefused as error:
-            return _Done(user_failure(str(error)), ended=order.row.seq_id == 0)
+            failure = user_failure(str(error))
+            if order.row.seq_id != 0:
+                return _Done(failure)
+            return await self._abandon(model, order, failure)
         except Unknown:
             model.held_in_era = -1
         except OutOfOrder:
@@ -132,15 +135,16 @@ class TrainingCarrier:
         except Unavailable as error:
             order.deaths += watch.note_loss(era)
             if failure := poison(order, self._book.limits.most_deaths, error):
-                return await self._abandon(model, _Done(failure))
+                return await self._abandon(model, order, failure)
         except Exception as error:  # noqa: BLE001 - the client's future must end whatever is wrong
-            return await self._abandon(model, _Done(internal_failure(error)))
+            return await self._abandon(model, order, internal_failure(error))
         return None
 
-    async def _abandon(self, model: LiveModel, done: _Done) -> _Done:
-        """Have the trainer hold the model as it was before an order that may have changed it."""
+    async def _abandon(self, model: LiveModel, order: OpenOrder, failure: Failure) -> _Done:
+        """Have the trainer hold the model as it was before an order that may have changed it; not
+        at all if the order was to create it."""
         await self._holding.forget(model)
-        return done
+        return _Done(failure, ended=order.row.seq_id == 0)
 
     async def _perform(self, model: LiveModel, order: OpenOrder, era: int) -> _Done:
         kind = order.row.kind
@@ -200,7 +204,7 @@ class TrainingCarrier:
             await self._vault.remove_folders((saved.old_folder,))
         if done.ended:
             model.task = None  # this one
-            await self.end_model(model, user_failure(f"{model.model_id} was unloaded"))
+            await self.end_model(model, user_failure(f"the model {model.model_id} is gone"))
             await self._vault.remove_folders((row.recovery_folder,))
 
     def _row_after(self, model: LiveModel, order: OpenOrder, done: _Done) -> ModelRow:

@@ -373,3 +373,20 @@ async def test_weights_for_samplers_need_a_place(tmp_path: Path) -> None:
         model = await shop.model()
         with pytest.raises(BadOrder, match="give the weights a path"):
             await shop.train(model, K.SAVE_WEIGHTS_FOR_SAMPLER, 1, path_name=None)
+
+
+async def test_a_model_that_could_not_be_created_leaves_nothing(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        first = await shop.model(0)
+        path = read(await shop.train(first, K.SAVE_WEIGHTS, 1, path_name="a"))["path"]
+        folder = next((tmp_path / "weights").iterdir())
+        (folder / "state.json").unlink()
+        second = f"{shop.session}:train:1"
+        body: dict[str, Any] = {"path": path, "with_optimizer": True}
+        failure = await shop.train(second, K.LOAD_WEIGHTS, 0, **body)
+        assert isinstance(failure, Failure)
+        assert failure.category is Category.SERVER
+        assert "see the server's log" in failure.message
+        assert set(shop.trainer.models) == {first}
+        with pytest.raises(GoneError):
+            await shop.train(second, K.OPTIM_STEP, 1)
