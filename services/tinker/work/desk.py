@@ -65,11 +65,12 @@ class Desk:
         sampling: SamplingPeer,
         wire: OrderWire,
         clock: Callable[[], float],
+        ticks: Callable[[], float],
     ) -> None:
-        self.store, self._limits = store, limits
+        self.store, self._limits, self._ticks = store, limits, ticks
         self._samplers = samplers = dict[str, SamplerRow]()
         self._book = book = OrderBook(store, limits, clock)
-        self._sessions = SessionBook(store, clock)
+        self._sessions = SessionBook(store, clock, ticks)
         self._vault = vault = Vault(store, limits, clock)
         self._holding = ModelHolding(training, store, vault, wire, limits)
         self._engine = EngineSamplers(sampling, vault)
@@ -227,7 +228,7 @@ class Desk:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        self._training.give_up_overdue()
+        self._training.give_up_overdue(self._ticks())
         for session_id in self._sessions.stale(self._limits.stale_s):
             reason = f"no heartbeat came for {self._limits.stale_s:g} s"
             await self._endings.end(session_id, reason, keep=True)
@@ -302,14 +303,16 @@ async def open_desk(
     *,
     limits: Limits = DEFAULT_LIMITS,
     clock: Callable[[], float] = time.time,
+    ticks: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Desk]:
-    """Open or create the journal of a folder and carry its orders out during the block.
+    """Open or create the journal of a folder and carry its orders out during the block. `clock`
+    tells the time, `ticks` how long nobody was heard of.
 
     Raises StoreError if the journal cannot be used; `Desk.wait_until_broken` when it no longer
     can."""
     store = Store(folder)
     try:
-        desk = Desk(store, limits, training, sampling, wire, clock)
+        desk = Desk(store, limits, training, sampling, wire, clock, ticks)
         await desk.load()
         async with running_tasks(desk.keep_house()):
             try:

@@ -80,9 +80,9 @@ class TrainingCarrier:
             self._busy = True
             model.task = order.task = asyncio.create_task(self._carry(model, order))
 
-    def give_up_overdue(self) -> None:
+    def give_up_overdue(self, now: float) -> None:
         """Fail orders that have waited too long for one before them."""
-        now, limit_s = self._book.clock(), self._book.limits.gap_s
+        limit_s = self._book.limits.gap_s
         for model in self.models.values():
             if model.task is None:
                 model.line.give_up_overdue(now, limit_s)
