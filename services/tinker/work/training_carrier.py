@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from services.common.aio.concurrency import cancel_tasks
 from services.tinker.ports import OrderRefused, OrderWire, OutOfOrder, Unavailable, Unknown
-from services.tinker.store import record_rows
+from services.tinker.store import order_rows, record_rows
 from services.tinker.store.record_rows import ModelRow
 from services.tinker.types import AdamSettings, Failure, Kind, LossBatch, LossResult, Result
 from services.tinker.work.fair_share import FairShare
@@ -186,6 +186,8 @@ class TrainingCarrier:
 
         def write(db: sqlite3.Connection) -> None:
             record_rows.save_model(db, row)
+            if done.ended:
+                order_rows.drop_operations(db, model.model_id, row.operations)
             if saved:
                 saved.write(db)
 
