@@ -228,6 +228,7 @@ class Desk:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
+        self._book.problem = self._vault.problem_with_disk()
         self._training.give_up_overdue(self._ticks())
         for session_id in self._sessions.stale(self._limits.stale_s):
             reason = f"no heartbeat came for {self._limits.stale_s:g} s"

@@ -116,10 +116,14 @@ class Vault:
                 f"checkpoints and samplers use {used} of {most} bytes: delete checkpoints, or give"
                 " them a time to live"
             )
+        return self.problem_with_disk()
+
+    def problem_with_disk(self) -> str | None:
+        """Return why nothing more may be written; None if it may."""
         free, least = shutil.disk_usage(self.folder).free, self._limits.free_disk_bytes
-        if free < least:
-            return f"the server's disk has {free} bytes free, and keeps {least}: delete checkpoints"
-        return None
+        if free >= least:
+            return None
+        return f"the server's disk has {free} bytes free, and keeps {least}: delete checkpoints"
 
     async def delete_checkpoint(self, row: CheckpointRow) -> None:
         path = row.record.path
