@@ -14,7 +14,7 @@ from services.common.aio.concurrency import cancel_tasks, running_tasks
 from services.common.telemetry.log import get_logger
 from services.tinker.ports import OrderWire, SamplingPeer, TrainingPeer
 from services.tinker.store import order_rows, record_rows
-from services.tinker.store.record_rows import SamplerRow
+from services.tinker.store.record_rows import ModelRow, SamplerRow
 from services.tinker.store.schema import StoreError
 from services.tinker.store.store import Store
 from services.tinker.types import (
@@ -204,7 +204,7 @@ class Desk:
     async def load(self) -> None:
         """Take up what the journal holds."""
         await self._sessions.load()
-        models = await self.store.run(record_rows.live_models)
+        models = [self._placed(row) for row in await self.store.run(record_rows.live_models)]
         for row in await self.store.run(record_rows.all_samplers):
             self._samplers[row.record.sampler_id] = row
         await self._vault.load(row.recovery_folder for row in models)
@@ -217,6 +217,10 @@ class Desk:
             await self._take_up(order)
         known = set(self._training.models)
         self._endings.background.start_task(self._holding.delete_strangers(known))
+
+    def _placed(self, row: ModelRow) -> ModelRow:
+        folder = row.recovery_folder
+        return replace(row, recovery_folder=folder and self._vault.place_of(folder))
 
     async def keep_house(self) -> None:
         """End stale sessions, and drop what was kept long enough, as time goes by."""

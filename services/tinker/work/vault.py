@@ -51,17 +51,23 @@ class Vault:
         """Read what is kept, and remove folders that a killed process left half written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for checkpoint in await self._store.run(record_rows.all_checkpoints):
-            self.checkpoints[checkpoint.record.path] = checkpoint
+            folder = self.place_of(checkpoint.folder)
+            self.checkpoints[checkpoint.record.path] = replace(checkpoint, folder=folder)
         for row in await self._store.run(record_rows.all_weights):
-            self.weights[row.weights_id] = row
-        kept = {row.folder for row in (*self.checkpoints.values(), *self.weights.values())}
-        kept.update(recovery_folders)
+            folder = row.folder and self.place_of(row.folder)
+            self.weights[row.weights_id] = replace(row, folder=folder)
+        named = (*self.checkpoints.values(), *self.weights.values())
+        kept = {*(row.folder for row in named), *recovery_folders}
         left = [str(each) for each in self.folder.iterdir() if str(each) not in kept]
         await self.remove_folders(left)
 
+    def place_of(self, folder: str) -> str:
+        """Return where a saved folder is: with the journal, which may have been moved."""
+        return str(self.folder / Path(folder).name)
+
     def new_folder(self) -> str:
         """Return the path of a folder that does not exist."""
-        return str(self.folder.absolute() / uuid.uuid4().hex)
+        return str(self.folder / uuid.uuid4().hex)
 
     def find_checkpoint(self, tenant: str, path: str, kind: str | None = None) -> CheckpointRow:
         """Return a tenant's checkpoint. Raises NotFound."""
