@@ -14,7 +14,7 @@ from services.common.aio.concurrency import cancel_tasks, running_tasks
 from services.common.telemetry.log import get_logger
 from services.tinker.ports import OrderWire, SamplingPeer, TrainingPeer
 from services.tinker.store import order_rows, record_rows
-from services.tinker.store.record_rows import SamplerRow
+from services.tinker.store.record_rows import ModelRow, SamplerRow
 from services.tinker.store.schema import StoreError
 from services.tinker.store.store import Store
 from services.tinker.types import (
@@ -65,11 +65,12 @@ class Desk:
         sampling: SamplingPeer,
         wire: OrderWire,
         clock: Callable[[], float],
+        ticks: Callable[[], float],
     ) -> None:
-        self.store, self._limits = store, limits
+        self.store, self._limits, self._ticks = store, limits, ticks
         self._samplers = samplers = dict[str, SamplerRow]()
         self._book = book = OrderBook(store, limits, clock)
-        self._sessions = SessionBook(store, clock)
+        self._sessions = SessionBook(store, clock, ticks)
         self._vault = vault = Vault(store, limits, clock)
         self._holding = ModelHolding(training, store, vault, wire, limits)
         self._engine = EngineSamplers(sampling, vault)
@@ -203,7 +204,7 @@ class Desk:
     async def load(self) -> None:
         """Take up what the journal holds."""
         await self._sessions.load()
-        models = await self.store.run(record_rows.live_models)
+        models = [self._placed(row) for row in await self.store.run(record_rows.live_models)]
         for row in await self.store.run(record_rows.all_samplers):
             self._samplers[row.record.sampler_id] = row
         await self._vault.load(row.recovery_folder for row in models)
@@ -217,6 +218,10 @@ class Desk:
         known = set(self._training.models)
         self._endings.background.start_task(self._holding.delete_strangers(known))
 
+    def _placed(self, row: ModelRow) -> ModelRow:
+        folder = row.recovery_folder
+        return replace(row, recovery_folder=folder and self._vault.place_of(folder))
+
     async def keep_house(self) -> None:
         """End stale sessions, and drop what was kept long enough, as time goes by."""
         while True:
@@ -227,7 +232,8 @@ class Desk:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        self._training.give_up_overdue()
+        self._book.problem = self._vault.problem_with_disk()
+        self._training.give_up_overdue(self._ticks())
         for session_id in self._sessions.stale(self._limits.stale_s):
             reason = f"no heartbeat came for {self._limits.stale_s:g} s"
             await self._endings.end(session_id, reason, keep=True)
@@ -302,14 +308,16 @@ async def open_desk(
     *,
     limits: Limits = DEFAULT_LIMITS,
     clock: Callable[[], float] = time.time,
+    ticks: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Desk]:
-    """Open or create the journal of a folder and carry its orders out during the block.
+    """Open or create the journal of a folder and carry its orders out during the block. `clock`
+    tells the time, `ticks` how long nobody was heard of.
 
     Raises StoreError if the journal cannot be used; `Desk.wait_until_broken` when it no longer
     can."""
     store = Store(folder)
     try:
-        desk = Desk(store, limits, training, sampling, wire, clock)
+        desk = Desk(store, limits, training, sampling, wire, clock, ticks)
         await desk.load()
         async with running_tasks(desk.keep_house()):
             try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from services.common.aio.concurrency import cancel_tasks
 from services.tinker.ports import OrderRefused, OrderWire, OutOfOrder, Unavailable, Unknown
-from services.tinker.store import record_rows
+from services.tinker.store import order_rows, record_rows
 from services.tinker.store.record_rows import ModelRow
 from services.tinker.types import AdamSettings, Failure, Kind, LossBatch, LossResult, Result
 from services.tinker.work.fair_share import FairShare
@@ -80,9 +80,9 @@ class TrainingCarrier:
             self._busy = True
             model.task = order.task = asyncio.create_task(self._carry(model, order))
 
-    def give_up_overdue(self) -> None:
+    def give_up_overdue(self, now: float) -> None:
         """Fail orders that have waited too long for one before them."""
-        now, limit_s = self._book.clock(), self._book.limits.gap_s
+        limit_s = self._book.limits.gap_s
         for model in self.models.values():
             if model.task is None:
                 model.line.give_up_overdue(now, limit_s)
@@ -123,7 +123,10 @@ class TrainingCarrier:
         try:
             return await self._perform(model, order, era)
         except OrderRefused as error:
-            return _Done(user_failure(str(error)), ended=order.row.seq_id == 0)
+            failure = user_failure(str(error))
+            if order.row.seq_id != 0:
+                return _Done(failure)
+            return await self._abandon(model, order, failure)
         except Unknown:
             model.held_in_era = -1
         except OutOfOrder:
@@ -132,15 +135,16 @@ class TrainingCarrier:
         except Unavailable as error:
             order.deaths += watch.note_loss(era)
             if failure := poison(order, self._book.limits.most_deaths, error):
-                return await self._abandon(model, _Done(failure))
+                return await self._abandon(model, order, failure)
         except Exception as error:  # noqa: BLE001 - the client's future must end whatever is wrong
-            return await self._abandon(model, _Done(internal_failure(error)))
+            return await self._abandon(model, order, internal_failure(error))
         return None
 
-    async def _abandon(self, model: LiveModel, done: _Done) -> _Done:
-        """Have the trainer hold the model as it was before an order that may have changed it."""
+    async def _abandon(self, model: LiveModel, order: OpenOrder, failure: Failure) -> _Done:
+        """Have the trainer hold the model as it was before an order that may have changed it; not
+        at all if the order was to create it."""
         await self._holding.forget(model)
-        return done
+        return _Done(failure, ended=order.row.seq_id == 0)
 
     async def _perform(self, model: LiveModel, order: OpenOrder, era: int) -> _Done:
         kind = order.row.kind
@@ -182,6 +186,8 @@ class TrainingCarrier:
 
         def write(db: sqlite3.Connection) -> None:
             record_rows.save_model(db, row)
+            if done.ended:
+                order_rows.drop_operations(db, model.model_id, row.operations)
             if saved:
                 saved.write(db)
 
@@ -200,7 +206,7 @@ class TrainingCarrier:
             await self._vault.remove_folders((saved.old_folder,))
         if done.ended:
             model.task = None  # this one
-            await self.end_model(model, user_failure(f"{model.model_id} was unloaded"))
+            await self.end_model(model, user_failure(f"the model {model.model_id} is gone"))
             await self._vault.remove_folders((row.recovery_folder,))
 
     def _row_after(self, model: LiveModel, order: OpenOrder, done: _Done) -> ModelRow:

@@ -238,6 +238,7 @@ class ScriptedEngine:
     max_samplers: int = 4
     max_rank: int = 32
     pause_s: float = 0.0
+    latency_s: float = 0.0
     away: bool = False
     samplers: dict[str, SamplerWeights] = field(default_factory=dict[str, SamplerWeights])
     # Samplers, in the order of their requests; and how many requests ran concurrently at most.
@@ -266,6 +267,7 @@ class ScriptedEngine:
             raise Unavailable("half up")
         if self.samplers.setdefault(sampler_id, weights) != weights:
             raise OrderRefused(f"{sampler_id} has other weights")
+        await asyncio.sleep(self.latency_s)
         if len(self.samplers) > self.max_samplers:
             raise OrderRefused("too many samplers")
 
@@ -281,6 +283,7 @@ class ScriptedEngine:
 
     async def sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
         self._answer()
+        await asyncio.sleep(self.latency_s)
         prompt = order.prompt_ids.tolist()
         if sampler_id not in self.samplers:
             raise Unknown(sampler_id)

@@ -81,6 +81,8 @@ async def a_shop(
 ) -> AsyncGenerator[Shop]:
     trainer, engine = trainer or ScriptedTrainer(), engine or ScriptedEngine()
     clock, limits = SetClock(), limits or Limits(free_disk_bytes=0)
-    async with open_desk(folder, trainer, engine, JsonWire(), limits=limits, clock=clock) as desk:
+    async with open_desk(
+        folder, trainer, engine, JsonWire(), limits=limits, clock=clock, ticks=clock
+    ) as desk:
         session = session or await desk.open_session("ann", {})
         yield Shop(desk, trainer, engine, clock, session)

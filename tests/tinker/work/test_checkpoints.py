@@ -1,13 +1,15 @@
 """Checkpoints: their names, lives, sizes and archives."""
 
+import asyncio
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from services.tinker.types import Failure, Kind
-from services.tinker.work.desk_errors import BadOrder, GoneError, NotFound
+from services.tinker.work.desk_errors import BadOrder, GoneError, NotFound, TooMuch
 from services.tinker.work.limits import Limits
 from tests.tinker.work.desk_doubles import an_order, sample_order
 from tests.tinker.work.shop import Shop, a_shop, read
@@ -141,3 +143,14 @@ async def test_weights_that_nothing_names_are_removed_at_a_start(tmp_path: Path)
         resumed = f"{session}:train:0"
         order = an_order(K.LOAD_WEIGHTS, session, resumed, 0, path=path, with_optimizer=False)
         read(await shop.order(order))
+
+
+async def test_a_disk_that_is_nearly_full_takes_no_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_shop(tmp_path, Limits(free_disk_bytes=1000)) as shop:
+        model = await shop.model()
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=999))
+        await asyncio.sleep(0.2)  # the desk looks
+        with pytest.raises(TooMuch, match="has 999 bytes free, and keeps 1000"):
+            await shop.train(model, K.OPTIM_STEP, 1)

@@ -352,6 +352,22 @@ async def test_an_engine_that_is_half_up_is_no_reason_to_fail_and_not_asked_all_
             read(await shop.result_of(each.request_id))
 
 
+@pytest.mark.parametrize("unload", [True, False])
+async def test_nothing_is_kept_of_the_orders_of_a_model_that_has_ended(
+    tmp_path: Path, *, unload: bool
+) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        read(await shop.train(model, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        read(await shop.train(model, K.OPTIM_STEP, 2))
+        if unload:
+            read(await shop.train(model, K.UNLOAD_MODEL, 0))
+        else:
+            await shop.desk.finish_session("ann", shop.session)
+        count = "SELECT count(*) FROM bodies"
+        assert await shop.desk.store.run(lambda db: db.execute(count).fetchone()[0]) == 0
+
+
 async def test_a_finished_session_takes_no_orders(tmp_path: Path) -> None:
     async with a_shop(tmp_path) as shop:
         model = await shop.model()
@@ -373,3 +389,20 @@ async def test_weights_for_samplers_need_a_place(tmp_path: Path) -> None:
         model = await shop.model()
         with pytest.raises(BadOrder, match="give the weights a path"):
             await shop.train(model, K.SAVE_WEIGHTS_FOR_SAMPLER, 1, path_name=None)
+
+
+async def test_a_model_that_could_not_be_created_leaves_nothing(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        first = await shop.model(0)
+        path = read(await shop.train(first, K.SAVE_WEIGHTS, 1, path_name="a"))["path"]
+        folder = next((tmp_path / "weights").iterdir())
+        (folder / "state.json").unlink()
+        second = f"{shop.session}:train:1"
+        body: dict[str, Any] = {"path": path, "with_optimizer": True}
+        failure = await shop.train(second, K.LOAD_WEIGHTS, 0, **body)
+        assert isinstance(failure, Failure)
+        assert failure.category is Category.SERVER
+        assert "see the server's log" in failure.message
+        assert set(shop.trainer.models) == {first}
+        with pytest.raises(GoneError):
+            await shop.train(second, K.OPTIM_STEP, 1)

@@ -132,3 +132,24 @@ async def test_a_trainer_that_is_ahead_begins_anew(tmp_path: Path) -> None:
         read(await shop.train(model, K.OPTIM_STEP, 2))
         calls = [call for _, call in shop.trainer.calls]
         assert calls == ["update 2", "delete", "create", "backward 1", "update 2"]
+
+
+async def test_a_folder_that_was_moved_has_all_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with a_shop(Path("here"), LIMITS) as shop:
+        model = await shop.model()
+        for seq in range(1, 7):
+            read(await shop.train(model, K.OPTIM_STEP, seq))
+        path = read(await shop.train(model, K.SAVE_WEIGHTS, 7, path_name="a"))["path"]
+        body: dict[str, Any] = {"path_name": None, "sampling_session_seq_id": 0}
+        read(await shop.train(model, K.SAVE_WEIGHTS_FOR_SAMPLER, 8, **body))
+        sampler = f"{shop.session}:sample:0"
+        expected = read(await shop.order(sample_order(sampler, 0, [5])))
+    tmp_path.joinpath("here").rename(tmp_path / "there")
+    async with a_shop(Path("there"), LIMITS, session=shop.session) as again:
+        assert read(await again.order(sample_order(sampler, 1, [5]))) == expected
+        load: dict[str, Any] = {"path": path, "with_optimizer": True}
+        read(await again.train(model, K.LOAD_WEIGHTS, 9, **load))
+        assert "load 1" in [call for _, call in again.trainer.calls]

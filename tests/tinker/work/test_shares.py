@@ -163,3 +163,20 @@ async def test_samples_survive_the_losses_of_the_engine(tmp_path: Path) -> None:
         states = db.execute("SELECT state, count(*) FROM orders GROUP BY state").fetchall()
     db.close()
     assert states == [("done", 200)]
+
+
+async def test_weights_that_the_engine_forgets_while_they_are_opened_are_used(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine(max_num_seqs=16, latency_s=0.001)
+    limits = Limits(most_deaths=1000, free_disk_bytes=0)
+    async with a_shop(tmp_path, limits, engine=engine) as shop:
+
+        async def forget() -> None:
+            for _ in range(200):
+                await asyncio.sleep(random.choice((0, 0.0005)))
+                shop.engine.lose_all()
+
+        orders = [sample_order(BASE, seq, [seq + 1], shop.session) for seq in range(100)]
+        *outcomes, _ = await asyncio.gather(*map(shop.order, orders), forget())
+        assert all(read(outcome) for outcome in outcomes if outcome)
