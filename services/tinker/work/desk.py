@@ -128,6 +128,8 @@ class Desk:
             order.kind is Kind.LOAD_WEIGHTS and (order.seq_id == 0 or not order.model_id)
         )
         facts = await self.facts() if creates else None
+        if facts is not None:
+            await self._make_room(order.tenant, facts[0])
         accepted, opened = await self._model_intake.submit(order, facts)
         if opened is not None and not await self._is_late(opened):
             self._training.add(opened)
@@ -246,6 +248,22 @@ class Desk:
         running = [order.task for order in self._book.open.values() if order.task]
         await cancel_tasks((*running, *self._endings.background.running))
         await self._book.flush()
+
+    async def _make_room(self, tenant: str, base: BaseFacts) -> None:
+        """End the session that has been silent for longest, if its models are in the way of a new
+        one: a client that was killed has left them."""
+        records = [model.row.record for model in self._training.models.values()]
+        mine = [record for record in records if record.tenant == tenant]
+        if len(mine) >= self._limits.most_models:
+            records = mine
+        elif len(records) < base.max_models:
+            return
+        holding = {record.session_id for record in records}
+        for session_id in self._sessions.stale(self._limits.silent_s):
+            if session_id in holding:
+                reason = "it was silent, and another needed its place"
+                await self._endings.end(session_id, reason, keep=True)
+                return
 
     async def _submit_sample(self, order: ClientOrder) -> Accepted:
         asked = self._sampler_intake.read(order, (await self.facts())[1].model)

@@ -59,9 +59,10 @@ class SessionBook:
         raise GoneError(f"the session {session_id} has ended: create another")
 
     def stale(self, limit_s: float) -> list[str]:
-        """Return the sessions that nobody has been heard of for this long."""
+        """Return the sessions that nobody has been heard of for this long, the longest first."""
         since = self._ticks() - limit_s
-        return [key for key, session in self._open.items() if session.seen_s < since]
+        silent = [(each.seen_s, key) for key, each in self._open.items() if each.seen_s < since]
+        return [key for _, key in sorted(silent)]
 
     def is_open(self, session_id: str) -> bool:
         """Return whether it is open; samples of no session have none that could end."""

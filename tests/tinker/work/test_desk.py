@@ -339,6 +339,22 @@ async def test_a_client_that_fell_silent_continues_from_the_last_state(tmp_path:
         assert read(found) == read(expected)
 
 
+async def test_clients_that_were_killed_make_room_for_new_models(tmp_path: Path) -> None:
+    limits = Limits(most_models=2, silent_s=50.0, free_disk_bytes=0)
+    async with a_shop(tmp_path, limits) as shop:
+        silent = await shop.model(0)
+        read(await shop.train(silent, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        read(await shop.train(silent, K.OPTIM_STEP, 2))
+        shop.clock.now += 60
+        shop.session = await shop.desk.open_session("ann", {})
+        await shop.model(0)
+        await shop.model(1)
+        kept = await shop.desk.list_checkpoints("ann", None)
+        assert [each.path for each in kept] == [f"tinker://{silent}/weights/last"]
+        with pytest.raises(TooMuch, match="2 of them yours"):
+            await shop.model(2)
+
+
 async def test_an_engine_that_is_half_up_is_no_reason_to_fail_and_not_asked_all_the_time(
     tmp_path: Path,
 ) -> None:
