@@ -152,6 +152,26 @@ async def test_logprobs_of_a_prompt_are_the_models_and_the_likeliest_come_first(
     await close(served, "a")
 
 
+async def test_logprobs_are_of_the_distribution_cut_to_the_likeliest_tokens(
+    served: ServedSamplers, engine_folder: Path
+) -> None:
+    await open_one(served, "base", BASE)
+    model = load_model(engine_folder)
+    answer = (await served.stub.Sample(order("base", top_k=5, temperature=0.8))).answers[0]
+    ids = tokens_of(answer)
+    table = all_logprobs(model, np.concatenate([PROMPT, ids]), 0.8)[len(PROMPT) - 1 : -1]
+    likeliest = -np.sort(-table, -1)[:, :5]
+    own = table[np.arange(len(ids)), ids]
+    assert (own >= likeliest[:, -1]).all()
+    expected = own - np.log(np.exp(likeliest).sum(-1))
+    assert np.abs(expected - logprobs_of(answer)).max() < TOLERANCE
+    greedy = (await served.stub.Sample(order("base", temperature=0.0))).answers[0]
+    ids = tokens_of(greedy)
+    table = all_logprobs(model, np.concatenate([PROMPT, ids]))[len(PROMPT) - 1 : -1]
+    assert np.array_equal(ids, table.argmax(-1))
+    await close(served, "base")
+
+
 async def test_an_answer_ends_by_a_string_by_an_id_by_its_own_end_or_is_cut(
     served: ServedSamplers, engine_folder: Path
 ) -> None:
