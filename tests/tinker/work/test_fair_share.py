@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tinker.work.fair_share import FairShare
@@ -10,6 +10,7 @@ from services.tinker.work.fair_share import FairShare
 COSTS = st.lists(st.integers(1, 100), min_size=3, max_size=3)
 
 
+@settings(deadline=None)
 @given(COSTS)
 def test_tenants_that_always_want_more_get_equal_costs(costs: list[int]) -> None:
     shares, names = FairShare(), ["ann", "bob", "cid"]
