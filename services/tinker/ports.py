@@ -167,7 +167,7 @@ class FrontDesk(Protocol):
 class OrderWire(Protocol):
     """Reads the bodies of orders and writes their results: the functions of `wire/`.
 
-    The readers raise ValueError for a body that is none of theirs."""
+    A body is what was accepted: the readers may raise anything for another."""
 
     def read_forward_backward(self, body: bytes) -> "LossBatch": ...
 

@@ -2,14 +2,16 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tinker.work.fair_share import FairShare
+from tests.support.examples import examples
 
 COSTS = st.lists(st.integers(1, 100), min_size=3, max_size=3)
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(COSTS)
 def test_tenants_that_always_want_more_get_equal_costs(costs: list[int]) -> None:
     shares, names = FairShare(), ["ann", "bob", "cid"]

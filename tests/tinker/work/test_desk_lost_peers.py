@@ -20,7 +20,7 @@ from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
 from tests.support.started_process import start_process
 from tests.tinker.work.desk_doubles import JsonWire, an_order
-from tests.tinker.work.test_kills import work_of
+from tests.tinker.work.test_desk_kills import work_of
 
 FEWEST_KILLS = 10
 MODULE = "tests.tinker.work.killed_peers"

@@ -1,6 +1,6 @@
-"""The clients of TrainingService and SamplingService, against servers of the contracts."""
+"""The client of TrainingService, against a server of the contract."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -12,12 +12,9 @@ import pytest
 
 from flotilla.learner.v1 import training_service_pb2 as training_pb
 from flotilla.learner.v1 import training_service_pb2_grpc as training_grpc
-from flotilla.rollout.v1 import sampling_service_pb2 as sampling_pb
-from flotilla.rollout.v1 import sampling_service_pb2_grpc as sampling_grpc
 from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.rpc_options import MAX_MESSAGE_BYTES
-from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
 from services.tinker.adapters.training_peer import GrpcTrainingPeer
 from services.tinker.ports import OrderRefused, OutOfOrder, Unavailable, Unknown
 from services.tinker.types import (
@@ -25,11 +22,8 @@ from services.tinker.types import (
     LossBatch,
     LossSequence,
     ModelSettings,
-    SampleOrder,
-    SamplerWeights,
 )
 from tests.support.fake_peers import TOKEN, served
-from tests.support.free_ports import free_port
 
 SIZES = (7, 40_000, 3, 30_000, 1)
 
@@ -72,48 +66,14 @@ class EchoTraining(training_grpc.TrainingServiceServicer):
         return training_pb.ApplyUpdateResponse(metrics={"grad_norm": 1.5})
 
 
-class EchoSampling(sampling_grpc.SamplingServiceServicer):
-    def __init__(self) -> None:
-        self.opened: list[sampling_pb.OpenSamplerRequest] = []
-        self.sampled: list[sampling_pb.SampleRequest] = []
-        self.refusal: ServiceError | None = None
-
-    async def OpenSampler(self, request: Any, context: Any) -> sampling_pb.OpenSamplerResponse:
-        self.opened.append(request)
-        return sampling_pb.OpenSamplerResponse()
-
-    async def Sample(
-        self, request: sampling_pb.SampleRequest, context: Any
-    ) -> sampling_pb.SampleResponse:
-        self.sampled.append(request)
-        if self.refusal:
-            raise self.refusal
-        answer = sampling_pb.Answer(
-            token_ids=request.prompt_ids,
-            logprobs=np.array([-1.0, -2.0], "<f4").tobytes(),
-            stopped=True,
-            spans=[sampling_pb.WeightSpan(label="a@1", tokens=2)],
-        )
-        topk = np.arange(2 * request.topk_prompt_logprobs, dtype="<i4")
-        return sampling_pb.SampleResponse(
-            answers=[answer] * request.num_samples,
-            prompt_logprobs=np.array([np.nan, -1.0], "<f4").tobytes(),
-            topk_ids=topk.tobytes(),
-            topk_logprobs=topk.astype("<f4").tobytes(),
-            prompt_cache_hit_tokens=1,
-        )
-
-
 def echo_training() -> EchoTraining:
     return EchoTraining()  # pyright: ignore[reportAbstractUsage]
 
 
-add_training = partial(partial, training_grpc.add_TrainingServiceServicer_to_server)
-add_sampling = partial(partial, sampling_grpc.add_SamplingServiceServicer_to_server)
-
-
 @asynccontextmanager
-async def a_channel(add: Callable[[grpc.aio.Server], None]) -> AsyncGenerator[grpc.aio.Channel]:
+async def a_channel(training: EchoTraining) -> AsyncGenerator[grpc.aio.Channel]:
+    """A channel to a server of the contract."""
+    add = partial(training_grpc.add_TrainingServiceServicer_to_server, training)
     async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:
         yield channel
 
@@ -131,7 +91,7 @@ def a_batch(*sizes: int, targets: int = 1) -> LossBatch:
 
 async def test_a_batch_is_sent_in_messages_that_are_small_enough() -> None:
     training = echo_training()
-    async with a_channel(add_training(training)) as channel:
+    async with a_channel(training) as channel:
         peer = GrpcTrainingPeer(channel)
         result = await peer.forward_backward("m", 3, a_batch(*SIZES))
         assert result.metrics == {"loss:sum": 2.5}
@@ -151,7 +111,7 @@ async def test_a_batch_is_sent_in_messages_that_are_small_enough() -> None:
 
 async def test_other_calls_carry_what_the_contract_names() -> None:
     training = echo_training()
-    async with a_channel(add_training(training)) as channel:
+    async with a_channel(training) as channel:
         peer = GrpcTrainingPeer(channel)
         facts = await peer.describe_base()
         assert (facts.model, facts.max_rank, facts.models) == ("tiny", 8, {"m": 4})
@@ -177,47 +137,6 @@ async def test_each_refusal_is_an_error_of_the_port(
 ) -> None:
     training = echo_training()
     training.refusal = ServiceError(code, reason, "because", domain="learner.flotilla")
-    async with a_channel(add_training(training)) as channel:
+    async with a_channel(training) as channel:
         with pytest.raises(expected, match="because"):
             await GrpcTrainingPeer(channel).apply_update("m", 1, AdamSettings())
-
-
-async def test_an_absent_peer_is_unavailable_without_a_wait() -> None:
-    async with rpc.channel(f"127.0.0.1:{free_port()}", token=TOKEN) as channel:
-        with pytest.raises(Unavailable):
-            await GrpcSamplingPeer(channel).describe_engine()
-
-
-async def test_samples_come_back_as_they_were_sent() -> None:
-    sampling = EchoSampling()  # pyright: ignore[reportAbstractUsage]
-    async with a_channel(add_sampling(sampling)) as channel:
-        peer = GrpcSamplingPeer(channel)
-        await peer.open_sampler("a", SamplerWeights("a@1", "/folder"))
-        await peer.open_sampler("b", SamplerWeights("b@1", "/folder", whole=True))
-        await peer.open_sampler("c", SamplerWeights("base"))
-        kinds = [request.weights.WhichOneof("weights") for request in sampling.opened]
-        assert kinds == ["adapter_folder", "model_folder", "base"]
-        prompt = np.array([7, 8], np.int32)
-        result = await peer.sample("a", SampleOrder(prompt, 2, topk_prompt_logprobs=3))
-        assert len(result.answers) == 2
-        assert result.answers[0].token_ids.tolist() == [7, 8]
-        assert result.answers[0].spans == [("a@1", 2)]
-        assert result.topk_ids is not None
-        assert result.topk_ids.tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert result.cache_hit_tokens == 1
-        code = grpc.StatusCode.NOT_FOUND
-        sampling.refusal = ServiceError(code, "SAMPLER_UNKNOWN", "gone", domain="rollout.flotilla")
-        with pytest.raises(Unknown, match="gone"):
-            await peer.sample("a", SampleOrder(prompt, 1))
-
-
-async def test_answers_that_fit_no_message_are_sampled_in_several_calls() -> None:
-    sampling = EchoSampling()  # pyright: ignore[reportAbstractUsage]
-    async with a_channel(add_sampling(sampling)) as channel:
-        order = SampleOrder(np.array([7, 8], np.int32), 25, 8192, seed=5, prompt_logprobs=True)
-        result = await GrpcSamplingPeer(channel).sample("a", order)
-        assert len(result.answers) == 25
-        assert result.prompt_logprobs is not None
-        assert sorted(request.num_samples for request in sampling.sampled) == [1, 12, 12]
-        assert len({request.seed for request in sampling.sampled}) == 3
-        assert [request.prompt_logprobs for request in sampling.sampled].count(True) == 1

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tinker.store.order_rows import UNLOAD_SEQ, OrderRow
 from services.tinker.types import Kind, Pending
 from services.tinker.work.model_line import ModelLine
 from services.tinker.work.order_book import OpenOrder
+from tests.support.examples import examples
 from tests.tinker.work.desk_doubles import an_order
 from tests.tinker.work.shop import a_shop, read
 
@@ -18,6 +19,7 @@ def an_open_order(seq_id: int) -> OpenOrder:
     return OpenOrder(row, None, outcome=None)  # pyright: ignore[reportArgumentType]
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.permutations(range(1, 9)), st.data())
 def test_a_line_gives_orders_in_turn(arrivals: list[int], data: st.DataObject) -> None:
     line, done, coming = ModelLine(1), list[int](), [*arrivals, UNLOAD_SEQ]
@@ -32,6 +34,7 @@ def test_a_line_gives_orders_in_turn(arrivals: list[int], data: st.DataObject) -
     assert done == [*range(1, 9), UNLOAD_SEQ]
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sets(st.integers(1, 12), min_size=1), st.sets(st.integers(1, 12)))
 def test_no_order_stays_when_numbers_never_come(first: set[int], later: set[int]) -> None:
     line, ended = ModelLine(1), dict[int, bool]()
