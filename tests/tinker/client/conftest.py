@@ -1,0 +1,36 @@
+"""One server for all tests of a session, and clients of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.shared_folders import SharedFolders
+from tests.tinker.client.served import INSTALLED, Served, client_of, new_trainer, serving
+from tests.tinker.client.stage import make_stage
+
+
+@pytest.fixture(scope="session")
+def stage(shared_folders: SharedFolders, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not INSTALLED:
+        pytest.skip("Tinker's client is not in this environment: make test-tinker")
+    return shared_folders.filled_by(make_stage, "tinker-stage")
+
+
+@pytest.fixture(scope="session")
+def served(stage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(stage, tmp_path_factory.mktemp("tinker-state")) as one:
+        yield one
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Any]:
+    with client_of(served) as one:
+        yield one
+
+
+@pytest.fixture
+def trainer(client: Any) -> Any:
+    """A LoRA model, rank 8."""
+    return new_trainer(client)
