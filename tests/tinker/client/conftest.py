@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.shared_folders import SharedFolders
 from tests.tinker.client.served import INSTALLED, Served, client_of, new_trainer, serving
-from tests.tinker.client.stage import make_stage
+from tests.tinker.client.stage import find_stage
 
 
 @pytest.fixture(scope="session")
-def stage(shared_folders: SharedFolders, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stage() -> Path:
     if not INSTALLED:
         pytest.skip("Tinker's client is not in this environment: make test-tinker")
-    return shared_folders.filled_by(make_stage, "tinker-stage")
+    return find_stage()
 
 
 @pytest.fixture(scope="session")

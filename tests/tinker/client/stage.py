@@ -2,13 +2,16 @@
 
 Hugging Face's libraries prefer a folder of a name to the hub, so that no recipe is changed."""
 
+import hashlib
 import json
 import random
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.support.repository import ROOT
 from tests.tinker.client.tiny_base import train_base
 
 # The cookbook knows its renderer, `role_colon`, which stops at a string.
@@ -17,6 +20,7 @@ RIGHT_ANSWER = 7
 TOOL_RENDERER = "qwen3_instruct"
 COUNTED_WORD = "until"
 _SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
+_SOURCES = ("stage.py", "tiny_base.py")
 _NAMES = ("Ann", "Ben", "Cem", "Dana")
 _THINGS = ("apples", "books", "cups", "doors")
 
@@ -24,8 +28,19 @@ Row = Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
-def make_stage(folder: Path) -> None:
-    """Write the data sets and train the model for about a minute."""
+def find_stage() -> Path:
+    """Return the folder, made in about a minute when these sources have changed."""
+    sources = b"".join((ROOT / "tests/tinker/client" / name).read_bytes() for name in _SOURCES)
+    found = ROOT / f"build/tinker-stage-{hashlib.sha256(sources).hexdigest()[:12]}"
+    if not found.exists():
+        fresh = found.with_suffix(".partial")
+        shutil.rmtree(fresh, ignore_errors=True)
+        _make_stage(fresh)
+        fresh.rename(found)
+    return found
+
+
+def _make_stage(folder: Path) -> None:
     draw = random.Random(0)
     questions = [_question(draw) for _ in range(256)]
     graded = [{"question": each, "answer": f"#### {RIGHT_ANSWER}"} for each in questions]
