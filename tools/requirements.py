@@ -95,7 +95,9 @@ FILES: tuple[Pinned | Profile, ...] = (
         "requirements/env_gateway.txt", ("env-gateway", "environments"), "requirements/cpu.txt"
     ),
     Profile(
-        "requirements/gpu.txt", (*_MACHINE, "rollout", "learner", "ray"), "requirements/gpu.txt"
+        "requirements/gpu.txt",
+        (*_MACHINE, "rollout", "learner", "ray", "tinker"),
+        "requirements/gpu.txt",
     ),
     Profile("requirements/learner.txt", ("learner", "ray", "s3"), "requirements/gpu.txt"),
     Profile("requirements/rollout.txt", ("rollout",), "requirements/gpu.txt"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.common.process.service_main import Runtime, run_service_process
 from services.common.rpc.errors import ConfigError
 from services.common.rpc.network_addresses import split_host_port
+from services.common.run_folder.metric_lines import ALARMS_FILE
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.shared_memory import private_folder, shared_name
 from services.learner.config.learner import LearnerConfig
@@ -45,7 +46,7 @@ async def _opened_dependencies(
     runtime: Runtime[LearnerConfig], memory: Path
 ) -> "AsyncGenerator[LearnerDependencies]":
     """Yield the learner's dependencies. On exit the ranks close first, then what they rely on."""
-    from services.learner.alarms.adapters.sinks import build_alarm_sinks
+    from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
     from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
     from services.learner.dependencies import LearnerDependencies
     from services.learner.dumps.run_dumps import Dumps
@@ -58,12 +59,11 @@ async def _opened_dependencies(
     ranks = _build_ranks(runtime, memory, cluster)
     weights, sender = _build_publication_servers(runtime)
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
-    sinks = build_alarm_sinks(config.alarms, runtime.run_id, runtime.run_dir)
+    sinks = [JsonlAlarmSink(runtime.run_dir / ALARMS_FILE, runtime.run_id)]
     dumps = _build_dumps(runtime)
     async with AsyncExitStack() as ending:
         # Callbacks run last in, first out.
-        for close in (*(sink.close for sink in reversed(sinks)), tracker.close):
-            ending.push_async_callback(asyncio.to_thread, close)
+        ending.push_async_callback(asyncio.to_thread, tracker.close)
         for part in (sender, weights, cluster, ranks, dumps):
             if part is not None:
                 ending.push_async_callback(part.close)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,9 @@ class ClientOrder:
     session_id: str
     # None for samples.
     model_id: str | None
-    # The client's number of the order within its model, or its sampling session; from 1.
+    # The client's number of the order within its model, or its sampling session. Of a model's
+    # orders 0 creates it: CREATE_MODEL, or LOAD_WEIGHTS from a checkpoint of another model.
+    # UNLOAD_MODEL has none of its own: its number is ignored.
     seq_id: int
     body: bytes
     # Facts that the wire's answer needs besides the result, such as `sample_sequence_ids`.
@@ -133,6 +135,35 @@ class ModelSettings:
     seed: int = 0
     train_attention: bool = True
     train_mlp: bool = True
+    # The client's own notes, returned with the model.
+    user_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Save of a model, for training or for samplers."""
+
+    # The checkpoint's name; None leaves it to the server.
+    path_name: str | None
+    # Opens the sampler of this number with the saved weights, which then need no name.
+    sampling_session_seq_id: int | None = None
+    # None keeps it for good.
+    ttl_s: float | None = None
+    # "inflight" replaces the weights of the model's earlier inflight samplers too.
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    # Of a checkpoint of the same name.
+    overwrite: bool = False
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load of a saved state. As a model's first order, number 0, it creates the model with the
+    settings of the saved one."""
+
+    path: str
+    with_optimizer: bool
+    user_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +218,8 @@ class SampleOrder:
     stop_ids: Sequence[int] = ()
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    # Tokens at the prompt's end whose logprobs are returned; None returns all.
+    prompt_logprobs_last_n: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +240,48 @@ class SampleResult:
     topk_ids: NDArray[np.int32] | None = None
     topk_logprobs: NDArray[np.float32] | None = None
     cache_hit_tokens: int = 0
+
+
+# Times of the records are seconds since the epoch.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    model_id: str
+    session_id: str
+    tenant: str
+    settings: ModelSettings
+    created_s: float
+    # Number of the newest order that was carried out.
+    last_seq: int
+    # Updates of its weights so far, which name them in samples: `MODEL@UPDATES`.
+    updates: int
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRecord:
+    """A sampling session."""
+
+    sampler_id: str
+    session_id: str
+    tenant: str
+    base_model: str
+    # None for the base.
+    model_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    # `tinker://MODEL/weights/NAME`, or of a sampler `tinker://MODEL/sampler_weights/NAME`
+    path: str
+    model_id: str
+    tenant: str
+    # `training` or `sampler`
+    kind: str
+    created_s: float
+    size_bytes: int
+    settings: ModelSettings
+    # None: when it is deleted.
+    expires_s: float | None = None
+    public: bool = False

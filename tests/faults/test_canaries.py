@@ -42,7 +42,7 @@ HOLDERS = {"services.launcher.cli.app", LAUNCHER}
 GIVEN = {
     GATEWAY: {"APP_LOGIN"},
     ENVIRONMENTS: {"APP_LOGIN"},
-    LEARNER: {HOOK, "WANDB_API_KEY"},
+    LEARNER: {"WANDB_API_KEY"},
     "wandb-core": {"WANDB_API_KEY"},
     RANK: set[str](),
     WEIGHTS: set[str](),
@@ -119,7 +119,6 @@ def sections(hook: str) -> dict[str, Any]:
         "launcher": {"metrics": True, "notify": notify},
         "learner": {
             "steps": 2,
-            "alarms": {"webhook": f"${HOOK}"},
             "tracking": {
                 "backends": ["jsonl", "console", "wandb", "tensorboard"],
                 "mode": "offline",

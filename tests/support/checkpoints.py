@@ -40,7 +40,7 @@ def write_checkpoint(
 
 def write_models(directory: Path, models: RankModels, step: int) -> CheckpointFiles:
     """Write the checkpoint of one rank with all of its models."""
-    writer = CheckpointWriter(0, models.policy.device, models.describe_state, models.record)
+    writer = CheckpointWriter(0, models.policy.device, models.saved.describe, models.saved.record)
     writer.begin_writing(directory, models.state, step)
     return writer.when_written(lambda files: files).result()
 

@@ -13,5 +13,6 @@ RETRY_POLICY = {
 # then the call hangs until its deadline. Callers repeat these themselves, from the start.
 REQUEST_STREAMS = [
     {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
+    {"service": "flotilla.learner.v1.TrainingService", "method": "ForwardBackward"},
     {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
 ]

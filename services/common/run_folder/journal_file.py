@@ -18,10 +18,15 @@ class JournalError(Exception):
     """The journal could not be opened or written; later writes are not acknowledged."""
 
 
-def connect_journal(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open a connection whose commits are on disk when they return."""
+def connect_journal(
+    path: Path, *, read_only: bool = False, any_thread: bool = False
+) -> sqlite3.Connection:
+    """Open a connection whose commits are on disk when they return; with `any_thread` another
+    thread than this one may use it."""
     uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=30, check_same_thread=not any_thread
+    )
     if not read_only:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

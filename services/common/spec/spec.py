@@ -11,7 +11,7 @@ from services.common.spec.config import ConfigModel, did_you_mean, parse_config
 from services.common.spec.number_ranges import MOST_TOKENS, Tokens
 
 SHARED = ("name", "seed", "policy", "written_by")
-SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
+SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher", "tinker")
 SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
 
 

@@ -33,9 +33,9 @@ from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_spec import RunSpec, read_spec
-from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files
+from services.launcher.security.service_variables import inherited_variables
 from services.launcher.state import EXIT_BAD_CONFIG, LEARNER
 
 # Ctrl-C and schedulers signal the whole session: signals this close count as one.

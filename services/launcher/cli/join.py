@@ -24,7 +24,7 @@ from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_er
 from services.launcher.control.restarts import count_failure, describe_exit
 from services.launcher.run_spec import RunSpec, parse_spec
 from services.launcher.security.certificates import find_identities
-from services.launcher.security.env_filter import inherited_variables
+from services.launcher.security.service_variables import inherited_variables
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus
 from services.launcher.store.run_files import SPEC_FILE, log_path
 

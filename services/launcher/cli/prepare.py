@@ -17,7 +17,7 @@ from services.launcher.control.prepare_commands import (
     parse_prepare_tables,
 )
 from services.launcher.run_spec import read_spec
-from services.launcher.security.env_filter import variables_of_any_service
+from services.launcher.security.service_variables import variables_of_any_service
 
 
 async def run_prepare_commands(

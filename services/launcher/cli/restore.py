@@ -9,7 +9,7 @@ from services.common.process.child_environment import child_environment
 from services.common.process.run_child import run_child
 from services.launcher import learner_programs
 from services.launcher.cli.terminal import CommandError, Terminal
-from services.launcher.security.env_filter import STORE_VARIABLES
+from services.launcher.security.service_variables import STORE_VARIABLES
 
 
 class RestoreFailedError(CommandError):

@@ -1,5 +1,5 @@
-"""Commands beside runs: `flotilla dump`, and `tiny` and `emulator`, which pass their arguments to
-another tool."""
+"""Commands beside runs: `flotilla dump`, `tinker-serve`, and `tiny` and `emulator`, which pass
+their arguments to another tool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from services.launcher.cli.options import OVERRIDES
 
 def add_tool_commands(app: typer.Typer) -> None:
     app.command()(dump)
+    app.command()(tinker_serve)
     settings = {**OVERRIDES, "help_option_names": []}
     app.command(context_settings=settings)(tiny)
     app.command(context_settings=settings)(emulator)
@@ -25,6 +26,46 @@ def dump(
     from services.launcher.cli import dump as command
 
     raise typer.Exit(command.print_tables(file))
+
+
+def tinker_serve(
+    model: Annotated[str, typer.Argument(help="A model's folder, or its name on the hub.")],
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where clients come in; beyond loopback with TLS."),
+    ] = "127.0.0.1:8700",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Run spec of the three services, in place of one for this machine: [policy],"
+            " [learner.rank], [learner.training], [rollout.engine], [rollout.sampling], [tinker].",
+            exists=True,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where models, futures, logs and the key are kept.")
+    ] = Path("tinker"),
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a key of the spec: policy.max_model_len=8192."
+        ),
+    ] = None,
+) -> None:
+    """Train and sample by programs for the Tinker SDK, on this machine: `flotilla tinker-serve
+    Qwen/Qwen3-0.6B`.
+
+    Starts a trainer, a sampler (vLLM) and the server of the SDK's protocol, and prints the two
+    variables that a client needs. Then any script or cookbook recipe of SDK 0.38 runs against it.
+    A process that dies is started again. Ctrl-C ends all; the same command goes on where it ended:
+    sessions, models, samplers, checkpoints and results are in the folder. Exit code: 0 ended by
+    Ctrl-C, 1 failed, 2 bad spec.
+    """
+    from services.launcher.cli import tinker_serve as command
+
+    wish = command.TinkerServing(model, listen, config, folder, settings or [])
+    raise typer.Exit(command.serve_tinker(wish))
 
 
 def tiny(context: typer.Context) -> None:

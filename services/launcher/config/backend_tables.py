@@ -5,6 +5,9 @@ from typing import Any
 
 # Plays a recorded run, in place of all environments.
 REPLAY = "replay"
+# Backends of Fleet, whose `api_key_env` has a default.
+FLEET_BACKENDS = ("fleet", "fleet_openenv")
+FLEET_KEY = "FLEET_API_KEY"
 
 
 def without_replaced(section: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,3 +35,18 @@ def backend_tables(section: Mapping[str, Any], backend: str) -> dict[str, Mappin
         servers = section.get("servers", [])
         return {f"env_gateway.servers.{n}": each for n, each in enumerate(servers)}
     return {f"env_gateway.backends.{backend}": section.get("backends", {}).get(backend) or {}}
+
+
+def key_variables(section: Mapping[str, Any]) -> list[str]:
+    """Return the API key variables of the environments in use. A backend with its own `command`
+    needs none. `section` is the gateway's."""
+    environments: Mapping[str, Mapping[str, Any]] = section.get("environments", {})
+    used = {section.get("backend"), *(e.get("backend") for e in environments.values())}
+    named: list[str] = []
+    for backend in sorted(name for name in used if name):
+        default = FLEET_KEY if backend in FLEET_BACKENDS else None
+        for options in backend_tables(section, backend).values():
+            variable = options.get("api_key_env", default)
+            if variable and not options.get("command"):
+                named.append(variable)
+    return named

@@ -10,7 +10,7 @@ from services.launcher.config.launcher import LauncherConfig
 from services.launcher.ports import Registry
 from services.launcher.run_spec import RunSpec, may_span
 from services.launcher.security.certificates import identity_folder
-from services.launcher.security.env_filter import inherited_variables
+from services.launcher.security.service_variables import inherited_variables
 from services.launcher.state import LEARNER, ReplicaKey, Run, RunMode
 from services.launcher.store.run_files import SPEC_FILE, log_path
 

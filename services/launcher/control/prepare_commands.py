@@ -21,7 +21,7 @@ from services.common.spec.config import ConfigModel, parse_config
 from services.common.text.redaction import redact
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.security.env_filter import variables_of_any_service
+from services.launcher.security.service_variables import variables_of_any_service
 
 # Name of the preparing part of a run, in the mark of its processes and of its log.
 PREPARE_NAME = "prepare"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.tasks.task_files import TaskFileError
-from services.launcher.config.backend_tables import backend_of
+from services.launcher.config.backend_tables import FLEET_BACKENDS, backend_of
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
     TaskSelectionError,
@@ -22,7 +22,6 @@ from services.launcher.doctor.dataset import (
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.probe_process import ScriptError, run_script
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, LEARNER, RunMode
 
 # Compiling this many takes a second or two.

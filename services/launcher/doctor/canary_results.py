@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.durable_files import replace_file
+from services.launcher.config.backend_tables import FLEET_BACKENDS
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import task_field, version_of
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, ROLLOUT
 
 RESULTS_FILE = ".doctor.json"

@@ -8,7 +8,7 @@ from services.launcher.backends.sky import cost_estimate, machine_candidates
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.security.env_filter import STORE_VARIABLES
+from services.launcher.security.service_variables import STORE_VARIABLES
 from services.launcher.state import LEARNER, RunMode
 
 # One of them, or a role of the machine, grants access to a bucket.

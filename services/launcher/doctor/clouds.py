@@ -6,7 +6,7 @@ from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.doctor.findings import Finding, NotApplicableError
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.security.env_filter import CLOUD_VARIABLES
+from services.launcher.security.service_variables import CLOUD_VARIABLES
 from services.launcher.state import SERVICES
 
 

@@ -22,7 +22,7 @@ from services.launcher.doctor.model_size import (
 )
 from services.launcher.doctor.probe_process import ScriptError, run_command, run_script
 from services.launcher.doctor.run_context import RunContext, is_made_later
-from services.launcher.security.env_filter import HUB_VARIABLE
+from services.launcher.security.service_variables import HUB_TOKEN
 from services.launcher.state import LEARNER, ROLLOUT
 
 # Prints the number of parameters.
@@ -116,7 +116,7 @@ async def _query_hub(context: RunContext, *, look_up: bool = False) -> str:
     # A download that hangs can be ended only in a process of its own.
     command = python_command("-m", "services.launcher.doctor.adapters.hub_probe")
     code, output, errors = await run_command(
-        command, json.dumps(question).encode(), context.environ, also=(HUB_VARIABLE,)
+        command, json.dumps(question).encode(), context.environ, also=(HUB_TOKEN,)
     )
     if code != 0:
         reason = first_line(errors) or f"the hub's probe ended with code {code}"

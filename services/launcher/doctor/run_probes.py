@@ -16,7 +16,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.probe_list import PROBES, Probe
 from services.launcher.doctor.run_context import RunContext, read_sections
-from services.launcher.security.env_filter import variables_of_any_service
+from services.launcher.security.service_variables import variables_of_any_service
 
 SPEC = "spec"
 _SPEC_LIMIT_S = 60.0

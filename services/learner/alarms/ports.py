@@ -11,7 +11,3 @@ class AlarmSink(Protocol):
     def send_alarm(self, alarm: Alarm) -> None:
         """Forward an alarm. Called from several threads; never blocks, and never raises."""
         ...
-
-    def close(self) -> None:
-        """Wait, for a bounded time, until the sent alarms are delivered; by default they are."""
-        return

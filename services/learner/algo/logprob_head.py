@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Maps (logprobs of a chunk, the chunk's slice of the tokens) to each token's weighted loss.
+# Maps (logprobs of a chunk, the chunk's slice of the tokens) to each token's weighted loss, both of
+# the shape of the targets.
 # A token's loss may depend only on its own logprob, unless the objective is `coupled`: it is
 # then called once, with all tokens.
 TokenObjective = Callable[[Tensor, slice], Tensor]
@@ -70,14 +71,20 @@ def _chunk_spans(count: int, chunk: int) -> list[slice]:
 def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, *, chunk: int
 ) -> Tensor:
-    """Return logprobs [n] of `targets` [n] given `hidden` [n, width]; float32, no gradient."""
+    """Return logprobs of `targets` [n], or several at each position [n, k], given `hidden`
+    [n, width]; float32, no gradient."""
     precise = _accumulation_dtype(hidden.dtype)
     scores = _ChunkScores(weight.to(hidden.dtype), min(chunk, len(targets)), precise)
-    logprobs = hidden.new_empty(len(targets), dtype=precise)
+    logprobs = hidden.new_empty(targets.shape, dtype=precise)
     for span in _chunk_spans(len(targets), chunk):
         log_probs, _ = scores.score_chunk(hidden[span], temperature[span])
-        logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
+        logprobs[span] = _gather_targets(log_probs, targets[span])
     return logprobs
+
+
+def _gather_targets(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Return the values [n, vocab] at `targets` [n] or [n, k], in their shape."""
+    return log_probs.gather(1, targets.view(len(targets), -1)).view(targets.shape)
 
 
 def fused_policy_loss(
@@ -91,9 +98,10 @@ def fused_policy_loss(
     coupled: bool = False,
     entropy_weights: EntropyWeights | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed objective, and the logprob and entropy (nats) of each token.
+    """Return the summed objective, the logprob of each target, and each position's entropy (nats).
 
-    hidden [n, width], weight [vocab, width], targets [n] int64, temperature [n]. Only the loss
+    hidden [n, width], weight [vocab, width], targets [n] int64, temperature [n]. With several
+    targets at each position they are [n, k], and so are the logprobs. Only the loss
     carries a gradient, to `hidden` and, unless it is frozen, `weight`. Logits are cast to float32
     (float64 for float64 input) before the temperature; the head's gradient is accumulated in that
     type.
@@ -121,27 +129,29 @@ class _FusedPolicyLoss(torch.autograd.Function):
         learns = ctx.needs_input_grad[1]
         begin = torch.empty_like if len(targets) else torch.zeros_like
         grad_weight = begin(weight, dtype=precise) if learns else None
-        logprobs = hidden.new_empty(len(targets), dtype=precise)
-        entropy = torch.empty_like(logprobs)
+        logprobs = hidden.new_empty(targets.shape, dtype=precise)
+        entropy = hidden.new_empty(len(targets), dtype=precise)
         loss = hidden.new_zeros((), dtype=precise)
         derive = _make_derivative(plan, hidden, weight, targets, temperature)
         scores = _ChunkScores(head, min(plan.chunk, len(targets)), precise)
         for span in _chunk_spans(len(targets), plan.chunk):
             log_probs, probs = scores.score_chunk(hidden[span], temperature[span])
-            logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
+            logprobs[span] = _gather_targets(log_probs, targets[span])
             # A row's dot product, without the matrix of all products.
             entropy[span] = -torch.bmm(probs[:, None], log_probs[:, :, None]).view(-1)
             values, slope = derive(logprobs[span], span)
             loss += values.sum()
-            pull = slope[:, None]
+            places = targets[span].view(len(slope), -1)
+            slopes = slope.view(places.shape)
+            pull = slopes.sum(1, keepdim=True)
             if plan.entropy_weights is not None:
                 bonus = plan.entropy_weights(span)
                 loss += torch.dot(bonus, entropy[span])
                 # d entropy / d logits = -p * (log p + entropy)
                 pull = log_probs.add_(entropy[span, None]).mul_(bonus[:, None]).add_(pull)
-            # slope * d logprob / d logits = slope * (onehot - p)
+            # slope * d logprob / d logits = slope * (onehot - p), summed over a position's targets
             grad = probs.mul_(pull.neg() / temperature[span, None])
-            grad.scatter_add_(1, targets[span, None], (slope / temperature[span])[:, None])
+            grad.scatter_add_(1, places, slopes / temperature[span, None])
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
             if grad_weight is not None:

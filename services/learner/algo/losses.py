@@ -158,6 +158,11 @@ def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss
 
 
 def _clipped_loss(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:
+    return clipped_surrogate(ratio, advantages, 1 - config.clip_low, 1 + config.clip_high)
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> TokenLoss:
+    """Return -min(ratio * A, clip(ratio, low, high) * A), PPO's loss."""
     plain = ratio * advantages
-    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    bounded = ratio.clamp(low, high) * advantages
     return TokenLoss(-torch.minimum(plain, bounded), bounded < plain)

@@ -94,9 +94,9 @@ def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path
             _write_generation_config(partial)
 
 
-def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
+def export_adapters(checkpoint: Path, assets: Path | None, out: Path) -> None:
     """Write the adapters of a checkpoint to `out`, as PEFT's `from_pretrained` loads them, with the
-    tokenizer of `assets`. Raises ExportError."""
+    tokenizer of `assets`, if given. Raises ExportError."""
     if not has_adapters(checkpoint):
         raise ExportError(
             f"{checkpoint} holds a whole model: the run trains no adapters (learner.lora); export"
@@ -105,7 +105,8 @@ def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
     with _replacing(checkpoint, out) as partial:
         _write_tensors(find_tensors(checkpoint, ADAPTERS), partial / ADAPTER_FILE, "float32")
         write_durably(partial / ADAPTER_CONFIG, (checkpoint / ADAPTER_CONFIG).read_bytes())
-        _copy_assets(assets, partial, code=False)
+        if assets is not None:
+            _copy_assets(assets, partial, code=False)
 
 
 def has_adapters(checkpoint: Path) -> bool:

@@ -1,20 +1,14 @@
-"""Alarm thresholds and the webhook: `[learner.alarms]`. See docs/metrics.md."""
+"""Alarm thresholds: `[learner.alarms]`. See docs/metrics.md."""
 
-import re
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import Count, Share, Steps
-
-_WEBHOOK = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|https?://\S+")
 
 
 class AlarmsConfig(ConfigModel):
     """Thresholds. A ratio covers the last `window` steps, or more until it has `count` items."""
 
-    # URL that accepts {"text": ...}, as Slack's do, or $NAME of a variable that holds one.
-    webhook: str | None = None
     window: Steps = 8
     count: Count = 32
     # Smallest share of groups whose attempts differ in reward.
@@ -39,11 +33,3 @@ class AlarmsConfig(ConfigModel):
     no_reward_steps: Steps = 3
     # Tasks of one environment that are given up within `window` steps.
     given_up_tasks: Count = 3
-
-    @field_validator("webhook")
-    @classmethod
-    def _is_a_url_or_a_variable(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not _WEBHOOK.fullmatch(webhook):
-            # The message omits the value: it may be a secret with a typo.
-            raise ValueError("expected an http(s) URL, or $NAME of an environment variable")
-        return webhook

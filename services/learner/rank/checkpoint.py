@@ -85,17 +85,25 @@ def read_base(directory: Path) -> BaseRecord | None:
     return None if base is None else BaseRecord(**base)
 
 
-def load_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
-    """Load the adapters of a checkpoint into the policy.
-
-    Raises CheckpointError if they have another base, or other ranks and layers."""
+def check_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
+    """Raise CheckpointError unless `load_adapters` can load a checkpoint."""
     saved = read_base(directory)
     if saved is None or saved.fingerprint != base.fingerprint:
         raise CheckpointError(f"{directory}: {describe_other_base(saved, base)}")
     try:
         check_adapter_config(policy, directory)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+
+
+def load_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
+    """Load the adapters of a checkpoint into the policy.
+
+    Raises CheckpointError if they have another base, or other ranks and layers."""
+    check_adapters(directory, policy, base)
+    try:
         ShardFolder(directory).read_group(ADAPTERS, policy.saved_parameters())
-    except (OSError, ValueError, TensorShardError) as error:
+    except TensorShardError as error:
         raise CheckpointError(f"{directory}: {error}") from error
 
 

@@ -36,13 +36,17 @@ class Adapters:
     layers: Mapping[str, "MergedLinear"]
     # Merged into the weights that engines receive; otherwise they receive only the adapters.
     merged: bool = True
+    # The policy's own; layers may have others as well.
+    own: str = ADAPTER
 
-    def named_parameters(self, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
-        """Parameters by name, as in PEFT's files: `{layer}.lora_A.weight`."""
+    def named_parameters(self, adapter: str | None = None) -> dict[str, nn.Parameter]:
+        """Parameters by name, as in PEFT's files: `{layer}.lora_A.weight`; by default the own
+        adapter's."""
+        chosen = adapter or self.own
         return {
             f"{name}.{kind}.weight": matrix
             for name, layer in self.layers.items()
-            for kind, matrix in zip(ADAPTER_MATRICES, layer.adapter_matrices(adapter), strict=True)
+            for kind, matrix in zip(ADAPTER_MATRICES, layer.adapter_matrices(chosen), strict=True)
         }
 
     def file_parameters(self) -> dict[str, nn.Parameter]:
@@ -59,10 +63,10 @@ class Adapters:
         layer = self.layers.get(name.removesuffix(".weight"))
         if layer is None or not name.endswith(".weight"):
             return base
-        down, up = layer.adapter_matrices(ADAPTER)
+        down, up = layer.adapter_matrices(self.own)
         # Rows of B are split like those of the weight.
         merged = merge_weight(
-            local_tensor(base), gather_tensor(down), local_tensor(up), layer.scaling[ADAPTER]
+            local_tensor(base), gather_tensor(down), local_tensor(up), layer.scaling[self.own]
         )
         return with_part(base, merged)
 
@@ -102,14 +106,15 @@ class Adapters:
                 self.layers[name].used_adapter = own
 
     @torch.no_grad()
-    def reset(self, adapter: str = ADAPTER) -> None:
+    def reset(self, adapter: str | None = None, seed: int | None = None) -> None:
         """Set the adapter to its initial values, equal on all ranks: the policy is the base's.
 
-        A is uniform and B zero, as in PEFT."""
+        A is uniform and B zero, as in PEFT. They depend on the seed, or else the adapter's name."""
+        source = (adapter or self.own) if seed is None else seed
         for name, parameter in self.named_parameters(adapter).items():
             whole = torch.zeros(parameter.shape)
             if ".lora_A." in name:
-                seed = int.from_bytes(hashlib.sha256(f"{adapter} {name}".encode()).digest()[:7])
+                seed = int.from_bytes(hashlib.sha256(f"{source} {name}".encode()).digest()[:7])
                 bound = 1 / math.sqrt(parameter.shape[1])
                 whole.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
             part = local_tensor(split_like(parameter, whole.to(parameter.device)))
@@ -136,6 +141,40 @@ def add_adapters(
     for name in names:
         _inject(model, config, chosen, name, merged=merged)
     return Adapters(config, {name: model.get_submodule(name) for name in chosen}, merged)
+
+
+def add_separate_adapter(
+    model: Any, config: LoraConfig, layers: Iterable[str], name: str, seed: int
+) -> Adapters:
+    """Add one more adapter, with its initial values, to these layers of a frozen model.
+
+    It is unused but in `Adapters.used`, and computes what engines that receive it alone compute."""
+    layers = list(layers)
+    _inject(model, config, layers, name, merged=False)
+    added = Adapters(config, {each: model.get_submodule(each) for each in layers}, False, name)
+    for layer in added.layers.values():
+        layer.used_adapter = None
+    added.reset(seed=seed)
+    _have_all_trained(model)
+    return added
+
+
+def remove_adapter(model: Any, adapters: Adapters) -> None:
+    """Remove what `add_separate_adapter` has added; the layers keep their other adapters."""
+    with warnings.catch_warnings():
+        # It activates another one, which has no meaning here.
+        warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
+        for layer in adapters.layers.values():
+            layer.delete_adapter(adapters.own)
+    del model.peft_config[adapters.own]
+    _have_all_trained(model)
+
+
+def _have_all_trained(model: nn.Module) -> None:
+    """PEFT allows one adapter to train at a time, whenever one is added or removed."""
+    for name, parameter in model.named_parameters():
+        if any(f".{kind}." in name for kind in ADAPTER_MATRICES):
+            parameter.requires_grad_(True)
 
 
 def _inject(
@@ -176,10 +215,15 @@ def _make_room(layer: "MergedLinear", adapter: str) -> None:
         matrices.requires_grad_(True)
 
 
+def linear_layers(model: Any) -> list[str]:
+    """Return the names of the layers of a model without adapters that may get one."""
+    head = model.get_output_embeddings()
+    return [name for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+
+
 def _target_layers(model: Any, config: LoraConfig) -> list[str]:
     """Return the names of the layers that get an adapter. Raises ModelError."""
-    head = model.get_output_embeddings()
-    linear = [name for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+    linear = linear_layers(model)
     wanted = config.target_modules
     if wanted == ALL_LINEAR:
         if not linear:

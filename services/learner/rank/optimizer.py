@@ -62,6 +62,13 @@ class Optimizer:
         """Configuration that it was made from."""
         return self._config
 
+    def configure(self, config: OptimizerConfig) -> None:
+        """Use another configuration from the next step on; the moments stay."""
+        self._config = config
+        decayed, plain = self._adamw.param_groups
+        for group, decay in ((decayed, config.weight_decay), (plain, 0.0)):
+            group.update(betas=config.betas, eps=config.eps, weight_decay=decay)
+
     @property
     def gradients(self) -> list[Tensor]:
         """Accumulated gradients of all parameters that have one."""

@@ -123,6 +123,19 @@ class Pack:
         return Segments(token_ids, parents, experts)
 
     @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions of all rows, in their order, among the concatenated tokens of the segments."""
+        sizes = [sum(len(ids) for ids in cluster.segments) for cluster in self.clusters]
+        starts = np.cumsum([0, *sizes])
+        return np.concatenate(
+            [
+                place + start
+                for cluster, start in zip(self.clusters, starts, strict=False)
+                for place in cluster.positions
+            ]
+        )
+
+    @property
     def row_tokens(self) -> int:
         """Tokens of all rows; a shared prompt counts for each."""
         return sum(len(row.token_ids) for row in self.rows)
@@ -142,18 +155,11 @@ class PackTargets:
     @staticmethod
     def from_pack(pack: Pack, device: torch.device) -> "PackTargets":
         rows = pack.rows
-        sizes = [sum(len(ids) for ids in cluster.segments) for cluster in pack.clusters]
-        starts = np.cumsum([0, *sizes])
         counts = [len(row.positions) for row in rows]
-        positions = [
-            place + start
-            for cluster, start in zip(pack.clusters, starts, strict=False)
-            for place in cluster.positions
-        ]
         targets = [row.token_ids[row.positions + 1].astype(np.int64) for row in rows]
         temperatures = np.array([row.temperature for row in rows], np.float32)
         columns = (
-            np.concatenate(positions),
+            pack.positions,
             np.concatenate(targets),
             np.repeat(temperatures, counts),
             np.repeat(np.arange(len(rows)), counts),

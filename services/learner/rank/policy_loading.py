@@ -17,7 +17,7 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.block_compilation import CompiledBlocks
-from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
+from services.learner.rank.lora import ADAPTER, Adapters, add_adapters, freeze_model
 from services.learner.rank.model import DTYPES, Policy, canary_token_ids
 from services.learner.rank.model_loading import (
     ModelError,
@@ -44,13 +44,18 @@ def load_policy(
     rank: RankConfig,
     source: str | Path | None = None,
     lora: LoraConfig | None = None,
+    *,
+    frozen: bool = False,
 ) -> Policy:
     """Load the policy's weights, from `source` (a checkpoint folder) if given.
 
-    With `lora` they are frozen and get adapters, which have no effect yet. Raises ModelError if
-    the model cannot be found, or would not be trained as it is served."""
+    With `lora` they are frozen and get adapters, which have no effect yet; `frozen` is for
+    adapters that are added later. Raises ModelError if the model cannot be found, or would not
+    be trained as it is served."""
     dtype = DTYPES[config.dtype]
     model = read_model(config, source)
+    if frozen:
+        freeze_model(model, dtype)
     merged = config.adapter_rank is None
     adapters = add_adapters(model, lora, dtype, merged=merged) if lora is not None else None
     policy = prepare_policy(model, dtype, rank, adapters=adapters)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,17 +16,8 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
-from services.learner.rank.activation_checkpointing import (
-    choose_checkpointing,
-    decoder_shape,
-    enable_checkpointing,
-)
-from services.learner.rank.adapter_files import (
-    BASE_MARK,
-    BaseRecord,
-    check_mergeable,
-    save_adapter_config,
-)
+from services.learner.rank.adapter_files import BASE_MARK, BaseRecord, check_mergeable
+from services.learner.rank.checkpointing_choice import fit_checkpointing
 from services.learner.rank.critic import OPTIMIZER_PREFIX, Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
@@ -36,8 +27,8 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy, load_split_body, load_split_policy
 from services.learner.rank.reference import BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
-from services.learner.rank.sharding import ShardLayout, local_tensor
-from services.learner.rank.split_loading import MODEL, saved_tensors
+from services.learner.rank.saved_state import SavedState
+from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.trainer import Trainer
 
 # The process's output is the rank's log.
@@ -79,23 +70,17 @@ class RankModels:
     base: BaseRecord | None = None
 
     @property
+    def saved(self) -> SavedState:
+        """What a checkpoint keeps of the policy."""
+        return SavedState(self.policy, self.optimizer, self.base)
+
+    @property
     def state(self) -> dict[str, Mapping[str, Tensor]]:
         """Tensors that a checkpoint keeps, by group."""
-        groups: dict[str, Mapping[str, Tensor]] = {
-            checkpoint.OPTIMIZER: self.optimizer.state_tensors()
-        }
-        if self.base is not None:
-            groups[checkpoint.ADAPTERS] = self.policy.saved_parameters()
-        else:
-            groups[MODEL] = saved_tensors(self.policy.model)
+        groups = self.saved.groups
         if self.critic is not None:
             groups[checkpoint.CRITIC] = self.critic.state_tensors()
         return groups
-
-    @property
-    def record(self) -> dict[str, object]:
-        """Content of a checkpoint's record beside the step."""
-        return {} if self.base is None else {"base": asdict(self.base)}
 
     @property
     def publication_marks(self) -> dict[str, Tensor]:
@@ -105,13 +90,6 @@ class RankModels:
             return {}
         raw = bytearray.fromhex(self.base.fingerprint)
         return {BASE_MARK: torch.frombuffer(raw, dtype=self.policy.compute_dtype)}
-
-    def describe_state(self, directory: Path) -> list[str]:
-        """Write a checkpoint's files other than tensors; return their names."""
-        self.policy.config.save_pretrained(directory)
-        if self.base is None:
-            return [checkpoint.CONFIG_FILE]
-        return [checkpoint.CONFIG_FILE, *save_adapter_config(self.policy, self.base, directory)]
 
     def initial_fingerprint(self) -> bytes | None:
         """Return the fingerprint of the first policy, if it is still used: as the reference,
@@ -132,7 +110,7 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     `store` is the one that this rank hosts for all, if it does. Raises ModelError,
     CheckpointError, and ValueError for an algorithm that cannot be run."""
     torch.set_num_threads(setup.rank.threads)
-    device = _select_device(setup)
+    device = select_device(setup.rank, setup.place)
     step = checkpoint.read_step(setup.checkpoint) if setup.checkpoint else 0
     source = _model_source(setup)
     replicas = Replicas()
@@ -154,7 +132,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         policy = policy.split_over_ranks(layout)
     optimizer = _load_optimizer(setup, policy, replicas)
     if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":
-        _fit_checkpointing(setup, policy, critic, replicas)
+        bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
+        fit_checkpointing(policy, setup.rank, replicas, bodies)
     if policy.compiled is not None:
         _try_compiling(policy, optimizer)
     trainer = Trainer(
@@ -169,18 +148,18 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     return RankModels(policy, optimizer, trainer.critic, reference, trainer, replicas, step, base)
 
 
-def _select_device(setup: RankSetup) -> torch.device:
+def select_device(config: RankConfig, place: RankPlacement) -> torch.device:
     """Return this rank's own device; a GPU becomes the process's default."""
-    if setup.rank.device == "cpu":
+    if config.device == "cpu":
         return torch.device("cpu")
     there = torch.cuda.device_count()
-    if there < setup.place.slots:
+    if there < place.slots:
         raise ModelError(
-            f"learner.rank.processes is {setup.place.slots}, but this machine has {there} GPUs: "
+            f"learner.rank.processes is {place.slots}, but this machine has {there} GPUs: "
             "each rank needs its own"
         )
-    torch.cuda.set_device(setup.place.slot)
-    return torch.device("cuda", setup.place.slot)
+    torch.cuda.set_device(place.slot)
+    return torch.device("cuda", place.slot)
 
 
 def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
@@ -189,29 +168,6 @@ def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
         return None
     dtype, offload = DTYPES[setup.policy.dtype], setup.rank.offload_optimizer
     return ShardLayout.over_ranks(setup.place, device, dtype, offload=offload)
-
-
-def _fit_checkpointing(
-    setup: RankSetup, policy: Policy, critic: Critic | None, replicas: Replicas
-) -> None:
-    """Have the models keep the activations that fit beside all else, equally on every rank."""
-    bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
-    trained = (p for body in bodies for p in body.parameters() if p.requires_grad)
-    parts = sum(local_tensor(p).numel() for p in trained)
-    gradients_and_moments = 4 * parts if setup.rank.offload_optimizer else 12 * parts
-    hidden = decoder_shape(policy.config).hidden
-    whole = (4 + 2 * policy.compute_dtype.itemsize) * policy.vocabulary * hidden
-    head = 3 * 4 * setup.rank.head_chunk * policy.vocabulary
-    taken = torch.cuda.memory_allocated(policy.device) + gradients_and_moments + whole + head
-    size = torch.cuda.get_device_properties(policy.device).total_memory
-    tokens = max(setup.rank.pack_tokens, setup.policy.max_model_len)
-    chosen = choose_checkpointing(
-        *(policy.config, tokens, policy.compute_dtype, replicas.largest_number(taken), size),
-        compiled=setup.rank.compile,
-    )
-    _log.info("gradient_checkpointing: %s fits into the GPU's memory", chosen)
-    for body in bodies:
-        enable_checkpointing(body, chosen)
 
 
 def _try_compiling(policy: Policy, optimizer: Optimizer) -> None:

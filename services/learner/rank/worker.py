@@ -18,6 +18,7 @@ from services.learner.rank.model import canary_token_ids, score_tokens
 from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
+from services.learner.rank.serving_rank import ServingRank, ServingSetup, load_served
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
 from services.learner.types import ModelInfo, Publication, StepTokens, TrainBatch
@@ -132,8 +133,8 @@ class PublishingRank(Rank):
             marks=models.publication_marks,
         )
         self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
-        index, record = setup.place.index, models.record
-        self._saving = CheckpointWriter(index, policy.device, models.describe_state, record)
+        index, saved = setup.place.index, models.saved
+        self._saving = CheckpointWriter(index, policy.device, saved.describe, saved.record)
 
     @property
     def commands(self) -> Mapping[str, Command]:
@@ -219,7 +220,7 @@ class CommandDispatcher:
     """Answers messages; holds the rank from `start` on."""
 
     def __init__(self) -> None:
-        self._rank: Rank | None = None
+        self._rank: Rank | ServingRank | None = None
         self._store: Store | None = None
 
     def close(self) -> None:
@@ -232,6 +233,10 @@ class CommandDispatcher:
         if message["command"] == "host":
             self._store, rendezvous = host_store(message["arguments"]["host"])
             return {"rendezvous": rendezvous}
+        if message["command"] == "serve":
+            setup = ServingSetup.model_validate(message["arguments"])
+            self._rank = ServingRank(setup, load_served(setup))
+            return self._rank.describe_start()
         if message["command"] == "start":
             self._rank = _start_rank(RankSetup.model_validate(message["arguments"]), self._store)
             return self._rank.describe_start()

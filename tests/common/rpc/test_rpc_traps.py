@@ -18,6 +18,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as launcher_pb
 from flotilla.learner.v1 import group_service_pb2 as learner_pb
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
+from flotilla.learner.v1 import training_service_pb2 as training_pb
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.rollout.v1 import rollout_service_pb2 as rollout_pb
 from services.common.rpc import rpc, rpc_options, rpc_retries
@@ -117,7 +118,7 @@ async def test_an_empty_message_and_unknown_fields_are_fine(serve: Serve) -> Non
 
 
 def test_no_stream_of_requests_is_left_to_grpc_to_repeat() -> None:
-    learner = (learner_pb, policy_pb, weight_pb)
+    learner = (learner_pb, policy_pb, weight_pb, training_pb)
     contracts = (*learner, env_pb, launcher_pb, registry_pb, rollout_pb)
     streams = [
         {"service": service.full_name, "method": method.name}

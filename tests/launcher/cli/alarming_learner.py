@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from services.common.process.service_main import Runtime, run_service_process
 from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.alarms.adapters.sinks import build_alarm_sinks
+from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
@@ -20,7 +20,7 @@ def load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
 
 async def serve(runtime: Runtime[LearnerConfig]) -> None:
     run_dir = runtime.run_dir
-    sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, run_dir)
+    sinks = [JsonlAlarmSink(run_dir / "alarms.jsonl", runtime.run_id)]
     tracker = JsonlTracker(run_dir / "metrics.jsonl")
     vendors = LearnerDependencies(
         FakeRanks(run_dir / "weights"), tracker, TokenizerDigests(TOKENIZER), alarm_sinks=sinks
@@ -29,8 +29,6 @@ async def serve(runtime: Runtime[LearnerConfig]) -> None:
         await run_learner(runtime, vendors)
     finally:
         tracker.close()
-        for sink in sinks:
-            sink.close()
 
 
 if __name__ == "__main__":

@@ -163,5 +163,5 @@ def test_changes_name_keys_in_lists_and_take_defaults_for_what_they_are() -> Non
 
 
 def test_a_secret_that_differs_is_not_shown() -> None:
-    old, new = (spec(learner={"alarms": {"webhook": f"https://x/{n}"}}) for n in (1, 2))
-    assert [c.format_change() for c in diff_specs(old, new)] == ["learner.alarms.webhook: differs"]
+    old, new = (spec(learner={"chat": {"webhook": f"https://x/{n}"}}) for n in (1, 2))
+    assert [c.format_change() for c in diff_specs(old, new)] == ["learner.chat.webhook: differs"]

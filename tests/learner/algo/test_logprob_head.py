@@ -198,3 +198,26 @@ def test_a_likely_token_of_a_large_vocabulary_has_its_exact_logprob() -> None:
     exact = exact.gather(1, targets[:, None]).squeeze(1)
     assert (exact < -0.005).all()
     torch.testing.assert_close(found.double(), exact, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+def test_several_targets_at_a_position_share_its_logits(chunk: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(7, WIDTH, generator=generator, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64).requires_grad_()
+    # One of them twice at a position.
+    targets = torch.randint(0, VOCAB, (7, 3), generator=generator)
+    targets[2, 1] = targets[2, 0]
+    weights = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    plain = (hidden @ weight.t() / 0.7).log_softmax(-1).gather(1, targets)
+    expected = torch.autograd.grad((plain**2 * weights).sum(), (hidden, weight))
+    temperature = torch.full((7,), 0.7, dtype=torch.float64)
+    loss, logprobs, _ = fused_policy_loss(
+        *(hidden, weight, targets, temperature),
+        lambda part, span: part**2 * weights[span],
+        chunk=chunk,
+    )
+    torch.testing.assert_close(logprobs, plain.detach())
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
+    scored = token_logprobs(hidden.detach(), weight.detach(), targets, temperature, chunk=chunk)
+    torch.testing.assert_close(scored, plain.detach())

@@ -328,7 +328,7 @@ def save_a_part(setup: dict[str, Any], reported: Connection) -> None:
     ):
         kinds = ("step", "exp_avg", "exp_avg_sq")
         optimizer.add_empty_state([f"{kind}.{name}" for name in parameters for kind in kinds])
-    writer = CheckpointWriter(given.place.index, models.policy.device, models.describe_state)
+    writer = CheckpointWriter(given.place.index, models.policy.device, models.saved.describe)
     writer.begin_writing(given.shm_dir / "saved", models.state, 1)
     reported.send(sorted(writer.when_written(lambda files: files.sha256).result()))
 

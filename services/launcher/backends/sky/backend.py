@@ -37,7 +37,7 @@ from services.launcher.backends.sky.price_catalog import open_catalog
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.signs_of_life import SignsOfLife
 from services.launcher.config.sky import Machines
-from services.launcher.security import secret_names
+from services.launcher.security import service_variables
 from services.launcher.security.sealed_secrets import forget_key, load_or_make_key, seal_secrets
 from services.launcher.state import ExitStatus, Unit
 
@@ -178,8 +178,8 @@ class SkyBackend(Backend):
             except CodeError as error:
                 raise BackendError(str(error)) from error
         site = self._offers.make_site(launch, code)
-        wanted = secret_names.required_secrets(launch.spec, service)
-        if_set = secret_names.optional_secrets(launch.spec, service)
+        wanted = service_variables.required_secrets(launch.spec, service)
+        if_set = service_variables.optional_secrets(launch.spec, service)
         values = _collect_secrets(wanted, launch, if_set)
         secrets = seal_secrets(values, load_or_make_key(code))
         machines = await asyncio.to_thread(self._choose_machines, launch)

@@ -10,7 +10,7 @@ from services.launcher.backends.sky import cost_estimate, machine_candidates, ta
 from services.launcher.backends.sky.machine_script import OWN_CODE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.run_spec import RunSpec
-from services.launcher.security import secret_names
+from services.launcher.security import service_variables
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 REMOTE = "CHECKPOINT_REMOTE"
@@ -110,13 +110,13 @@ def _list_secrets(spec: RunSpec) -> tuple[Sequence[str], Sequence[str]]:
     named = (
         name
         for service in (GATEWAY, LEARNER, ROLLOUT)
-        for name in secret_names.required_secrets(spec, service)
+        for name in service_variables.required_secrets(spec, service)
     )
-    unneeded = (*secret_names.IDENTITY_VARIABLES, secret_names.WANDB_KEY)
+    unneeded = (*service_variables.IDENTITY_VARIABLES, service_variables.WANDB_KEY)
     required = [name for name in dict.fromkeys(named) if name not in unneeded]
     optional = (
-        *(secret_names.WANDB_KEY, *secret_names.STORE_SECRETS),
-        *secret_names.optional_secrets(spec, LEARNER),
+        *(service_variables.WANDB_KEY, *service_variables.STORE_SECRETS),
+        *service_variables.optional_secrets(spec, LEARNER),
     )
     return required, [name for name in dict.fromkeys(optional) if name not in required]
 
@@ -153,11 +153,11 @@ def _task_script(spec_path: str, spec: RunSpec, overrides: Sequence[str]) -> str
 
 def _tracker_lines(learner: dict[str, Any]) -> list[str]:
     """Return the shell line that adds wandb to the run's trackers if there is a key of it."""
-    backends = secret_names.tracker_backends(learner) or _TRACKERS
+    backends = service_variables.tracker_backends(learner) or _TRACKERS
     if "wandb" in backends:
         return []
     chosen = shlex.quote(f"--learner.tracking.backends={json.dumps([*backends, 'wandb'])}")
-    return [f'[ -z "${secret_names.WANDB_KEY}" ] || CHOSEN+=({chosen})']
+    return [f'[ -z "${service_variables.WANDB_KEY}" ] || CHOSEN+=({chosen})']
 
 
 def _warning_lines(spec: RunSpec) -> list[str]:

@@ -11,7 +11,7 @@ from services.launcher.backends.sky.machine_script import WatchedReplica, run_sc
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.run_spec import RunSpec, may_span
-from services.launcher.security import secret_names
+from services.launcher.security import service_variables
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
 Document = dict[str, Any]
@@ -64,7 +64,7 @@ def replica_task(site: RunSite, key: ReplicaKey, machines: Machines | None = Non
         document["num_nodes"] = machines.num_nodes
     document["resources"] = _replica_resources(site, service, machines)
     document["workdir"] = site.workdir
-    wanted = secret_names.required_secrets(site.spec, service)
+    wanted = service_variables.required_secrets(site.spec, service)
     document["secrets"] = dict.fromkeys(wanted)
     document["setup"] = f"set -e\n{site.config.sky.setup}\n"
     document["run"] = run_script(_watched_replica(site, key))

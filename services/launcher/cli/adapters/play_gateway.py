@@ -12,14 +12,14 @@ from services.common.spec.spec_loading import load_spec
 from services.common.text.printable_text import print_visible
 from services.launcher.cli.terminal import CommandError
 from services.launcher.config.backend_tables import (
+    FLEET_BACKENDS,
     backend_of,
     backend_tables,
     without_replaced,
 )
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.run_spec import read_spec
-from services.launcher.security.env_filter import inherited_variables
-from services.launcher.security.secret_names import FLEET_BACKENDS
+from services.launcher.security.service_variables import inherited_variables
 from services.launcher.state import GATEWAY
 
 # What a gateway's spec must hold, and no gateway uses.

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from services.launcher.config.backend_tables import FLEET_BACKENDS
 from services.launcher.doctor.adapters.key_probe import check_fleet_versions
 from services.launcher.doctor.dataset import EnvVersion, examine_tasks
 from services.launcher.doctor.findings import Finding, NotApplicableError
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.tcp_ports import used_backends
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY
 
 

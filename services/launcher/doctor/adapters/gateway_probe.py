@@ -25,7 +25,7 @@ from services.launcher.doctor.prompts import UncountedError, check_prompts
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.server_starts import report_starts
 from services.launcher.doctor.tcp_ports import list_started, used_backends
-from services.launcher.security.env_filter import inherited_variables
+from services.launcher.security.service_variables import inherited_variables
 from services.launcher.state import GATEWAY, LEARNER
 
 _CALL_S = 30.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.rpc.deadlines import loop_time
-from services.launcher.config.backend_tables import REPLAY
+from services.launcher.config.backend_tables import FLEET_BACKENDS, REPLAY
 from services.launcher.doctor.adapters.idle_episode import (
     IdleEpisode,
     play_idle_episode,
@@ -23,7 +23,6 @@ from services.launcher.doctor.idle_comparison import (
     shares_state,
     suggest_isolation,
 )
-from services.launcher.security.secret_names import FLEET_BACKENDS
 
 # Further tasks of an environment are played only within this time.
 _MORE_TASKS_S = 20.0

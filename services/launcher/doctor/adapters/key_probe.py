@@ -11,6 +11,7 @@ import httpx
 
 from services.common.adapters.bounded_http import ask, object_of
 from services.common.text.parsing import TextLimits
+from services.launcher.config.backend_tables import FLEET_BACKENDS
 from services.launcher.doctor.dataset import EnvVersion
 from services.launcher.doctor.findings import (
     Finding,
@@ -22,7 +23,6 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.tcp_ports import used_backends
-from services.launcher.security.secret_names import FLEET_BACKENDS
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0

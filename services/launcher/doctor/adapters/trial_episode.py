@@ -14,8 +14,7 @@ from services.common.domain.pass_rates import PASS_REWARD
 from services.common.domain.transcripts import encode_transcript
 from services.common.rpc import rpc
 from services.common.text.parsing import as_object
-from services.launcher.config.backend_tables import backend_of, backend_tables
-from services.launcher.security.secret_names import FLEET_BACKENDS
+from services.launcher.config.backend_tables import FLEET_BACKENDS, backend_of, backend_tables
 
 # Time in which an error may still pass, as that of a server that is starting.
 PATIENCE_S = 6.0

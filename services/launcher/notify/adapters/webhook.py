@@ -1,6 +1,6 @@
 """Messages as JSON to any URL. The receiver drops repeats by the header Idempotency-Key."""
 
-from services.common.adapters.webhook import WebhookError, is_webhook_url, post_json
+from services.launcher.notify.adapters.webhook_post import WebhookError, is_webhook_url, post_json
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Letter
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError

@@ -9,13 +9,13 @@ from services.common.process.child_environment import child_environment
 from services.launcher.backends.ports import BackendError
 from services.launcher.backends.sky import cost_estimate, task_documents
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.security import secret_names
-from services.launcher.security.env_filter import (
+from services.launcher.security import service_variables
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from services.launcher.security.service_variables import (
     LAUNCHERS_OWN,
     inherited_variables,
     variables_of_any_service,
 )
-from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config, launch
@@ -31,7 +31,7 @@ WISH: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in secret_names.SECRET_OWNERS:
+    for name in service_variables.SECRET_OWNERS:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -42,8 +42,8 @@ def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_a
     def named(**options: Any) -> tuple[str, ...]:
         section = {"backend": "mcp", "environments": {"booking": {"backend": backend}}}
         spec = {"env_gateway": {**section, "backends": {backend: options}}}
-        found = secret_names.required_secrets(bare_spec(spec, config()), GATEWAY)
-        return tuple(name for name in found if name not in secret_names.IDENTITY_VARIABLES)
+        found = service_variables.required_secrets(bare_spec(spec, config()), GATEWAY)
+        return tuple(name for name in found if name not in service_variables.IDENTITY_VARIABLES)
 
     assert named() == ("FLEET_API_KEY",)
     assert named(api_key_env="MINE") == ("MINE",)
@@ -67,26 +67,31 @@ def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None
 
     def named(**more: Any) -> tuple[str, ...]:
         spec = {"env_gateway": {**section, **more}}
-        return secret_names.required_secrets(bare_spec(spec, config()), GATEWAY)
+        return service_variables.required_secrets(bare_spec(spec, config()), GATEWAY)
 
     assert {"A_KEY", "FLEET_API_KEY"} <= {*named(backend="mcp")}
     replay = {"replay": {"run": "runs/one"}}
-    assert named(backend="replay", backends=replay) == secret_names.IDENTITY_VARIABLES
+    assert named(backend="replay", backends=replay) == service_variables.IDENTITY_VARIABLES
 
 
 def test_a_store_and_the_hub_have_their_keys_where_they_are_used() -> None:
-    assert secret_names.optional_secrets(bare_spec(WISH), LEARNER) == (*STORE, OPTIONS, HUB)
-    assert secret_names.optional_secrets(bare_spec(WISH), ROLLOUT) == (HUB,)
-    assert secret_names.optional_secrets(bare_spec(WISH), GATEWAY) == ()
+    assert service_variables.optional_secrets(bare_spec(WISH), LEARNER) == (*STORE, OPTIONS, HUB)
+    assert service_variables.optional_secrets(bare_spec(WISH), ROLLOUT) == (HUB,)
+    assert service_variables.optional_secrets(bare_spec(WISH), GATEWAY) == ()
     assert (
-        secret_names.optional_secrets(bare_spec({"policy": {"model": "/models/qwen"}}), LEARNER)
+        service_variables.optional_secrets(
+            bare_spec({"policy": {"model": "/models/qwen"}}), LEARNER
+        )
         == ()
     )
 
 
 def test_trackers_have_their_variables_where_they_are_listed() -> None:
     spec = {"learner": {"tracking": {"backends": ["jsonl", "mlflow", "trackio"]}}}
-    assert secret_names.optional_secrets(bare_spec(spec), LEARNER) == secret_names.MLFLOW_SECRETS
+    assert (
+        service_variables.optional_secrets(bare_spec(spec), LEARNER)
+        == service_variables.MLFLOW_SECRETS
+    )
     found = inherited_variables(bare_spec(spec, config()), LEARNER)
     assert {"MLFLOW_*", "TRACKIO_DIR"} <= set(found)
     assert not set(found) & {"WANDB_*", "WANDB_API_KEY"}
@@ -107,14 +112,14 @@ def test_trackers_have_their_variables_where_they_are_listed() -> None:
 )
 def test_a_model_that_is_a_path_or_is_made_here_is_not_the_hubs(model: str, at_hub: bool) -> None:
     spec = {"policy": {"model": model}, "prepare": [{"creates": "build/tiny-0"}]}
-    assert (secret_names.optional_secrets(bare_spec(spec), ROLLOUT) == (HUB,)) == at_hub
+    assert (service_variables.optional_secrets(bare_spec(spec), ROLLOUT) == (HUB,)) == at_hub
 
 
 def test_local_runs_go_by_the_same_table() -> None:
     for service in SERVICES:
         found = inherited_variables(bare_spec(WISH, config()), service)
-        assert set(found) >= set(secret_names.optional_secrets(bare_spec(WISH), service))
-        assert not set(found) & {*secret_names.IDENTITY_VARIABLES, *LAUNCHERS_OWN}
+        assert set(found) >= set(service_variables.optional_secrets(bare_spec(WISH), service))
+        assert not set(found) & {*service_variables.IDENTITY_VARIABLES, *LAUNCHERS_OWN}
 
 
 def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() -> None:
@@ -152,7 +157,9 @@ async def given(
     values = dict(sky.launched[-1]["secrets"])
     unseal_secrets(values, Path(sky.launched[-1]["workdir"]) / KEY_FILE)
     await backend.kill_replica(unit)
-    return {name: values[name] for name in values if name not in secret_names.IDENTITY_VARIABLES}
+    return {
+        name: values[name] for name in values if name not in service_variables.IDENTITY_VARIABLES
+    }
 
 
 async def test_what_is_set_here_is_handed_over_and_what_is_not_refuses_nothing(
@@ -182,7 +189,7 @@ def test_a_plan_is_the_same_whatever_is_set_where_it_is_made(
 ) -> None:
     site = task_documents.site_from_launch(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
     before = cost_estimate.dump_yaml([task_documents.replica_task(site, (LEARNER, 0))])
-    for name in secret_names.SECRET_OWNERS:
+    for name in service_variables.SECRET_OWNERS:
         monkeypatch.setenv(name, "set")
     assert cost_estimate.dump_yaml([task_documents.replica_task(site, (LEARNER, 0))]) == before
     assert "AWS" not in before and HUB not in before

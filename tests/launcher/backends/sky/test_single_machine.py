@@ -19,7 +19,7 @@ from services.launcher.cli.train import TrainOptions
 from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_spec import RunSpec, read_spec
-from services.launcher.security.env_filter import variables_of_any_service
+from services.launcher.security.service_variables import variables_of_any_service
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT

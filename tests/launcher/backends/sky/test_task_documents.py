@@ -24,8 +24,8 @@ def _site(**sky: Any) -> task_documents.RunSite:
 
 def test_secrets_are_named_and_their_values_are_nowhere() -> None:
     spec = {
-        "env_gateway": {"backend": "fleet"},
-        "learner": {"tracking": {"backends": ["wandb"]}, "alarms": {"webhook": "$HOOK_URL"}},
+        "env_gateway": {"backend": "fleet", "fleet": {"base_url": "$FLEET_URL"}},
+        "learner": {"tracking": {"backends": ["wandb"]}},
     }
     for key in _KEYS:
         wish = launch(key, config(secrets=["HF_TOKEN"]), spec)
@@ -36,7 +36,7 @@ def test_secrets_are_named_and_their_values_are_nowhere() -> None:
         assert {"FLOTILLA_TOKEN", "FLOTILLA_TLS", "HF_TOKEN"} <= set(document["secrets"])
         assert ("FLEET_API_KEY" in document["secrets"]) == (key[0] == GATEWAY)
         assert ("WANDB_API_KEY" in document["secrets"]) == (key[0] == LEARNER)
-        assert ("HOOK_URL" in document["secrets"]) == (key[0] == LEARNER)
+        assert ("FLEET_URL" in document["secrets"]) == (key[0] == GATEWAY)
         assert "canary" not in cost_estimate.dump_yaml([document])
         assert "envs" not in document
 

@@ -24,7 +24,7 @@ from services.learner.types import Histogram
 from tests.support.waiting import wait_until
 
 SPEC = {
-    "learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}},
+    "learner": {"steps": 4, "chat": {"webhook": "https://hooks.example/T0/secret"}},
     "tasks": {"a/b,c": [1, 2]},
 }
 PROJECT = "fleet-task-grpo"

@@ -71,7 +71,7 @@ def test_trackio_has_the_name_the_group_and_the_spec_without_secrets(
 ) -> None:
     run = found["trackio"]
     assert (run["id"], run["name"], run["config"]["_Group"]) == ("0123abcd", "my-run", "tests")
-    assert run["config"]["learner"] == {"steps": 4, "alarms": {"webhook": "***"}}
+    assert run["config"]["learner"] == {"steps": 4, "chat": {"webhook": "***"}}
 
 
 def test_mlflow_has_every_point_of_a_killed_run_once(found: dict[str, dict[str, Any]]) -> None:
@@ -90,7 +90,7 @@ def test_mlflow_has_the_name_the_tags_and_the_spec_without_secrets(
     assert (run["name"], run["status"]) == ("my-run", "FINISHED")
     assert run["params"] == {
         "learner.steps": "4",
-        "learner.alarms.webhook": "***",
+        "learner.chat.webhook": "***",
         "tasks.a_b_c": "[1, 2]",
     }
     assert {"a", "group"} <= run["tags"].keys()

@@ -114,7 +114,7 @@ def test_a_run_has_its_name_its_project_and_its_spec_without_secrets(offline: Pa
     assert (run.run_id, run.display_name, run.project) == ("0123abcd", "my-run", "fleet-task-grpo")
     assert (run.run_group, list(run.tags)) == ("tests", ["a"])
     config = {item.key: item.value_json for item in run.config.update}
-    assert json.loads(config["learner"]) == {"steps": 4, "alarms": {"webhook": "***"}}
+    assert json.loads(config["learner"]) == {"steps": 4, "chat": {"webhook": "***"}}
 
 
 def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(offline: Path) -> None:

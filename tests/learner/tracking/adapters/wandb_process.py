@@ -18,7 +18,7 @@ from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.wandb import WandbTracker
 from services.learner.types import Histogram
 
-SPEC = {"learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}}}
+SPEC = {"learner": {"steps": 4, "chat": {"webhook": "https://hooks.example/T0/secret"}}}
 
 
 def main(folder: Path, first: int, last: int, *, resumed: bool, end: str, mode: str) -> None:

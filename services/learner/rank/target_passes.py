@@ -1,0 +1,114 @@
+"""Passes over sequences whose targets and losses a caller names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
+from services.learner.algo.summed_losses import COUPLED, SUMMED_LOSSES, TargetInputs
+from services.learner.rank.device_transfer import to_device
+from services.learner.rank.model import Policy
+from services.learner.rank.packed_rows import Pack, Row, RowPacker
+from services.learner.training_types import TargetBatch, TargetScores, TargetSequence
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPasses:
+    """Passes of a policy over batches, of which this rank computes its share."""
+
+    packer: RowPacker
+    chunk: int
+
+    def run(self, policy: Policy, batch: TargetBatch) -> TargetScores:
+        """Return the scores of all sequences, from all ranks; unless only these are wanted, add
+        this rank's share of the summed losses' gradient to the parameters'."""
+        rows = [_make_row(index, each) for index, each in enumerate(batch.sequences)]
+        own: dict[int, NDArray[np.float32]] = {}
+        loss = 0.0
+        for pack in self.packer.iter_packs(rows):
+            chosen = [batch.sequences[row.index] for row in pack.rows]
+            logprobs, total = self._run_pack(policy, pack, chosen, batch)
+            loss += total
+            own |= _split_pack(logprobs, pack, chosen)
+        lengths = {i: each.target_ids.size for i, each in enumerate(batch.sequences)}
+        found = self.packer.replicas.gather_arrays(own, lengths)
+        (loss,) = self.packer.replicas.sum_numbers(loss)
+        logprobs = [
+            found[index].reshape(each.target_ids.shape)
+            for index, each in enumerate(batch.sequences)
+        ]
+        return TargetScores(logprobs, {"loss:sum": loss})
+
+    def _run_pack(
+        self, policy: Policy, pack: Pack, chosen: Sequence[TargetSequence], batch: TargetBatch
+    ) -> tuple[Tensor, float]:
+        """Return the logprobs of a pack's targets, [n] or [n, k], and its loss in float64."""
+        device = policy.device
+        targets, given = _make_inputs(chosen, batch, device)
+        places = to_device(pack.positions, device)
+        temperature = torch.ones(len(targets), device=device)
+        compute = SUMMED_LOSSES[batch.loss]
+        with torch.set_grad_enabled(not batch.forward_only):
+            hidden = policy.segment_states(pack.segments)[places]
+            if batch.forward_only:
+                logprobs = token_logprobs(
+                    hidden, policy.head, targets, temperature, chunk=self.chunk
+                )
+            else:
+                loss, logprobs, _ = fused_policy_loss(
+                    *(hidden, policy.head, targets, temperature),
+                    lambda part, span: compute(part, given.part(span)),
+                    chunk=self.chunk,
+                    coupled=batch.loss in COUPLED,
+                )
+                loss.backward()
+        with torch.no_grad():
+            return logprobs, float(compute(logprobs, given).double().sum())
+
+
+def _make_row(index: int, sequence: TargetSequence) -> Row:
+    """Return the sequence as packs take it: every position predicts."""
+    positions = np.arange(len(sequence.token_ids))
+    none = np.zeros(0, np.float32)
+    return Row(index, sequence.token_ids, positions, none, temperature=1.0, staleness=0)
+
+
+def _make_inputs(
+    chosen: Sequence[TargetSequence], batch: TargetBatch, device: torch.device
+) -> tuple[Tensor, TargetInputs]:
+    """Return the targets of a pack's sequences, [n] or [n, k], and their inputs."""
+    most = max(each.target_ids.size // len(each.token_ids) for each in chosen)
+    join = partial(_join_columns, width=most, device=device)
+    arrays = {name: join([each.inputs[name] for each in chosen]) for name in chosen[0].inputs}
+    lengths = [len(each.token_ids) for each in chosen]
+    sequence = to_device(np.repeat(np.arange(len(chosen)), lengths), device)
+    targets = join([each.target_ids for each in chosen])
+    return targets, TargetInputs(arrays, batch.options, sequence, len(chosen))
+
+
+def _join_columns(
+    arrays: Sequence[NDArray[np.generic]], width: int, device: torch.device
+) -> Tensor:
+    """Concatenate arrays [n] or [n, k]; narrower ones get zeros, which have no weight."""
+    columns = [each.reshape(len(each), -1) for each in arrays]
+    wide = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in columns]
+    joined = to_device(np.concatenate(wide), device)
+    return joined.squeeze(1) if width == 1 else joined
+
+
+def _split_pack(
+    logprobs: Tensor, pack: Pack, chosen: Sequence[TargetSequence]
+) -> dict[int, NDArray[np.float32]]:
+    """Return the logprobs of each sequence, flat, by its index in the batch."""
+    values = logprobs.detach().float().cpu().numpy().reshape(len(logprobs), -1)
+    ends = np.cumsum([len(each.token_ids) for each in chosen])
+    parts = np.split(values, ends[:-1])
+    return {
+        row.index: part[:, : each.target_ids.size // len(each.token_ids)].reshape(-1)
+        for row, each, part in zip(pack.rows, chosen, parts, strict=True)
+    }

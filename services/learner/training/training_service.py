@@ -1,0 +1,238 @@
+"""Server of `flotilla.learner.v1.TrainingService`. The proto holds the contract."""
+
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from flotilla.learner.v1 import training_service_pb2 as pb
+from flotilla.learner.v1 import training_service_pb2_grpc
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.rpc.errors import ServiceError
+from services.learner.config.training import TrainingConfig
+from services.learner.training.batch_checks import (
+    LOSSES,
+    RawSequence,
+    SequenceLimits,
+    check_update,
+    complete_options,
+    decode_sequence,
+)
+from services.learner.training.folders import Export, write_export, write_state
+from services.learner.training.refusals import OperationRefused
+from services.learner.training.trained_models import TrainedModel, TrainedModels
+from services.learner.training_types import (
+    AdamUpdate,
+    AdapterChoice,
+    BaseModel,
+    TargetBatch,
+    TargetScores,
+    TargetSequence,
+    WrittenFolder,
+)
+
+DOMAIN = "learner.flotilla"
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+_CODES = {
+    "MODEL_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+    "NO_STATE": grpc.StatusCode.NOT_FOUND,
+    "MODEL_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
+    "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
+    "FOLDER_UNUSABLE": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_MANY_MODELS": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "NOT_FINITE": grpc.StatusCode.ABORTED,
+    "RANKS_LOST": grpc.StatusCode.UNAVAILABLE,
+}
+# The others: BAD_SETTINGS, BAD_BATCH, UNKNOWN_LOSS, STATE_MISMATCH.
+_USUAL = grpc.StatusCode.INVALID_ARGUMENT
+# Logprobs in one response.
+_RESPONSE_BYTES = 1 << 19
+
+
+@dataclass(kw_only=True)
+class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
+    """Adapter between the contract and the models.
+
+    `model` is the base as the spec names it; `export` writes what samplers load."""
+
+    models: TrainedModels
+    base: BaseModel
+    model: str
+    limits: SequenceLimits
+    config: TrainingConfig
+    export: Export
+
+    def __post_init__(self) -> None:
+        self._work = BackgroundTasks()
+
+    async def DescribeBase(
+        self, request: pb.DescribeBaseRequest, context: Context
+    ) -> pb.DescribeBaseResponse:
+        return pb.DescribeBaseResponse(
+            model=self.model,
+            max_model_len=self.limits.max_model_len,
+            vocabulary=self.limits.vocabulary,
+            max_rank=self.config.max_rank,
+            losses=list(LOSSES),
+            models=self.models.operations,
+            max_models=self.config.max_models,
+            parameters=self.base.parameters,
+        )
+
+    async def CreateModel(
+        self, request: pb.CreateModelRequest, context: Context
+    ) -> pb.CreateModelResponse:
+        choice = AdapterChoice(
+            request.lora_rank, request.seed, request.train_attention, request.train_mlp
+        )
+        model = await self._finish(self.models.create_model(request.model_id, choice))
+        return pb.CreateModelResponse(
+            trainable_parameters=model.parameters, operation=model.operation
+        )
+
+    async def DeleteModel(
+        self, request: pb.DeleteModelRequest, context: Context
+    ) -> pb.DeleteModelResponse:
+        await self._finish(self.models.delete_model(request.model_id))
+        return pb.DeleteModelResponse()
+
+    async def ForwardBackward(
+        self, request_iterator: AsyncIterator[pb.ForwardBackwardRequest], context: Context
+    ) -> AsyncIterator[pb.ForwardBackwardResponse]:
+        operation, batch = await _refusing(self._read_batch(request_iterator))
+
+        async def run(model: TrainedModel) -> TargetScores:
+            return await model.ranks.accumulate(model.name, batch)
+
+        if batch.forward_only:
+            work = self.models.read_out(operation.model_id, run)
+        else:
+            kind = "ForwardBackward"
+            work = self.models.carry_out(operation.model_id, operation.number, kind, run)
+        scores = await self._finish(work)
+        for response in _encode_scores(scores):
+            yield response
+
+    async def ApplyUpdate(
+        self, request: pb.ApplyUpdateRequest, context: Context
+    ) -> pb.ApplyUpdateResponse:
+        update = AdamUpdate(
+            request.learning_rate,
+            request.beta1,
+            request.beta2,
+            request.eps,
+            request.weight_decay,
+            request.grad_clip_norm,
+        )
+
+        async def run(model: TrainedModel) -> Mapping[str, float]:
+            check_update(update)
+            return {"grad_norm": await model.ranks.update(model.name, update)}
+
+        return pb.ApplyUpdateResponse(
+            metrics=await self._carry_out(request.operation, "ApplyUpdate", run)
+        )
+
+    async def SaveState(
+        self, request: pb.SaveStateRequest, context: Context
+    ) -> pb.SaveStateResponse:
+        written = await self._write(request, "state")
+        return pb.SaveStateResponse(total_bytes=written.total_bytes)
+
+    async def LoadState(
+        self, request: pb.LoadStateRequest, context: Context
+    ) -> pb.LoadStateResponse:
+        folder, with_optimizer = Path(request.folder), request.with_optimizer
+
+        async def run(model: TrainedModel) -> None:
+            await model.ranks.load(model.name, folder, with_optimizer=with_optimizer)
+
+        await self._carry_out(request.operation, "LoadState", run)
+        return pb.LoadStateResponse()
+
+    async def ExportWeights(
+        self, request: pb.ExportWeightsRequest, context: Context
+    ) -> pb.ExportWeightsResponse:
+        written = await self._write(request, "export")
+        return pb.ExportWeightsResponse(
+            total_bytes=written.total_bytes, fingerprint=written.fingerprint
+        )
+
+    async def _carry_out(self, operation: pb.Operation, kind: str, run: Any) -> Any:
+        work = self.models.carry_out(operation.model_id, operation.number, kind, run)
+        return await self._finish(work)
+
+    async def _write(
+        self, request: pb.SaveStateRequest | pb.ExportWeightsRequest, kind: str
+    ) -> WrittenFolder:
+        """Write a folder once, however often that is requested after one operation."""
+        folder, operation = request.folder, request.operation
+
+        async def run(model: TrainedModel) -> WrittenFolder:
+            key = (kind, Path(folder))
+            if key not in model.written:
+                write = write_state if kind == "state" else self._export
+                model.written[key] = await write(model, folder)
+            return model.written[key]
+
+        work = self.models.read_out(operation.model_id, run, operation.number)
+        return await self._finish(work)
+
+    async def _export(self, model: TrainedModel, folder: str) -> WrittenFolder:
+        return await write_export(model, folder, self.export)
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finish work that changes models, even if the caller goes away."""
+        return await _refusing(self._work.run_shielded(work))
+
+    async def _read_batch(
+        self, requests: AsyncIterator[pb.ForwardBackwardRequest]
+    ) -> tuple[pb.Operation, TargetBatch]:
+        first: pb.ForwardBackwardRequest | None = None
+        options: dict[str, float] = {}
+        sequences: list[TargetSequence] = []
+        async for request in requests:
+            if first is None:
+                first = request
+                options = complete_options(first.loss, first.loss_options)
+            for sequence in request.sequences:
+                raw = RawSequence(
+                    sequence.token_ids, sequence.target_ids, sequence.targets, sequence.inputs
+                )
+                place = len(sequences)
+                sequences.append(decode_sequence(place, raw, first.loss, self.limits))
+        if first is None or not sequences:
+            raise OperationRefused("BAD_BATCH", "there are no sequences")
+        batch = TargetBatch(first.loss, options, sequences, first.forward_only)
+        return first.operation, batch
+
+
+async def _refusing(work: Awaitable[T]) -> T:
+    """Translate refusals into the contract's."""
+    try:
+        return await work
+    except OperationRefused as refused:
+        code = _CODES.get(refused.reason, _USUAL)
+        raise ServiceError(code, refused.reason, str(refused), domain=DOMAIN) from refused
+
+
+def _encode_scores(scores: TargetScores) -> Iterator[pb.ForwardBackwardResponse]:
+    """Yield responses of about `_RESPONSE_BYTES`, the last with the metrics."""
+    encoded = [values.astype("<f4").tobytes() for values in scores.logprobs]
+    for part in _split_by_size(encoded):
+        yield pb.ForwardBackwardResponse(logprobs=part)
+    yield pb.ForwardBackwardResponse(metrics=scores.metrics)
+
+
+def _split_by_size(parts: Sequence[bytes]) -> list[list[bytes]]:
+    """Return consecutive parts together as long as they begin within the same span of bytes."""
+    groups: dict[int, list[bytes]] = {}
+    starts = accumulate((len(part) for part in parts), initial=0)
+    for part, start in zip(parts, starts, strict=False):
+        groups.setdefault(start // _RESPONSE_BYTES, []).append(part)
+    return list(groups.values())

@@ -1,0 +1,1 @@
+"""The peers of the front door, over gRPC."""

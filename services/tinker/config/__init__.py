@@ -1,0 +1,1 @@
+"""The front door's table of a run spec, `[tinker]`."""

@@ -1,0 +1,55 @@
+"""Whether a peer answers: work waits here while it is away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from services.tinker.ports import OrderRefused, Unavailable, Unknown
+
+F = TypeVar("F")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class PeerWatch(Generic[F]):
+    """What a peer last said about itself, until it is lost.
+
+    Each loss begins a new era. Work that is lost with the peer is suspected of having killed it,
+    but only if other calls had succeeded in that era: else the peer was just not up yet."""
+
+    def __init__(self, describe: Callable[[], Awaitable[F]]) -> None:
+        self._describe = describe
+        self._facts: F | None = None
+        self._asking = asyncio.Lock()
+        # Newest facts, of an era that may be over.
+        self.last_facts: F | None = None
+        self.era = 0
+        self._proven: set[int] = set()
+
+    @property
+    def is_away(self) -> bool:
+        return self._facts is None
+
+    async def facts(self) -> F:
+        """Return what the peer says about itself; wait until it answers."""
+        pause = _FIRST_PAUSE_S
+        async with self._asking:
+            while self._facts is None:
+                try:
+                    self._facts = self.last_facts = await self._describe()
+                except (OrderRefused, Unavailable, Unknown):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+            return self._facts
+
+    def note_success(self, era: int) -> None:
+        """Note a call that succeeded, begun in this era."""
+        self._proven.add(era)
+
+    def note_loss(self, era: int) -> bool:
+        """Note that the peer was lost during a call begun in this era; return whether it worked."""
+        if era == self.era:
+            self._facts = None
+            self.era += 1
+        return era in self._proven

@@ -1,0 +1,72 @@
+"""The end of a session: its orders fail, its models and samplers go, its checkpoints stay."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.common.aio.background_tasks import BackgroundTasks
+from services.common.telemetry.log import get_logger
+from services.tinker.store import record_rows
+from services.tinker.store.record_rows import SamplerRow
+from services.tinker.types import Kind
+from services.tinker.work.engine_samplers import EngineSamplers
+from services.tinker.work.model_holding import ModelHolding
+from services.tinker.work.order_book import OrderBook, user_failure
+from services.tinker.work.sampling_carrier import SamplingCarrier
+from services.tinker.work.session_book import SessionBook
+from services.tinker.work.training_carrier import TrainingCarrier
+from services.tinker.work.vault import Vault
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class SessionEndings:
+    """Ends sessions everywhere."""
+
+    book: OrderBook
+    sessions: SessionBook
+    training: TrainingCarrier
+    sampling: SamplingCarrier
+    holding: ModelHolding
+    engine: EngineSamplers
+    vault: Vault
+    samplers: dict[str, SamplerRow]
+    # Farewells to the peers, which may be away.
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    async def end(self, session_id: str, reason: str) -> None:
+        """End a session for good; the peers hear of it when they can."""
+        _log.info("a session ends", session=session_id, reason=reason)
+        self.sessions.forget(session_id)
+        failure = user_failure(f"the session has ended: {reason}")
+        models = [
+            model
+            for model in self.training.models.values()
+            if model.row.record.session_id == session_id
+        ]
+        for model in models:
+            await self.training.end_model(model, failure)
+        orders = [each for each in self.book.open.values() if each.row.session_id == session_id]
+        samples = [each for each in orders if each.row.kind is Kind.SAMPLE]
+        await asyncio.gather(*(self.sampling.give_up(order, failure) for order in samples))
+        now = self.book.clock()
+        folders = await self.book.store.run(lambda db: record_rows.end_session(db, session_id, now))
+        gone = self._forget_weights(session_id)
+        for model in models:
+            self.background.start_task(self.holding.delete(model.model_id))
+        self.background.start_task(self._remove_weights(gone, folders))
+
+    def _forget_weights(self, session_id: str) -> list[str]:
+        for sampler_id, row in list(self.samplers.items()):
+            if row.record.session_id == session_id:
+                del self.samplers[sampler_id]
+        weights = self.vault.weights
+        gone = [key for key, row in weights.items() if row.session_id == session_id]
+        for weights_id in gone:
+            del weights[weights_id]
+        return gone
+
+    async def _remove_weights(self, weights_ids: list[str], folders: list[str]) -> None:
+        for weights_id in weights_ids:
+            await self.engine.close(weights_id)
+        await self.vault.remove_folders(folders)

@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.rpc.errors import ConfigError
+from services.launcher.cli.command_runner import BAD_SPEC, FAILED
+from services.launcher.cli.tinker_serve import (
+    TinkerServing,
+    make_services,
+    make_spec,
+    read_or_make_key,
+    serve_tinker,
+)
+
+KEY = "tml-0123456789abcdef"
+
+
+def _make_wish(folder: Path, **fields: Any) -> TinkerServing:
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "listen": "127.0.0.1:8700",
+        "config": None,
+        "folder": folder / "tinker",
+        "settings": (),
+        **fields,
+    }
+    return TinkerServing(**given)
+
+
+def test_a_spec_is_made_for_this_machine(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"max_position_embeddings": 512}')
+
+    spec = make_spec(_make_wish(tmp_path, model=str(model)))
+
+    assert spec["policy"]["model"] == str(model)
+    assert spec["policy"]["max_model_len"] == 512
+    assert spec["rollout"]["engine"]["device"] == spec["learner"]["rank"]["device"]
+    assert spec["tinker"] == {
+        "listen": "127.0.0.1:8700",
+        "keys": {"local": "$FLOTILLA_TINKER_KEY"},
+    }
+
+
+def test_settings_change_the_given_spec(tmp_path: Path) -> None:
+    config = tmp_path / "given.json"
+    given = {"name": "given", "policy": {"model": "x", "max_model_len": 64}}
+    config.write_text(json.dumps({**given, "tinker": {"keys": {"a": "$A_KEY"}}}))
+    settings = ("policy.max_model_len=128", "tinker.limits.samples=5")
+
+    spec = make_spec(_make_wish(tmp_path, config=config, settings=settings))
+
+    assert spec["policy"] == {"model": "tiny", "max_model_len": 128}
+    assert spec["tinker"]["keys"] == {"a": "$A_KEY"}
+    assert spec["tinker"]["limits"] == {"samples": 5}
+    with pytest.raises(ConfigError, match=r"write --section\.key=value"):
+        make_spec(_make_wish(tmp_path, settings=("nothing",)))
+
+
+def test_a_folder_keeps_its_key_from_others(tmp_path: Path) -> None:
+    key = read_or_make_key(tmp_path)
+
+    assert key.startswith("tml-")
+    assert read_or_make_key(tmp_path) == key
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_three_services_know_each_other_and_only_the_front_the_keys(tmp_path: Path) -> None:
+    spec = make_spec(_make_wish(tmp_path))
+    spec["tinker"]["keys"]["alice"] = "$ALICE_KEY"
+
+    training, sampling, front = make_services(tmp_path, spec, KEY)
+
+    assert json.loads((tmp_path / "spec.json").read_text()) == spec
+    modules = [each.command[each.command.index("-m") + 1] for each in (training, sampling, front)]
+    assert modules == ["services.learner.training", "services.rollout.sampling", "services.tinker"]
+    assert len({training.address, sampling.address, front.address}) == 3
+    assert f"learner={training.address}" in front.command
+    assert f"rollout={sampling.address}" in front.command
+    assert {*front.secrets} == {"FLOTILLA_TOKEN", "FLOTILLA_TINKER_KEY"}
+    assert front.inherits == ("ALICE_KEY",)
+    assert {*training.secrets} == {*sampling.secrets} == {"FLOTILLA_TOKEN"}
+    assert KEY not in (tmp_path / "spec.json").read_text()
+
+
+def test_a_folder_is_used_by_one_command_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = _make_wish(tmp_path)
+    codes: list[int] = []
+
+    def serve_twice(work: Any) -> int:
+        work.close()
+        codes.append(serve_tinker(wish))
+        return 0
+
+    monkeypatch.setattr("services.launcher.cli.tinker_serve.run_until_interrupted", serve_twice)
+    assert serve_tinker(wish) == 0
+
+    assert codes == [FAILED]
+    assert "another flotilla tinker-serve uses" in capsys.readouterr().out
+
+
+def test_a_wrong_setting_is_a_bad_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_tinker(_make_wish(tmp_path, settings=("policy",))) == BAD_SPEC
+    assert "override '--policy'" in capsys.readouterr().out
