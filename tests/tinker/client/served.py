@@ -1,19 +1,21 @@
 """The server under test, and Tinker's client on it."""
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.repository import ROOT
-from tests.support.started_process import started
 from tests.tinker.client.stage import MODEL
 
 # The client's threads and libraries warn of what is no matter of ours.
@@ -21,8 +23,8 @@ client_tests = [pytest.mark.tinker_client, pytest.mark.filterwarnings("ignore")]
 # None where `make tinker-client` has not installed it.
 INSTALLED = find_spec("tinker") is not None
 tinker: Any = import_module("tinker") if INSTALLED else None
-KEY = "tml-test"
 START_S = 600.0
+_END_S = 120.0
 # Another server to judge, such as one that runs already.
 _OTHER = "TINKER_BASE_URL"
 
@@ -30,35 +32,54 @@ _OTHER = "TINKER_BASE_URL"
 @dataclass(frozen=True, slots=True)
 class Served:
     url: str
+    key: str
     # The user's folder, which holds the model and data sets.
     folder: Path
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables of a user's shell."""
-        return {
-            **os.environ,
-            "TINKER_BASE_URL": self.url,
-            "TINKER_API_KEY": KEY,
-            "HF_HUB_OFFLINE": "1",
-        }
+        own = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "HF_HUB_OFFLINE": "1"}
+        return {**os.environ, **own}
 
 
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Served]:
-    """Serve the model of a user's folder until the block ends."""
+    """Serve the model of a user's folder until the block ends; what it keeps is in `state`."""
     if url := os.environ.get(_OTHER):
-        yield Served(url, folder)
+        yield Served(url, os.environ["TINKER_API_KEY"], folder)
         return
-    command = (ROOT / ".venv/bin/flotilla", "tinker-serve", MODEL, "--state", state)
-    with started(command, limit_s=START_S, cwd=folder) as (_, line):
-        yield Served(line.split()[-1], folder)
+    command = [str(ROOT / ".venv/bin/flotilla"), "tinker-serve", MODEL, "--folder", str(state)]
+    command += ["--listen", f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url, key = _read_variables(process, state)
+            yield Served(url, key, folder)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(_END_S)
+
+
+def _read_variables(process: "subprocess.Popen[str]", state: Path) -> tuple[str, str]:
+    """Return what a user would export, once the server has printed it."""
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    timer = Timer(START_S, process.kill)
+    timer.start()
+    for line in process.stdout:
+        name, is_export, value = line.strip().removeprefix("export ").partition("=")
+        found |= {name: value} if is_export else {}
+        if len(found) == 2:
+            timer.cancel()
+            return found["TINKER_BASE_URL"], found["TINKER_API_KEY"]
+    logs = (path.read_text()[-2000:] for path in sorted((state / "logs").glob("*.log")))
+    raise AssertionError("\n".join(("the server has not started", *logs)))
 
 
 @contextmanager
 def client_of(served: Served, **options: Any) -> Iterator[Any]:
     """A ServiceClient, whose session ends with the block."""
-    client = tinker.ServiceClient(base_url=served.url, api_key=KEY, **options)
+    client = tinker.ServiceClient(base_url=served.url, api_key=served.key, **options)
     try:
         yield client
     finally:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.tinker.client.served import (
-    KEY,
     Served,
     client_of,
     client_tests,
@@ -28,7 +27,7 @@ CLOSE = 1e-4
 
 @pytest.fixture
 def rest(served: Served) -> Any:
-    return tinker.RestClient(base_url=served.url, api_key=KEY)
+    return tinker.RestClient(base_url=served.url, api_key=served.key)
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_a_named_sampler_serves_another_session(trainer: Any, served: Any) -> No
 
 
 def test_a_handle_of_a_sampler_samples_too(base: Any) -> None:
-    again = tinker.SamplingClient.from_sampler_handle(base.get_sampler_handle(), api_key="tml-test")
+    again = tinker.SamplingClient.from_sampler_handle(base.get_sampler_handle(), api_key=served.key)
     assert sampled_logprobs_of(again, PROMPT) == pytest.approx(
         sampled_logprobs_of(base, PROMPT), abs=1e-6
     )

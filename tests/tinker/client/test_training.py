@@ -26,7 +26,7 @@ CLOSE = 1e-5
 
 
 def test_the_capabilities_name_the_model(served: Served) -> None:
-    rest = tinker.RestClient(base_url=served.url, api_key="tml-test")
+    rest = tinker.RestClient(base_url=served.url, api_key=served.key)
     (model,) = rest.get_server_capabilities().result().supported_models
     assert (model.model_name, model.trainable, model.sampleable) == (MODEL, True, True)
     assert model.max_context_length == 2048

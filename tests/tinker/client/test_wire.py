@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.tinker.client.served import KEY, Served, client_tests
+from tests.tinker.client.served import Served, client_tests
 from tests.tinker.client.stage import MODEL
 
 pytestmark = client_tests
@@ -77,7 +77,7 @@ class RawClient:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, headers={"X-API-Key": KEY}, timeout=60) as one:
+    with httpx.Client(base_url=served.url, headers={"X-API-Key": served.key}, timeout=60) as one:
         yield one
 
 
