@@ -247,6 +247,8 @@ class SampleResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
+    """A model that a client created."""
+
     model_id: str
     session_id: str
     tenant: str
@@ -273,6 +275,8 @@ class SamplerRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
+    """A saved model."""
+
     # `tinker://MODEL/weights/NAME`, or of a sampler `tinker://MODEL/sampler_weights/NAME`
     path: str
     model_id: str

@@ -45,7 +45,7 @@ class FakeDesk:
         self.asked_facts = 0
         self.archive_file = Path("missing")
         self.models = [
-            ModelRecord(MODEL_ID, "s1", "alice", ModelSettings(MODEL, 8), 1_700_000_000.0, 9)
+            ModelRecord(MODEL_ID, "s1", "alice", ModelSettings(MODEL, 8), 1_700_000_000.0, 9, 4)
         ]
         self.checkpoints = [
             _make_checkpoint("weights/a", "training"),
@@ -113,7 +113,7 @@ class FakeDesk:
     async def describe_sampler(self, tenant: str, sampler_id: str) -> SamplerRecord:
         if sampler_id != SAMPLER_ID:
             raise NotFound(f"there is no sampler {sampler_id}")
-        return SamplerRecord(SAMPLER_ID, MODEL, None)
+        return SamplerRecord(SAMPLER_ID, "s1", "alice", MODEL, None)
 
     async def describe_model(self, tenant: str, model_id: str) -> ModelRecord:
         for model in await self.list_models(tenant):
@@ -149,7 +149,13 @@ class FakeDesk:
 
 def _make_checkpoint(place: str, kind: Any) -> CheckpointRecord:
     return CheckpointRecord(
-        f"tinker://{MODEL_ID}/{place}", MODEL_ID, kind, 1_700_000_000.0, 10, None
+        f"tinker://{MODEL_ID}/{place}",
+        MODEL_ID,
+        "alice",
+        kind,
+        1_700_000_000.0,
+        10,
+        ModelSettings(MODEL, 8),
     )
 
 

@@ -6,8 +6,6 @@ policy, and weights change only while the scheduler is paused.
 """
 
 import asyncio
-import multiprocessing
-import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
@@ -20,26 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.aio.bounded_dict import BoundedDict
-from services.common.aio.concurrency import cancel_tasks, running_tasks, wait_for_any
+from services.common.aio.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
-from services.common.process.tied_children import tie_children
 from services.common.rpc.deadlines import loop_time
-from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm_adapter_request import load_adapter, make_adapter_request
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
-from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
 from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_file_copies import file_on_machines
-from services.rollout.adapters.vllm_options import (
-    MACHINES_EXECUTOR,
-    ServedModel,
-    engine_options,
-    installed_versions,
-    refuse_foreign_torchvision,
-    set_environment,
-)
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_process import close_llm, start_llm
 from services.rollout.adapters.vllm_receiving import WeightTransfers
 from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.adapters.vllm_sampling import burn_in_params, score_params, turn_params
@@ -118,24 +107,7 @@ class VllmEngine:
         on this one.
 
         Takes seconds to minutes; raises vLLM's errors."""
-        if config.device == "cpu":
-            refuse_foreign_torchvision(installed_versions())
-        set_environment(config, local=model.folder.exists())
-        given = await asyncio.to_thread(parse_arguments, config.options)
-        options = engine_options(config, model, index) | given
-        try:
-            llm = await asyncio.to_thread(_create_llm, options)
-        except asyncio.CancelledError:
-            # The thread waits for the engine's processes, which would outlive this one.
-            for child in multiprocessing.active_children():
-                child.kill()
-            raise
-        if machines is None:
-            between = [child.pid for child in multiprocessing.active_children()]
-            await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
-        else:
-            await llm.collective_rpc("join_flotilla_machines")
-        await llm.collective_rpc("correct_flotilla_logprobs")
+        llm = await start_llm(config, model, index=index, machines=machines)
         experts = None
         if model.policy.routing_replay != "off":
             experts = EngineExperts(llm, config.device)
@@ -242,13 +214,7 @@ class VllmEngine:
         return self._machines.lost if self._machines is not None else None
 
     async def close(self) -> None:
-        # Its reader runs in our loop, and must end with it.
-        reader, self._llm.output_handler = self._llm.output_handler, None
-        if reader is not None:
-            await cancel_tasks([reader])
-        await asyncio.to_thread(self._llm.shutdown)
-        # The destructor would shut down again, after the interpreter's modules are gone.
-        vars(self._llm)["shutdown"] = _do_nothing
+        await close_llm(self._llm)
 
     async def _finish_in_time(
         self, publication: Publication, update: Coroutine[Any, Any, None]
@@ -384,30 +350,3 @@ class VllmEngine:
         return tuple(
             PolicySpan(self._policies[span.version], span.end - span.start) for span in spans
         )
-
-
-def _do_nothing() -> None:
-    """Replace a shutdown that has already happened."""
-
-
-def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    if options.get("distributed_executor_backend") == MACHINES_EXECUTOR:
-        from services.rollout.adapters.vllm_executor import MachinesExecutor
-
-        # vLLM checks the class itself for its abilities.
-        options = {**options, "distributed_executor_backend": MachinesExecutor}
-    try:
-        # A loading core does not respond: `end_with_rollout` reaches it once it has loaded.
-        arguments = AsyncEngineArgs(**options)
-        if arguments.enable_chunked_prefill is False and arguments.enable_prefix_caching is None:
-            # vLLM caches the states of recurrent layers only where it may split prompts.
-            caches = not arguments.create_model_config().is_hybrid
-            arguments.enable_prefix_caching = caches
-        with tie_children():
-            return AsyncLLM.from_engine_args(arguments)
-    except ValueError as error:
-        # Raised before any process is started, for options that conflict.
-        raise ConfigError(f"rollout.engine: vLLM refuses it: {shorten_refusal(error)}") from error

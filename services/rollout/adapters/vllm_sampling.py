@@ -22,7 +22,7 @@ def turn_params(
     more: Mapping[str, Any],
 ) -> "SamplingParams":
     """Return the parameters of a turn after `length` tokens, with `more` fields."""
-    return _make_params(
+    return make_params(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -36,24 +36,24 @@ def turn_params(
 
 def score_params() -> "SamplingParams":
     """Return the parameters for scoring the prompt's own tokens."""
-    return _make_params(max_tokens=1, prompt_logprobs=0)
+    return make_params(max_tokens=1, prompt_logprobs=0)
 
 
 def burn_in_params(max_tokens: int, *, seeded: bool) -> "SamplingParams":
     """Return the parameters of an answer that is sampled like a turn but ends only at
     `max_tokens`."""
     seed = 0 if seeded else None
-    return _make_params(
+    return make_params(
         temperature=1.0, seed=seed, max_tokens=max_tokens, logprobs=0, ignore_eos=True
     )
 
 
-def _make_params(**given: Any) -> "SamplingParams":
+def make_params(**given: Any) -> "SamplingParams":
+    """Return parameters of a request that is answered once, without text unless that is given."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    return SamplingParams(
-        flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **given
-    )
+    defaults: dict[str, Any] = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+    return SamplingParams(flat_logprobs=True, **(defaults | given))
 
 
 def _derive_seed(sampling: Sampling, length: int) -> int | None:

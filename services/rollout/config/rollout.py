@@ -182,6 +182,18 @@ class EngineConfig(ConfigModel):
         return ""
 
 
+class SamplersConfig(ConfigModel):
+    """Samplers of `python -m services.rollout.sampling`, which a run has none of."""
+
+    # Open ones. Adapters of all of them are kept in the host's memory.
+    max_samplers: Count = 64
+    # The largest rank of an adapter; 0 leaves no room for adapters, and answers a little faster.
+    max_rank: int = Field(default=32, ge=0, le=512)
+    # Adapters that answer concurrently, each with room of max_rank on the device; requests to
+    # others wait.
+    max_active: Count = 8
+
+
 class RolloutConfig(ServiceConfig):
     """The whole section `[rollout]`."""
 
@@ -208,6 +220,7 @@ class RolloutConfig(ServiceConfig):
     limits: LimitsConfig = LimitsConfig()
     burn_in: BurnInConfig = BurnInConfig()
     engine: EngineConfig = EngineConfig()
+    sampling: SamplersConfig = SamplersConfig()
 
     def check(self, shared: SharedConfig) -> None:
         self._check_routing_replay(shared)

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters import vllm
+from services.rollout.adapters import vllm, vllm_process
 from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
@@ -29,8 +29,8 @@ async def test_a_start_that_is_cancelled_ends_the_engines_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("refuse_foreign_torchvision", "set_environment", "engine_options"):
-        monkeypatch.setattr(vllm, name, lambda *given, **named: {})
-    monkeypatch.setattr(vllm, "_create_llm", _model_that_never_loads)
+        monkeypatch.setattr(vllm_process, name, lambda *given, **named: {})
+    monkeypatch.setattr(vllm_process, "_create_llm", _model_that_never_loads)
     model: Any = type("Model", (), {"folder": tmp_path})()
     starting = asyncio.create_task(vllm.VllmEngine.start_engine(EngineConfig(device="cpu"), model))
     await until(multiprocessing.active_children)

@@ -1,0 +1,1 @@
+"""SamplingService, and conversion between protobuf and this room's own types."""
