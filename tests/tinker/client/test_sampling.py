@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.tinker.client.served import (
+    Served,
     client_tests,
     example,
     logprobs_of,
@@ -21,7 +22,7 @@ from tests.tinker.client.stage import MODEL
 
 pytestmark = client_tests
 
-PROMPT = tuple(range(40, 60))
+PROMPT = tuple(range(300, 320))
 # Of the trainer and the engine, in float32.
 AGREE = 1e-4
 
@@ -34,8 +35,8 @@ def base(client: Any) -> Any:
 @pytest.fixture
 def learned(trainer: Any) -> Any:
     """A sampler whose model repeats the prompt's tokens in order."""
-    for _ in range(30):
-        train_step(trainer, [example(PROMPT)], learning_rate=3e-2)
+    for _ in range(60):
+        train_step(trainer, [example(PROMPT)])
     return trainer.save_weights_and_get_sampling_client().result()
 
 
@@ -83,7 +84,7 @@ def test_a_seed_repeats_samples_and_another_does_not(base: Any) -> None:
 
 
 def test_a_sample_ends_at_its_limit(base: Any) -> None:
-    (answer,) = sample(base, PROMPT, max_tokens=3, stop=[]).sequences
+    (answer,) = sample(base, PROMPT, max_tokens=3).sequences
     assert (len(answer.tokens), answer.stop_reason) == (3, "length")
 
 
@@ -165,7 +166,7 @@ def test_a_named_sampler_serves_another_session(trainer: Any, served: Any) -> No
         assert sampled_logprobs_of(sampler, PROMPT) == pytest.approx(expected, abs=AGREE)
 
 
-def test_a_handle_of_a_sampler_samples_too(base: Any) -> None:
+def test_a_handle_of_a_sampler_samples_too(base: Any, served: Served) -> None:
     again = tinker.SamplingClient.from_sampler_handle(base.get_sampler_handle(), api_key=served.key)
     assert sampled_logprobs_of(again, PROMPT) == pytest.approx(
         sampled_logprobs_of(base, PROMPT), abs=1e-6

@@ -106,7 +106,7 @@ def test_a_number_stands_for_one_request(raw: RawClient) -> None:
     raw.post("optim_step", **raw.optim_body(model, seq_id=1))
     refused = raw.send("optim_step", **raw.optim_body(model, seq_id=1, learning_rate=1.0))
     assert 400 <= refused.status_code < 500
-    assert "seq_id" in refused.text
+    assert "another body" in refused.text
 
 
 def test_requests_wait_for_the_ones_before_them(raw: RawClient) -> None:
@@ -178,7 +178,7 @@ def test_an_unloaded_model_trains_no_more_and_the_rest_does(raw: RawClient) -> N
 def test_a_sample_that_cannot_be_is_refused_by_name(
     raw: RawClient, changed: dict[str, Any], named: str
 ) -> None:
-    refused = raw.send("asample", **raw.sample_body(raw.new_sampler(), seq_id=0, **changed))
+    refused = raw.send("asample", **(raw.sample_body(raw.new_sampler(), 0) | changed))
     told = refused
     if refused.status_code == 200:
         told = raw.result(refused.json()["request_id"])

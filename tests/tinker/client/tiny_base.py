@@ -53,6 +53,8 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         "head_dim": 32,
         "max_position_embeddings": WINDOW,
         "tie_word_embeddings": True,
+        # Words that no lesson has must be told apart: adapters do not train embeddings.
+        "initializer_range": 0.1,
         "eos_token_id": token_id(tokenizer, TURN_END),
         "bos_token_id": None,
     }
