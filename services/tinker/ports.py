@@ -159,6 +159,10 @@ class FrontDesk(Protocol):
         """Return a tar file of a checkpoint's folder."""
         ...
 
+    async def wait_until_broken(self) -> None:
+        """Wait until nothing can be acknowledged any more, and raise why."""
+        ...
+
 
 class OrderWire(Protocol):
     """Reads the bodies of orders and writes their results: the functions of `wire/`.

@@ -15,7 +15,7 @@ from tests.support.outsiders import beyond_loopback, member, other_run, outsider
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 TOKENS = {"none": None, "wrong": "not-the-token-of-this-run", "of another run": other_run().token}
-CONTRACTS = 7
+CONTRACTS = 9
 
 
 @asynccontextmanager

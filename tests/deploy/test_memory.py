@@ -67,6 +67,7 @@ async def test_a_run_that_trains_fits_into_its_machines(
     assert parameters in result.detail
 
 
+@pytest.mark.slow
 async def test_8b_trains_and_samples_on_four_gpus_of_80_gb(tmp_path: Path) -> None:
     result = await memory_of(tmp_path, "qwen3-8b", gpus=(80 * GIB,) * 4)
     assert result.status is Status.OK, result.detail

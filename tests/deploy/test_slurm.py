@@ -165,6 +165,7 @@ def test_further_nodes_stay_until_the_run_has_drained(repository: Path) -> None:
     assert process.wait(60) == 130
 
 
+@pytest.mark.slow
 def test_further_nodes_that_no_run_dismisses_are_ended_with_the_job(repository: Path) -> None:
     assert job(repository, "a.toml", CODE="1", **SEVERAL).wait(60) == 1
     assert len((repository / "ended").read_text().splitlines()) == 2

@@ -33,6 +33,10 @@ class FakeDesk:
     call."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that has happened."""
         self.error: Exception | None = None
         self.orders: list[ClientOrder] = []
         self.results: dict[str, Result | Failure] = {}
@@ -77,7 +81,7 @@ class FakeDesk:
     async def submit(self, order: ClientOrder) -> Accepted:
         self._check()
         for number, other in enumerate(self.orders):
-            if (other.model_id, other.seq_id) == (order.model_id, order.seq_id):
+            if _place_of(other) == _place_of(order):
                 if other.body != order.body:
                     raise Conflict("another order has this number")
                 return Accepted(f"r{number}", other.facts)
@@ -145,6 +149,13 @@ class FakeDesk:
     async def archive(self, tenant: str, path: str) -> Path:
         await self.describe_checkpoint(tenant, path)
         return self.archive_file
+
+    async def wait_until_broken(self) -> None:
+        await asyncio.Event().wait()
+
+
+def _place_of(order: ClientOrder) -> tuple[object, ...]:
+    return order.model_id, order.facts.get("sampler_id"), order.seq_id
 
 
 def _make_checkpoint(place: str, kind: Any) -> CheckpointRecord:

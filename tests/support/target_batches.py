@@ -28,10 +28,15 @@ def make_batch(
     targets: int = 1,
     forward_only: bool = False,
     masked: bool = False,
+    prompt: int = 0,
 ) -> TargetBatch:
-    """Sequences of 5 to 30 tokens, with weights of both signs, some of them 0."""
+    """Sequences of 5 to 30 tokens, of which they share the first `prompt`, with weights of both
+    signs, some of them 0."""
     rng = np.random.default_rng(seed)
     sequences = [_make_sequence(rng, loss, targets, masked=masked) for _ in range(count)]
+    for sequence in sequences:
+        shared = sequences[0].token_ids[:prompt]
+        sequence.token_ids[: len(shared)] = shared[: len(sequence.token_ids)]
     return TargetBatch(loss, OPTIONS[loss], sequences, forward_only)
 
 

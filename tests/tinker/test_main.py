@@ -1,10 +1,21 @@
+import asyncio
 import re
+from contextlib import AsyncExitStack
+from pathlib import Path
 
+import httpx
 import pytest
 
+from services.common.healthcheck import check_health
+from services.common.process.runtime import Runtime
 from services.common.rpc.errors import ConfigError
-from services.tinker.__main__ import client_flags, read_keys
+from services.common.rpc.peer_channels import Peers
+from services.common.spec.spec import PolicyConfig, SharedConfig
+from services.tinker.__main__ import client_flags, read_keys, serve_front
 from services.tinker.config.tinker import TinkerConfig
+from tests.support.fake_desk import FakeDesk
+from tests.support.free_ports import free_address
+from tests.support.waiting import until_seen
 
 KEY = "tml-0123456789abcdef"
 
@@ -41,3 +52,34 @@ def test_clients_are_told_the_limits() -> None:
         "fwdbwd_max_chunk_bytes_count": 2**19,
         "sample_max_concurrent_requests": 7,
     }
+
+
+async def test_it_serves_clients_and_its_health_until_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALICE_KEY", KEY)
+    clients, health = free_address(), free_address()
+    runtime = Runtime(
+        service="tinker",
+        config=TinkerConfig(listen=clients, keys={"alice": "$ALICE_KEY"}),
+        shared=SharedConfig(name="x", policy=PolicyConfig(model="m", max_model_len=8)),
+        spec={},
+        run_id="x-1",
+        run_dir=tmp_path,
+        token="a" * 32,
+        peers=Peers(token="a" * 32, run_id="x-1"),
+        listen=health,
+    )
+
+    async def open_desk(_runtime: Runtime[TinkerConfig], _stack: AsyncExitStack) -> FakeDesk:
+        return FakeDesk()
+
+    serving = asyncio.create_task(serve_front(runtime, open_desk))
+    await until_seen(lambda: check_health(health, None, 5.0), lambda reason: reason == "")
+    async with httpx.AsyncClient(headers={"X-API-Key": KEY}) as http:
+        flags = await http.post(f"http://{clients}/api/v1/client/config", json={"sdk_version": "1"})
+    runtime.drain.set()
+    await serving
+
+    assert flags.json() == client_flags(runtime.config)
+    assert await check_health(health, None, 5.0) != ""

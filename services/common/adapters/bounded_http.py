@@ -58,9 +58,12 @@ async def ask(
             content = await _content(answer, limits.bytes)
     except TimeoutError:
         raise httpx.ReadTimeout(f"no complete response within {whole_s:g} s") from None
-    return httpx.Response(
+    whole = httpx.Response(
         answer.status_code, headers=answer.headers, content=content, request=answer.request
     )
+    # What the server calls its characters may be a codec that makes no text, such as base64.
+    whole.encoding = "utf-8"
+    return whole
 
 
 async def json_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> Any:

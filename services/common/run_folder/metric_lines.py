@@ -15,6 +15,7 @@ from typing import Any
 
 METRICS_FILE, ALARMS_FILE = "metrics.jsonl", "alarms.jsonl"
 _CHECKSUM = b', "crc32": "'
+_MOST_STEPS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +93,5 @@ def _parse_point(line: bytes) -> dict[str, Any] | None:
         point = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return point if isinstance(point, dict) and type(point.get("step")) is int else None
+    step = point.get("step") if isinstance(point, dict) else None
+    return point if type(step) is int and abs(step) <= _MOST_STEPS else None

@@ -303,7 +303,7 @@ def data_collect(
         float, _teacher_option("Seconds that one answer may take.", min=0.1)
     ] = 600.0,
     temperature: Annotated[
-        float | None, _teacher_option("Default: the endpoint's own.", min=0.0)
+        float | None, _teacher_option("Default: the endpoint's own.", min=0.0, max=10.0)
     ] = None,
     vllm_args: Annotated[str, _teacher_option("Arguments of vLLM for MODEL.")] = "",
     requests_per_minute: Annotated[

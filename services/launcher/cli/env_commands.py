@@ -71,7 +71,7 @@ def env_try(
     ] = None,
     max_turns: Annotated[int, _play_option("Turns of an attempt.", min=1)] = 50,
     temperature: Annotated[
-        float | None, _play_option("Default: the endpoint's own.", min=0.0)
+        float | None, _play_option("Default: the endpoint's own.", min=0.0, max=10.0)
     ] = None,
     vllm_args: Annotated[
         str,

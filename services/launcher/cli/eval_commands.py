@@ -58,7 +58,7 @@ def evaluate(
     ] = None,
     attempts: Annotated[int, _play_option("Attempts at each task, k of pass@k.", min=1)] = 4,
     temperature: Annotated[
-        float | None, _play_option("Default: the endpoint's own.", min=0.0)
+        float | None, _play_option("Default: the endpoint's own.", min=0.0, max=10.0)
     ] = None,
     model_name: Annotated[str, _play_option("Model of the endpoint (default: its first).")] = "",
     key_env: Annotated[

@@ -13,6 +13,7 @@ from services.common.domain.eval_groups import MAIN_SET
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_files import ReadTask
+from services.common.text.redaction import redact
 from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
 from services.launcher.cli.adapters.chosen_model import is_url, open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
@@ -63,7 +64,8 @@ class ModelEvaluation:
 
     @property
     def folder(self) -> Path:
-        name = f"{self.spec.stem}-{self.model.model}-{self.model.name}"
+        # A URL may hold a password.
+        name = f"{self.spec.stem}-{redact(self.model.model)}-{self.model.name}"
         return self.out or _FOLDER / re.sub(r"[^A-Za-z0-9.@]+", "-", name).strip("-.")
 
 
@@ -78,13 +80,17 @@ def evaluate_models(
     first = None if against is None else _read(against, runs, wishes[-1].attempts)
     codes: list[int] = []
     shown: list[NamedAttempts] = []
-    for wish in wishes:
-        code, found = _evaluate(wish, runs, progress)
+    # All mistakes in a suite are found before anything is paid for.
+    for wish, tasks in [(wish, _read_tasks(wish)) for wish in wishes]:
+        code, found = _evaluate(wish, tasks, runs, progress)
         codes.append(code)
         shown.append(found)
         if code == INTERRUPTED:
             break
-    show_evaluations(shown, None if INTERRUPTED in codes else first, as_json=as_json)
+    if INTERRUPTED in codes:
+        show_evaluations(shown, None, as_json=as_json)
+        return INTERRUPTED
+    show_evaluations(shown, first, as_json=as_json)
     drawn = wishes[0].folder if len(wishes) == 1 else wishes[0].folder.parent
     draw_scores(drawn / PLOT, [*filter(None, [first]), *shown])
     return max(codes)
@@ -102,26 +108,29 @@ def _read(text: str, runs: Path, k: int) -> NamedAttempts:
     return NamedAttempts(*read_finished(text, runs), k)
 
 
-def _evaluate(wish: ModelEvaluation, runs: Path, console: Terminal) -> tuple[int, NamedAttempts]:
+def _evaluate(
+    wish: ModelEvaluation, tasks: Sequence[ReadTask], runs: Path, console: Terminal
+) -> tuple[int, NamedAttempts]:
     """Make the attempts that are missing; return the exit code and all there are."""
-    tasks = _read_tasks(wish)
     chosen = wish.model.model
     finding = nullcontext(chosen) if is_url(chosen) else find_model(chosen, runs)
     with finding as served:
         code = run_until_interrupted(_play(wish, served, tasks, console))
     begun = (wish.folder / MANIFEST).exists()
     found = read_results(wish.folder)[1] if begun else []
+    digests = {read.task.key: read.digest for read in tasks}
     graded = sum(each.reward is not None for each in found)
     if missing := len(tasks) * wish.attempts - graded:
         console.print(f"attempts without a grade: {missing}; the same command makes them once more")
-    shown = NamedAttempts(str(wish.folder), found, wish.attempts)
+    shown = NamedAttempts(str(wish.folder), found, digests, wish.attempts)
     return code or (FAILED if missing else OK), shown
 
 
 def _read_tasks(wish: ModelEvaluation) -> list[ReadTask]:
     """Return the tasks of a file, of the part `eval` of a prepared folder, or of the spec's
-    held-out set. Raises DataError, TaskFileError and CommandError."""
-    path = wish.tasks or _held_out_file(wish)
+    held-out set. Raises ConfigError, DataError, TaskFileError and CommandError."""
+    spec = load_spec(wish.spec, wish.overrides)
+    path = wish.tasks or _held_out_file(wish, spec)
     parts = read_parts(path)
     tasks = parts.get(PARTS[1] if path.is_dir() else "")
     if not tasks:
@@ -129,9 +138,8 @@ def _read_tasks(wish: ModelEvaluation) -> list[ReadTask]:
     return tasks
 
 
-def _held_out_file(wish: ModelEvaluation) -> Path:
-    learner = load_spec(wish.spec, wish.overrides).get("learner", {})
-    for each in learner.get("eval", {}).get("sets", ()):
+def _held_out_file(wish: ModelEvaluation, spec: Mapping[str, Any]) -> Path:
+    for each in spec.get("learner", {}).get("eval", {}).get("sets", ()):
         if each.get("name") == MAIN_SET:
             return Path(each["tasks"])
     raise CommandError(f"{wish.spec} has no set {MAIN_SET!r} to evaluate on: pass --tasks FILE")
@@ -147,7 +155,7 @@ async def _play(
         endpoint, identity = None, ""
         if is_url(served):
             endpoint = await stack.enter_async_context(open_model(model, console))
-            identity = f"{endpoint.model} at {served}"
+            identity = f"{endpoint.model} at {redact(served)}"
         settings = _make_settings(wish, section, tasks, identity or identify_model(served))
         results = stack.enter_context(open_results(wish.folder, settings))
         if not (open_places := results.open_places(settings)):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt
 from services.reading.evaluation.results_folder import MANIFEST, read_results
 from services.reading.evaluation.run_evaluations import read_evaluation
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _AT_STEP = re.compile(r"(?P<run>[^/]+?)(?:@(?P<step>\d+))?")
 
 
@@ -39,8 +40,14 @@ def find_run(text: str, runs: Path) -> tuple[Path, int | None] | None:
 def find_model(text: str, runs: Path) -> Generator[str]:
     """Yield what vLLM serves for a model that is no URL: a folder, the model of a run, exported if
     it is not there yet, or a name of the hub. Raises CommandError."""
-    found = None if Path(text).exists() else find_run(text, runs)
+    is_here = bool(text) and Path(text).exists()
+    found = None if is_here else find_run(text, runs)
     if found is None:
+        if not (is_here or _HUB_NAME.fullmatch(text)):
+            raise CommandError(
+                f"{text!r} is no URL (http:// or https://), no folder, no run in {runs} (RUN, or"
+                " RUN@STEP), and no name of the hub"
+            )
         yield text
         return
     run_dir, step = found
@@ -72,11 +79,14 @@ def identify_model(served: str) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(listed).encode()).hexdigest()}"
 
 
-def read_finished(text: str, runs: Path) -> tuple[str, Sequence[EvaluatedAttempt]]:
-    """Return the name and the attempts of a finished evaluation: the folder of one, `RUN` or
-    `RUN@STEP`. Raises CommandError and EvaluationError."""
+def read_finished(
+    text: str, runs: Path
+) -> tuple[str, Sequence[EvaluatedAttempt], Mapping[str, str]]:
+    """Return the name, the attempts and the known digests of tasks of a finished evaluation: the
+    folder of one, `RUN` or `RUN@STEP`. Raises CommandError and EvaluationError."""
     if (Path(text) / MANIFEST).exists():
-        return text, read_results(Path(text))[1]
+        settings, attempts = read_results(Path(text))
+        return text, attempts, settings.tasks
     found = find_run(text, runs)
     if found is None:
         raise CommandError(
@@ -84,4 +94,4 @@ def read_finished(text: str, runs: Path) -> tuple[str, Sequence[EvaluatedAttempt
             " (RUN, or RUN@STEP)"
         )
     evaluation, attempts = read_evaluation(*found)
-    return f"{found[0].name}@{evaluation.step}", attempts
+    return f"{found[0].name}@{evaluation.step}", attempts, {}

@@ -48,7 +48,7 @@ def read_suite(path: Path, out: Path, concurrency: int) -> list[ModelEvaluation]
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
     entries = parse_config(EvaluationSuite, given, where=str(path)).eval
     names = [each.name for each in entries]

@@ -31,10 +31,12 @@ class ShownComparison:
 
 @dataclass(frozen=True, slots=True)
 class NamedAttempts:
-    """An evaluation as it is shown; `k` is that of pass@k."""
+    """An evaluation as it is shown; `k` is that of pass@k, and `digests` those of its tasks by key,
+    as far as they are known."""
 
     name: str
     attempts: Sequence[EvaluatedAttempt]
+    digests: Mapping[str, str]
     k: int
 
     def score(self) -> list[EnvironmentScore]:
@@ -84,10 +86,15 @@ def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
         if not any(attempt.reward is not None for attempt in each.attempts):
             raise CommandError(f"{each.name} has no attempt with a grade")
     known, new = rewards_by_task(first.attempts), rewards_by_task(second.attempts)
-    if not known.keys() & new.keys():
+    fix = "evaluate both on the same --tasks"
+    if not (common := known.keys() & new.keys()):
+        raise CommandError(f"{first.name} and {second.name} have no task in common: {fix}")
+    kept, now = first.digests, second.digests
+    known_twice = common & kept.keys() & now.keys()
+    if changed := sorted(key for key in known_twice if kept[key] != now[key]):
         raise CommandError(
-            f"{first.name} and {second.name} have no task in common: evaluate both on the same"
-            " --tasks"
+            f"{first.name} and {second.name}: {len(changed)} tasks of the same key differ, such as"
+            f" {changed[0]}: {fix}"
         )
     try:
         found = compare_paired(known, new)

@@ -26,14 +26,14 @@ _END_S = 20.0
 @dataclass(frozen=True, slots=True)
 class KeptService:
     """A service, as it is started each time. `address` is that of its health, `inherits` names
-    variables of this process that it gets, and `secrets` are further ones."""
+    variables of this process that it gets, and `variables` are further ones."""
 
     name: str
     command: Sequence[str]
     address: str
     log: Path
     inherits: Sequence[str]
-    secrets: Mapping[str, str]
+    variables: Mapping[str, str]
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ async def _started(service: KeptService) -> AsyncGenerator[Process]:
             stdin=DEVNULL,
             stdout=log,
             stderr=log,
-            env={**child_environment(*service.inherits, ours=True), **service.secrets},
+            env={**child_environment(*service.inherits, ours=True), **service.variables},
             # Ctrl-C is for this process, which ends them.
             start_new_session=True,
         )

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from services.common.aio.concurrency import raise_failure, wait_for_any
 from services.common.files.durable_files import replace_file
 from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.process.extras import install_command
@@ -20,6 +21,7 @@ from services.common.rpc.errors import ConfigError
 from services.common.rpc.network_addresses import split_host_port
 from services.common.spec.spec_loading import apply_override, load_spec
 from services.common.text.redaction import find_references
+from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
     INTERRUPTED,
@@ -32,12 +34,14 @@ from services.launcher.cli.terminal import CommandError, Terminal
 
 _KEY_VARIABLE = "FLOTILLA_TINKER_KEY"
 _KEY_NAME = "local"
+_HUB_TOKEN = "HF_TOKEN"
 # Every process of one folder belongs to one run, however often it is started.
 _RUN_ID = "tinker-serve"
 # Enough for a first try; --set policy.max_model_len=N changes it.
 _WINDOW = 4096
 _PACKAGES = ("starlette", "uvicorn", "zstandard")
-_GPUS = Path("/dev/nvidiactl")
+# Of a GPU that the trainer uses too.
+_SHARED_GPU = 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,13 @@ def make_spec(wish: TinkerServing) -> dict[str, Any]:
 
 
 def _default_spec(model: str) -> dict[str, Any]:
-    device, dtype = ("cuda", "bfloat16") if _GPUS.exists() else ("cpu", "float32")
+    gpus = visible_gpus()
+    device, dtype = ("cuda", "bfloat16") if gpus else ("cpu", "float32")
+    shared = {"gpu_memory_utilization": _SHARED_GPU} if len(gpus) == 1 else {}
     return {
         "name": "tinker",
         "policy": {"model": model, "dtype": dtype, "max_model_len": _find_window(model)},
-        "rollout": {"engine": {"device": device}},
+        "rollout": {"engine": {"device": device, **shared}},
         "learner": {"rank": {"device": device}},
     }
 
@@ -122,24 +128,40 @@ def read_or_make_key(folder: Path) -> str:
 
 async def _serve(wish: TinkerServing, spec: Mapping[str, Any], console: Terminal) -> None:
     key = read_or_make_key(wish.folder)
-    services = make_services(wish.folder, spec, key)
+    *engines, front = make_services(wish.folder, spec, key)
 
     def show(text: str) -> None:
         console.print(text, style="dim")
 
     show(f"loading {wish.model}; logs are in {wish.folder / 'logs'}")
-    async with kept_services(services, show) as keeping:
+    # The front begins with what both tell about themselves, and ends before them.
+    async with kept_services(engines, show) as first, kept_services([front], show) as second:
         scheme = "https" if spec["tinker"].get("tls") else "http"
         console.print("Ready. In the terminal of a client of the Tinker SDK:")
         console.print(f"export TINKER_BASE_URL={scheme}://{spec['tinker']['listen']}")
         if find_own_key(spec):
             console.print(f"export TINKER_API_KEY={key}")
-        await keeping
+        await wait_for_any([first, second])
+        raise_failure([first, second])
 
 
 def find_own_key(spec: Mapping[str, Any]) -> bool:
     """Return whether the folder's own key is one of the spec's."""
     return _KEY_VARIABLE in find_references(spec["tinker"]["keys"])
+
+
+def split_gpus(spec: Mapping[str, Any], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Return the variable that gives the trainer GPUs of its own, and that of the sampler; none if
+    there are too few, so that they share."""
+    rank = spec.get("learner", {}).get("rank", {})
+    engine = spec.get("rollout", {}).get("engine", {})
+    trains = rank.get("processes", 1) if rank.get("device") == "cuda" else 0
+    workers = engine.get("tensor_parallel", 1) * engine.get("data_parallel", 1)
+    samples = workers if engine.get("device", "cuda") == "cuda" else 0
+    if trains + samples > len(gpus):
+        return [{}, {}]
+    chosen = (gpus[:trains], gpus[trains : trains + samples])
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(each)} if each else {} for each in chosen]
 
 
 def make_services(folder: Path, spec: Mapping[str, Any], key: str) -> list[KeptService]:
@@ -153,17 +175,24 @@ def make_services(folder: Path, spec: Mapping[str, Any], key: str) -> list[KeptS
     given = tuple(name for name in find_references(spec["tinker"]["keys"]) if name != _KEY_VARIABLE)
     own = {_KEY_VARIABLE: key} if find_own_key(spec) else {}
 
-    def make(name: str, module: str, address: str, *words: str, **more: Any) -> KeptService:
+    def make(
+        name: str,
+        module: str,
+        address: str,
+        variables: Mapping[str, str],
+        inherits: Sequence[str] = (_HUB_TOKEN,),
+        words: Sequence[str] = (),
+    ) -> KeptService:
         place = ("--run-dir", str(folder / name), "--run-id", _RUN_ID, "--listen", address)
         command = python_command("-m", module, "--config", str(path), *place, *words)
         log = folder / "logs" / f"{name}.log"
-        hidden = {**token, **more.get("secrets", {})}
-        return KeptService(name, command, address, log, more.get("inherits", ("HF_TOKEN",)), hidden)
+        return KeptService(name, command, address, log, inherits, {**token, **variables})
 
+    for_trainer, for_sampler = split_gpus(spec, visible_gpus())
     return [
-        make("training", "services.learner.training", training),
-        make("sampling", "services.rollout.sampling", sampling),
-        make("front", "services.tinker", front, *peers, inherits=given, secrets=own),
+        make("training", "services.learner.training", training, for_trainer),
+        make("sampling", "services.rollout.sampling", sampling, for_sampler),
+        make("front", "services.tinker", front, own, given, peers),
     ]
 
 

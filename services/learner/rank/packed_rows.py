@@ -44,6 +44,8 @@ class Row:
     staleness: int
     # Chosen by the engine, for the first tokens.
     experts: Experts | None = None
+    # Most first tokens that other rows may share; None: those before the first policy token.
+    prompt: int | None = None
 
     @staticmethod
     def from_sequence(index: int, sequence: TrainSequence) -> "Row":
@@ -65,9 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowCluster:
-    """Rows whose first `prefix` tokens are the same, and computed once; 0 for a single row.
-
-    None of these tokens is the policy's."""
+    """Rows whose first `prefix` tokens are the same, and computed once; 0 for a single row."""
 
     rows: Sequence[Row]
     prefix: int = 0
@@ -197,8 +197,7 @@ class RowPacker:
         lengths = [len(row.token_ids) for row in rows]
         if not self.policy.shares_prompts:
             return [PrefixCluster((place,), 0, length) for place, length in enumerate(lengths)]
-        # The state before the first policy token is also equal, and predicts it for all.
-        prompted = [Prompted(self._token_keys(row), int(row.positions[0]) + 1) for row in rows]
+        prompted = [Prompted(self._token_keys(row), _prompt_of(row)) for row in rows]
         clusters = cluster_by_prefix(prompted, budget)
         return split_for_ranks(clusters, lengths, self.replicas.count)
 
@@ -213,6 +212,11 @@ class RowPacker:
         """Return the values of all rows, from all ranks."""
         lengths = {row.index: len(row.positions) for row in rows if len(row.positions)}
         return self.replicas.gather_arrays(own, lengths)
+
+
+def _prompt_of(row: Row) -> int:
+    # The state before the first policy token is also equal, and predicts it for all.
+    return int(row.positions[0]) + 1 if row.prompt is None else row.prompt
 
 
 def split_by_row(packs: Sequence[Tensor], rows: Sequence[Row]) -> ByRow:

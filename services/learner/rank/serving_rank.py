@@ -13,6 +13,7 @@ from torch import Tensor
 
 from services.common.spec.config import ConfigModel
 from services.common.spec.spec import PolicyConfig
+from services.common.text.printable_text import first_line
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.adapter_files import BaseRecord
@@ -76,7 +77,8 @@ def load_served(setup: ServingSetup) -> ServedBase:
     layers = tuple(linear_layers(policy.model))
     record = BaseRecord.of_policy(policy, setup.policy) if setup.frozen else None
     if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":
-        reserved = _adapter_bytes(setup, policy, layers) if setup.frozen else 0
+        later = _adapter_bytes(setup, policy, layers) if setup.frozen else 0
+        reserved = later + _taken_by_others(device)
         bodies = [policy.model.base_model]
         fit_checkpointing(policy, setup.rank, replicas, bodies, reserved)
     return ServedBase(policy, replicas, record, layers)
@@ -158,7 +160,14 @@ class ServingRank:
         """Run a pass over a batch in shared memory; the first rank writes its scores there."""
         batch = training_protocol.read_targets(message)
         model = self.models[message["model"]]
-        scores = model.accumulate(self._passes, batch, self._base.replicas)
+        try:
+            scores = model.accumulate(self._passes, batch, self._base.replicas)
+        except torch.OutOfMemoryError as error:
+            # Other ranks would wait for this one.
+            if self._base.replicas.count > 1:
+                raise
+            torch.cuda.empty_cache()
+            raise RequestRefused("BAD_BATCH", _describe_shortage(error)) from error
         if self._setup.place.index > 0:
             return {}
         self._answered += 1
@@ -203,6 +212,19 @@ def _answering_refusals(
             return {"refused": refused.reason, "message": str(refused)}
 
     return answer
+
+
+def _describe_shortage(error: Exception) -> str:
+    return (
+        "the GPU's memory is too small for this batch: lower learner.rank.pack_tokens or"
+        f" policy.max_model_len, or delete models ({first_line(str(error), 300)})"
+    )
+
+
+def _taken_by_others(device: torch.device) -> int:
+    """Return the bytes of the GPU that other processes have, such as engines."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _part_of(layer: str) -> str:

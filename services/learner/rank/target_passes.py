@@ -28,13 +28,13 @@ class TargetPasses:
         """Return the scores of all sequences, from all ranks; unless only these are wanted, add
         this rank's share of the summed losses' gradient to the parameters'."""
         rows = [_make_row(index, each) for index, each in enumerate(batch.sequences)]
+        packs = self.packer.iter_packs(rows)
+        done = [self._run_pack(policy, pack, batch) for pack in packs]
+        # Only now: reading blocks on the device, and the host can prepare the next pack instead.
         own: dict[int, NDArray[np.float32]] = {}
-        loss = 0.0
-        for pack in self.packer.iter_packs(rows):
-            chosen = [batch.sequences[row.index] for row in pack.rows]
-            logprobs, total = self._run_pack(policy, pack, chosen, batch)
-            loss += total
-            own |= _split_pack(logprobs, pack, chosen)
+        for each in done:
+            own |= each.logprobs_by_sequence(batch)
+        loss = sum(float(each.loss) for each in done)
         lengths = {i: each.target_ids.size for i, each in enumerate(batch.sequences)}
         found = self.packer.replicas.gather_arrays(own, lengths)
         (loss,) = self.packer.replicas.sum_numbers(loss)
@@ -44,12 +44,9 @@ class TargetPasses:
         ]
         return TargetScores(logprobs, {"loss:sum": loss})
 
-    def _run_pack(
-        self, policy: Policy, pack: Pack, chosen: Sequence[TargetSequence], batch: TargetBatch
-    ) -> tuple[Tensor, float]:
-        """Return the logprobs of a pack's targets, [n] or [n, k], and its loss in float64."""
+    def _run_pack(self, policy: Policy, pack: Pack, batch: TargetBatch) -> "_DonePack":
         device = policy.device
-        targets, given = _make_inputs(chosen, batch, device)
+        targets, given = _make_inputs(_sequences_of(pack, batch), batch, device)
         places = to_device(pack.positions, device)
         temperature = torch.ones(len(targets), device=device)
         compute = SUMMED_LOSSES[batch.loss]
@@ -68,14 +65,47 @@ class TargetPasses:
                 )
                 loss.backward()
         with torch.no_grad():
-            return logprobs, float(compute(logprobs, given).double().sum())
+            return _DonePack(pack, logprobs, compute(logprobs, given).double().sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _DonePack:
+    """A pack's results, still on the device."""
+
+    pack: Pack
+    # Of the targets, [n] or [n, k].
+    logprobs: Tensor
+    # Float64.
+    loss: Tensor
+
+    def logprobs_by_sequence(self, batch: TargetBatch) -> dict[int, NDArray[np.float32]]:
+        """Return the logprobs of each sequence, flat, by its index in the batch."""
+        chosen = _sequences_of(self.pack, batch)
+        values = self.logprobs.float().cpu().numpy().reshape(len(self.logprobs), -1)
+        ends = np.cumsum([len(each.token_ids) for each in chosen])
+        parts = np.split(values, ends[:-1])
+        return {
+            row.index: part[:, : each.target_ids.size // len(each.token_ids)].reshape(-1)
+            for row, each, part in zip(self.pack.rows, chosen, parts, strict=True)
+        }
+
+
+def _sequences_of(pack: Pack, batch: TargetBatch) -> list[TargetSequence]:
+    return [batch.sequences[row.index] for row in pack.rows]
 
 
 def _make_row(index: int, sequence: TargetSequence) -> Row:
-    """Return the sequence as packs take it: every position predicts."""
-    positions = np.arange(len(sequence.token_ids))
-    none = np.zeros(0, np.float32)
-    return Row(index, sequence.token_ids, positions, none, temperature=1.0, staleness=0)
+    """Return the sequence as packs take it: every position predicts, from shared tokens, too."""
+    length = len(sequence.token_ids)
+    return Row(
+        index,
+        sequence.token_ids,
+        np.arange(length),
+        np.zeros(0, np.float32),
+        temperature=1.0,
+        staleness=0,
+        prompt=length - 1,
+    )
 
 
 def _make_inputs(
@@ -99,16 +129,3 @@ def _join_columns(
     wide = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in columns]
     joined = to_device(np.concatenate(wide), device)
     return joined.squeeze(1) if width == 1 else joined
-
-
-def _split_pack(
-    logprobs: Tensor, pack: Pack, chosen: Sequence[TargetSequence]
-) -> dict[int, NDArray[np.float32]]:
-    """Return the logprobs of each sequence, flat, by its index in the batch."""
-    values = logprobs.detach().float().cpu().numpy().reshape(len(logprobs), -1)
-    ends = np.cumsum([len(each.token_ids) for each in chosen])
-    parts = np.split(values, ends[:-1])
-    return {
-        row.index: part[:, : each.target_ids.size // len(each.token_ids)].reshape(-1)
-        for row, each, part in zip(pack.rows, chosen, parts, strict=True)
-    }

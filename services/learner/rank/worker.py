@@ -1,4 +1,6 @@
-"""Commands of a rank: start and train; for the first rank also host, publish, compare and save."""
+"""Commands of a rank: start and train; for the first rank also host, publish, compare and save.
+
+`serve` starts a `ServingRank` in place of one that makes a run's steps."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
-from flotilla.learner.v1 import training_service_pb2_grpc
 from services.common.process.runtime import Runtime
-from services.common.rpc import rpc
 from services.learner.config.training import TrainingServiceConfig
 from services.learner.training.batch_checks import SequenceLimits
 from services.learner.training.folders import Export
 from services.learner.training.serving_ranks import ServingRanks
 from services.learner.training.trained_models import TrainedModels
-from services.learner.training.training_service import TrainingService
+from services.learner.training.training_service import TrainingService, build_server
 
 
 async def serve_training(
@@ -22,7 +20,6 @@ async def serve_training(
     loaded."""
     config, policy = runtime.config.training, runtime.shared.policy
     models = TrainedModels(config, make_ranks)
-    server = rpc.server(token=runtime.token)
     try:
         with runtime.loading():
             base = await models.start_base()
@@ -34,8 +31,7 @@ async def serve_training(
             config=config,
             export=export,
         )
-        training_service_pb2_grpc.add_TrainingServiceServicer_to_server(service, server)
-        async with runtime.serving(server) as serving:
+        async with runtime.serving(build_server(runtime.token, service)) as serving:
             serving.set_serving(True)
             await runtime.announce(serving.address)
             runtime.log.info("serving", address=serving.address)

@@ -175,7 +175,11 @@ class TrainedModels:
             return self._shared
         self._started += 1
         ranks = self._make_ranks(f"whole{self._started}", False)
-        await self._start(ranks)
+        try:
+            await self._start(ranks)
+        except RankError as error:
+            problem = f"all weights of this base cannot be trained here: {error}"
+            raise OperationRefused("BAD_SETTINGS", problem) from error
         return ranks
 
     async def _start(self, ranks: ServingRanks) -> BaseModel:

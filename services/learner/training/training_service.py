@@ -1,8 +1,7 @@
 """Server of `flotilla.learner.v1.TrainingService`. The proto holds the contract."""
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,26 +11,24 @@ import grpc.aio
 from flotilla.learner.v1 import training_service_pb2 as pb
 from flotilla.learner.v1 import training_service_pb2_grpc
 from services.common.aio.background_tasks import BackgroundTasks
+from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
+from services.common.rpc.stalled_streams import RefusedStreamDrain
 from services.learner.config.training import TrainingConfig
 from services.learner.training.batch_checks import (
     LOSSES,
-    RawSequence,
     SequenceLimits,
     check_update,
-    complete_options,
-    decode_sequence,
 )
 from services.learner.training.folders import Export, write_export, write_state
+from services.learner.training.messages import encode_scores, read_batch
 from services.learner.training.refusals import OperationRefused
 from services.learner.training.trained_models import TrainedModel, TrainedModels
 from services.learner.training_types import (
     AdamUpdate,
     AdapterChoice,
     BaseModel,
-    TargetBatch,
     TargetScores,
-    TargetSequence,
     WrittenFolder,
 )
 
@@ -50,8 +47,6 @@ _CODES = {
 }
 # The others: BAD_SETTINGS, BAD_BATCH, UNKNOWN_LOSS, STATE_MISMATCH.
 _USUAL = grpc.StatusCode.INVALID_ARGUMENT
-# Logprobs in one response.
-_RESPONSE_BYTES = 1 << 19
 
 
 @dataclass(kw_only=True)
@@ -69,6 +64,7 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
 
     def __post_init__(self) -> None:
         self._work = BackgroundTasks()
+        self._last_words = RefusedStreamDrain()
 
     async def DescribeBase(
         self, request: pb.DescribeBaseRequest, context: Context
@@ -104,7 +100,11 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
     async def ForwardBackward(
         self, request_iterator: AsyncIterator[pb.ForwardBackwardRequest], context: Context
     ) -> AsyncIterator[pb.ForwardBackwardResponse]:
-        operation, batch = await _refusing(self._read_batch(request_iterator))
+        try:
+            operation, batch = await read_batch(request_iterator, self.limits)
+        except OperationRefused as refused:
+            await self._last_words.drain_stream(request_iterator)
+            raise _as_error(refused) from refused
 
         async def run(model: TrainedModel) -> TargetScores:
             return await model.ranks.accumulate(model.name, batch)
@@ -115,7 +115,7 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
             kind = "ForwardBackward"
             work = self.models.carry_out(operation.model_id, operation.number, kind, run)
         scores = await self._finish(work)
-        for response in _encode_scores(scores):
+        for response in encode_scores(scores):
             yield response
 
     async def ApplyUpdate(
@@ -188,51 +188,19 @@ class TrainingService(training_service_pb2_grpc.TrainingServiceServicer):
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish work that changes models, even if the caller goes away."""
-        return await _refusing(self._work.run_shielded(work))
-
-    async def _read_batch(
-        self, requests: AsyncIterator[pb.ForwardBackwardRequest]
-    ) -> tuple[pb.Operation, TargetBatch]:
-        first: pb.ForwardBackwardRequest | None = None
-        options: dict[str, float] = {}
-        sequences: list[TargetSequence] = []
-        async for request in requests:
-            if first is None:
-                first = request
-                options = complete_options(first.loss, first.loss_options)
-            for sequence in request.sequences:
-                raw = RawSequence(
-                    sequence.token_ids, sequence.target_ids, sequence.targets, sequence.inputs
-                )
-                place = len(sequences)
-                sequences.append(decode_sequence(place, raw, first.loss, self.limits))
-        if first is None or not sequences:
-            raise OperationRefused("BAD_BATCH", "there are no sequences")
-        batch = TargetBatch(first.loss, options, sequences, first.forward_only)
-        return first.operation, batch
+        try:
+            return await self._work.run_shielded(work)
+        except OperationRefused as refused:
+            raise _as_error(refused) from refused
 
 
-async def _refusing(work: Awaitable[T]) -> T:
-    """Translate refusals into the contract's."""
-    try:
-        return await work
-    except OperationRefused as refused:
-        code = _CODES.get(refused.reason, _USUAL)
-        raise ServiceError(code, refused.reason, str(refused), domain=DOMAIN) from refused
+def build_server(token: str, service: TrainingService) -> grpc.aio.Server:
+    """Build the server, not started yet."""
+    server = rpc.server(token=token)
+    training_service_pb2_grpc.add_TrainingServiceServicer_to_server(service, server)
+    return server
 
 
-def _encode_scores(scores: TargetScores) -> Iterator[pb.ForwardBackwardResponse]:
-    """Yield responses of about `_RESPONSE_BYTES`, the last with the metrics."""
-    encoded = [values.astype("<f4").tobytes() for values in scores.logprobs]
-    for part in _split_by_size(encoded):
-        yield pb.ForwardBackwardResponse(logprobs=part)
-    yield pb.ForwardBackwardResponse(metrics=scores.metrics)
-
-
-def _split_by_size(parts: Sequence[bytes]) -> list[list[bytes]]:
-    """Return consecutive parts together as long as they begin within the same span of bytes."""
-    groups: dict[int, list[bytes]] = {}
-    starts = accumulate((len(part) for part in parts), initial=0)
-    for part, start in zip(parts, starts, strict=False):
-        groups.setdefault(start // _RESPONSE_BYTES, []).append(part)
-    return list(groups.values())
+def _as_error(refused: OperationRefused) -> ServiceError:
+    code = _CODES.get(refused.reason, _USUAL)
+    return ServiceError(code, refused.reason, str(refused), domain=DOMAIN)

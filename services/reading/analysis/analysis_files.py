@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.durable_files import replace_file
+from services.common.files.json_files import read_json_object
 from services.common.run_folder.dump_files import ANALYSES
 from services.reading.analysis.documents import to_html, to_markdown
 
@@ -39,5 +40,9 @@ def analysis_page(run_dir: Path) -> Path:
 
 
 def _newest_step(folder: Path) -> int:
-    path = folder / "newest.json"
-    return json.loads(path.read_bytes())["step"] if path.exists() else -1
+    """Return the step of the newest analysis; -1 if there is none, or none that can be read."""
+    try:
+        step = read_json_object(folder / "newest.json").get("step")
+    except ValueError:
+        return -1
+    return step if isinstance(step, int) else -1

@@ -9,10 +9,12 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from services.common.domain.attempts import AttemptKey
 from services.common.episodes.episode_rows import key_of_row
+from services.common.files.durable_files import remove_cut_line
 from services.common.run_folder.dump_files import ANALYSES
 from services.reading.analysis.attempt_facts import Row
 from services.reading.analysis.failure_classes import OTHER, FailureRule
@@ -39,12 +41,13 @@ async def judge_rows(
     path = run_dir / ANALYSES / _FILE
     path.parent.mkdir(exist_ok=True)
     known, found = _read_known(path), dict[AttemptKey, str]()
+    classes = [*(rule.name for rule in rules), OTHER]
     for row in rows:
         question = make_question(row, rules)
         digest = hashlib.sha256(f"{model}\n{question}".encode(errors="replace")).hexdigest()
-        if digest not in known:
+        if known.get(digest) not in classes:
             words = _WORD.findall(await ask(question))
-            names = [rule.name for rule in rules if rule.name in words]
+            names = [each for each in classes[:-1] if each in words]
             known[digest] = names[0] if len(names) == 1 else OTHER
             with path.open("a", encoding="utf-8") as file:
                 line = {"digest": digest, "class": known[digest], "model": model}
@@ -68,12 +71,14 @@ def make_question(row: Row, rules: Sequence[FailureRule]) -> str:
 
 
 def _read_known(path: Path) -> dict[str, str]:
+    """Read the answers that are kept. What is none, or half of one, is asked again."""
+    if not path.exists():
+        return {}
+    # A killed analysis leaves half a line, to which the next answer would be added.
+    remove_cut_line(path)
     known = dict[str, str]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             answer = json.loads(line)
-        except ValueError:
-            # A killed analysis leaves half a line.
-            continue
-        known[answer["digest"]] = answer["class"]
+            known[answer["digest"]] = answer["class"]
     return known

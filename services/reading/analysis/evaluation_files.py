@@ -1,21 +1,28 @@
 """The evaluations of a run in its dumps, attempt by attempt."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from services.common.domain.attempts import AttemptKey
+from services.common.rpc.errors import ConfigError
 from services.common.run_folder import dump_files
+from services.common.text.parsing import refuse_constant
 from services.reading.analysis.attempt_facts import Row
 from services.reading.analysis.attempt_measures import AttemptMeasures, measure_attempt
 from services.reading.analysis.failure_classes import OTHER, RULES, FailureRule, classify
 
+T = TypeVar("T")
 NOT_JUDGED: Mapping[AttemptKey, str] = {}
+# What damaged lines, and those of other programs, raise when they are read as rows.
+_NO_ROW = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class NothingToAnalyzeError(Exception):
-    """The run has no such evaluation; the message gives the reason and the fix."""
+    """The run has no such evaluation, or its dumps are damaged; the message gives the reason, and
+    the fix if there is one."""
 
 
 def choose_evaluation(run_dir: Path, step: int | None) -> tuple[int, Path]:
@@ -44,8 +51,7 @@ def read_attempts(
     """Measure the attempts in the folder of an evaluation; only the last try at each counts. Those
     that a model has `judged` have its class."""
     found: dict[tuple[str, int], AttemptMeasures] = {}
-    for row in _read_rows(folder):
-        attempt = measure_attempt(row, rules)
+    for attempt in _read_rows(folder, lambda row: measure_attempt(row, rules)):
         if (said := judged.get(attempt.key, OTHER)) != OTHER:
             attempt = replace(attempt, classes=(said,), judged=True)
         place = (attempt.group_id, attempt.attempt_index)
@@ -56,15 +62,27 @@ def read_attempts(
 
 def find_unknown(folder: Path, rules: Sequence[FailureRule] = RULES) -> Iterator[Row]:
     """Yield the rows of graded attempts of which no rule knows why they failed."""
-    for row in _read_rows(folder):
-        if row["reward"] is not None and classify(row, rules) == (OTHER,):
-            yield row
+
+    def is_unknown(row: Row) -> Row | None:
+        known = row["reward"] is None or classify(row, rules) != (OTHER,)
+        return None if known else row
+
+    return filter(None, _read_rows(folder, is_unknown))
 
 
-def _read_rows(folder: Path) -> Iterator[Row]:
+def _read_rows(folder: Path, read: Callable[[Row], T]) -> Iterator[T]:
+    """Yield what `read` makes of each row. Raises NothingToAnalyzeError."""
     for path in sorted(folder.glob("*.jsonl")):
-        if path.name != dump_files.AGGREGATED:
-            with path.open(encoding="utf-8") as file:
-                # A line holds all tokens of its attempt: one in memory at a time.
-                for line in file:
-                    yield json.loads(line)
+        if path.name == dump_files.AGGREGATED:
+            continue
+        with path.open("rb") as file:
+            # A line holds all tokens of its attempt: one in memory at a time.
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield read(json.loads(line, parse_constant=refuse_constant))
+                except ConfigError:
+                    # Of a user's rule.
+                    raise
+                except _NO_ROW as error:
+                    message = f"{path}: line {number} is no row of an attempt: {error!r}"
+                    raise NothingToAnalyzeError(message) from error

@@ -6,10 +6,12 @@
 The order is that of precedence: faults of others before the policy's, a false claim before what
 went wrong earlier, and a cause before the symptom that it ended with."""
 
+import re
 import runpy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from services.common.domain.attempts import FailureKind, StopReason
 from services.common.rpc.errors import ConfigError
@@ -120,20 +122,46 @@ def classify_facts(facts: AttemptFacts, rules: Sequence[FailureRule] = RULES) ->
     """Return the classes of an attempt whose facts are read (see `classify`)."""
     if facts.passed:
         return ()
-    return tuple(rule.name for rule in rules if rule.matches(facts)) or (OTHER,)
+    # A user's rule may add to a class of ours.
+    found = dict.fromkeys(rule.name for rule in rules if rule.matches(facts))
+    return tuple(found) or (OTHER,)
 
 
 def load_rules(path: Path) -> tuple[FailureRule, ...]:
-    """Return the rules of a user's file, its `RULES`, followed by ours. Raises ConfigError."""
+    """Return the rules of a user's file, its `RULES`, followed by ours. Raises ConfigError, as does
+    a rule of the file that fails at an attempt."""
     try:
         found = runpy.run_path(str(path)).get("RULES")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A user's module may raise anything.
         raise ConfigError(f"--rules: {path} cannot be run: {error!r}") from error
-    if not isinstance(found, (list, tuple)) or not all(
-        isinstance(rule, FailureRule) for rule in found
-    ):
+    if not isinstance(found, (list, tuple)) or not all(map(_is_rule, found)):
         raise ConfigError(
-            f"--rules: {path} has no list RULES of {FailureRule.__name__}, as in docs/evaluation.md"
+            f"--rules: {path} has no list RULES of {FailureRule.__name__}, each with a name that is"
+            " one word, a description and a function, as in docs/evaluation.md"
         )
-    return (*found, *RULES)
+    return (*(_guard(rule, path) for rule in found), *RULES)
+
+
+def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, FailureRule):
+        return False
+    texts = cast("list[object]", [rule.name, rule.description])
+    # A judge names a class by one word.
+    is_named = all(isinstance(text, str) for text in texts) and re.fullmatch(r"\w+", rule.name)
+    return bool(is_named) and callable(rule.matches)
+
+
+def _guard(rule: FailureRule, path: Path) -> FailureRule:
+    """Return a user's rule whose errors name it."""
+
+    def matches(facts: AttemptFacts) -> bool:
+        try:
+            return bool(rule.matches(facts))
+        except (Exception, SystemExit) as error:
+            # A user's function may raise anything.
+            attempt = f"attempt {facts.row['group_id']}/{facts.row['attempt_index']}"
+            message = f"--rules: {path}: the rule {rule.name} fails at {attempt}: {error!r}"
+            raise ConfigError(message) from error
+
+    return replace(rule, matches=matches)

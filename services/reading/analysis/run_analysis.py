@@ -50,7 +50,8 @@ def analyze_run(
     before = read_attempts(first_folder, rules) if first_folder != folder else []
     by_env = _by_env(after)
     spec = _read_spec(run_dir / "spec.json")
-    window = as_object(spec.get("policy")).get("max_model_len")
+    said = as_object(spec.get("policy")).get("max_model_len")
+    window = said if isinstance(said, int) else None
     return {
         **{"format": FORMAT, "written_by": str(own_version()), "run_id": run_dir.name},
         **{"step": version, "first_step": first, "context_window": window},

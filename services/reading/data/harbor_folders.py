@@ -36,7 +36,7 @@ def _find_tasks(folder: Path) -> Iterator[Path]:
 def _read_config(path: Path) -> object:
     try:
         return tomllib.loads(_read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not TOML: {error}") from error
 
 

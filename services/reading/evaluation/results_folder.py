@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from services.common.files.durable_files import replace_file
+from services.common.files.durable_files import remove_cut_line, replace_file
 from services.common.process.own_version import own_version
 from services.common.text.parsing import TextLimits, parse_json
 from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, EvaluationError
@@ -87,7 +87,7 @@ def open_results(folder: Path, settings: EvaluationSettings) -> Generator[Result
     can, meanwhile. Raises EvaluationError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MANIFEST).exists() and any(folder.iterdir()):
+        if not (folder / MANIFEST).exists() and _holds_something(folder):
             raise EvaluationError(f"{folder} holds something else: choose another --out")
         with (folder / RESULTS).open("ab") as file:
             try:
@@ -95,21 +95,30 @@ def open_results(folder: Path, settings: EvaluationSettings) -> Generator[Result
             except BlockingIOError:
                 raise EvaluationError(f"another `flotilla eval` works in {folder}") from None
             _settle(folder, settings)
-            _remove_cut_line(folder / RESULTS)
-            yield ResultsFolder(file, _read_results(folder))
+            remove_cut_line(folder / RESULTS)
+            yield ResultsFolder(file, _read_results(folder, settings))
     except OSError as error:
         raise EvaluationError(f"{folder}: {error.strerror}") from error
 
 
 def read_results(folder: Path) -> tuple[EvaluationSettings, list[EvaluatedAttempt]]:
     """Return an evaluation's settings and its attempts. Raises EvaluationError."""
-    return _read_settings(folder / MANIFEST), list(_read_results(folder).values())
+    settings = _read_settings(folder / MANIFEST)
+    return settings, list(_read_results(folder, settings).values())
+
+
+def _holds_something(folder: Path) -> bool:
+    """Return whether a folder holds more than an evaluation leaves that is killed, or finds the
+    disk full, before it is described: no results, and a draft of the description."""
+    kept = [path for path in folder.iterdir() if not path.name.startswith(f".{MANIFEST}.")]
+    return any(path.name != RESULTS or path.stat().st_size for path in kept)
 
 
 def _settle(folder: Path, settings: EvaluationSettings) -> None:
-    """Write the settings, or compare them with those that the folder began with."""
+    """Write the settings, or compare them with those that its attempts were made with."""
     path = folder / MANIFEST
-    if path.exists():
+    # A mistake that no attempt was made with, such as a backend that does not start, is none.
+    if path.exists() and (folder / RESULTS).stat().st_size:
         if differences := _find_differences(_read_settings(path), settings):
             raise EvaluationError(
                 f"{folder} holds an evaluation with other settings: {'; '.join(differences)}. Their"
@@ -151,25 +160,27 @@ def _read_settings(path: Path) -> EvaluationSettings:
     )
 
 
-def _remove_cut_line(path: Path) -> None:
-    """Remove a last line whose writer was killed."""
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
-
-
-def _read_results(folder: Path) -> dict[Place, EvaluatedAttempt]:
+def _read_results(folder: Path, settings: EvaluationSettings) -> dict[Place, EvaluatedAttempt]:
     """Return the last attempt of each place, without a line that is cut."""
     path, found = folder / RESULTS, dict[Place, EvaluatedAttempt]()
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            attempt = msgspec.json.decode(line, type=RecordedAttempt)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise EvaluationError(f"{path}: line {number}: {error}") from error
-        found[attempt.task_key, attempt.attempt] = _to_evaluated(attempt)
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        # A line holds a conversation: one in memory at a time.
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                attempt = msgspec.json.decode(line, type=RecordedAttempt)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise EvaluationError(f"{path}: line {number}: {error}") from error
+            place = (attempt.task_key, attempt.attempt)
+            if place[0] not in settings.tasks or not 1 <= place[1] <= settings.attempts:
+                raise EvaluationError(
+                    f"{path}: line {number}: attempt {place[1]} at {place[0]!r} is none of this"
+                    " evaluation, whose other results would be counted with it: remove the line"
+                )
+            found[place] = _to_evaluated(attempt)
     return found
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Any
 from services.common.files.durable_files import replace_file
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
+from services.common.text.printable_text import one_line
 
 _WIDE, _HIGH = 7, 4
+# Characters of a label, of a name below an axis, and of all such names that are not turned.
+_LABEL, _NAME, _ROW = 60, 30, 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def _draw_panel(axes: Any, panel: dict[str, Any]) -> None:
             continue
         (drawn,) = axes.plot(line["steps"], line["values"], line["style"], color=line["color"])
         # A label with _ in front would be left out of the legend.
-        drawn.set_label(line["label"].lstrip("_"))
+        drawn.set_label(one_line(line["label"].lstrip("_"), _LABEL))
         if line["low"]:
             band = (line["steps"], line["low"], line["high"])
             draw_bounds = axes.vlines if panel["names"] else axes.fill_between
@@ -90,7 +94,10 @@ def _draw_panel(axes: Any, panel: dict[str, Any]) -> None:
     xlabel = "" if panel["names"] else "optimizer step"
     axes.set(xlabel=xlabel, ylabel=panel["ylabel"], title=panel["title"])
     if panel["names"]:
-        axes.set_xticks(range(len(panel["names"])), panel["names"])
+        # XML cannot hold control characters, which these have no more.
+        names = [one_line(name, _NAME) for name in panel["names"]]
+        turned = 0 if len(names) * max(map(len, names)) < _ROW else 90
+        axes.set_xticks(range(len(names)), names, rotation=turned)
     if panel["is_share"]:
         axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
@@ -98,4 +105,6 @@ def _draw_panel(axes: Any, panel: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    # A font without a character draws a box.
+    warnings.filterwarnings("ignore", "Glyph")
     _draw(json.load(sys.stdin))

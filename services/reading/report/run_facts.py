@@ -78,10 +78,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
         spec=spec,
         summary=_read_object(folder / "summary.json", problems),
         metrics=MetricSeries(folder / METRICS_FILE),
-        evals=[
-            ReportedEval(step, as_object(json.loads(text)))
-            for step, text in journal.get("evals", [])
-        ],
+        evals=journal.get("evals", []),
         rewards=_read_rewards(folder),
         alarms=list(parse_points(alarms.read_bytes().split(b"\n"))) if alarms.exists() else [],
         manifest=_read_manifest(find_value(spec, "learner.data"), problems),
@@ -124,13 +121,15 @@ def _read_journal(path: Path, problems: list[str]) -> dict[str, Any]:
             evals = db.execute("SELECT version, results FROM evals ORDER BY version, rowid")
             meta = db.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
             return {
-                "evals": evals.fetchall(),
+                "evals": [ReportedEval(step, as_object(json.loads(text))) for step, text in evals],
                 "starts": db.execute("SELECT count(*) FROM epochs").fetchone()[0],
                 "writers": json.loads(meta[0]) if meta else [],
             }
     except JournalError as error:
         problems.append(f"{error}.")
-        return {}
+    except ValueError as error:
+        problems.append(f"{path.name} is damaged: {error}.")
+    return {}
 
 
 def _read_rewards(folder: Path) -> dict[int, Rewards]:

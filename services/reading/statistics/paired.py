@@ -10,6 +10,8 @@ from services.common.domain.task_means import wilson_interval
 
 # The most changes of signs that are tried: all there are, or else random ones.
 _RESAMPLES = 9_999
+# Differences, of all changes that are tried together: they are in memory several times.
+_MOST_VALUES = 1_000_000
 _SEED = 0
 # A difference is found if a two-sided test at 5 % finds it in 80 % of all cases.
 _SIGNIFICANCE, _POWER = 0.05, 0.8
@@ -38,8 +40,10 @@ class PairedComparison:
 
     def tasks_to_show(self, difference: float) -> int | None:
         """Return how many such tasks show a difference, see `tasks_needed`; None if its spread is
-        unknown."""
-        return tasks_needed(difference, self.spread) if self.spread else None
+        unknown, as that of tasks that all differ by the same."""
+        if self.spread is None or self.spread < _TIE:
+            return None
+        return tasks_needed(difference, self.spread)
 
 
 def compare_paired(
@@ -108,7 +112,7 @@ def sign_change_p(differences: Sequence[float]) -> float:
         permutation_type="samples",
         vectorized=True,
         n_resamples=_RESAMPLES,
-        batch=1000,
+        batch=min(1000, max(1, _MOST_VALUES // len(changed))),
         rng=_SEED,
     )
     return float(found.pvalue)

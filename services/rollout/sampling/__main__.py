@@ -43,7 +43,7 @@ async def serve_samplers(runtime: Runtime[SamplingProcessConfig]) -> None:
         stack.push_async_callback(engine.close)
         shapes = await asyncio.to_thread(lambda: read_shapes(find_model_files(folder)))
         limits = config.sampling
-        room = SamplerRoom(limits.max_samplers, limits.max_rank, folder, shapes)
+        room = SamplerRoom(limits.max_samplers, limits.max_rank, limits.max_active, folder, shapes)
         samplers = Samplers(engine, room, engine.limits)
         server = rpc.server(token=runtime.token)
         SamplingService(samplers, shared.policy.model, config.engine.max_num_seqs).add_to(server)

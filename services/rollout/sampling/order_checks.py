@@ -78,8 +78,9 @@ def _find_sampling_problems(order: SamplingOrder) -> Iterator[str]:
             f"num_samples: {order.num_samples}; 1 to {MOST_ANSWERS}, or 0 with logprobs of the"
             " prompt"
         )
-    if order.max_tokens < 0:
-        yield f"max_tokens: {order.max_tokens}; at least 0"
+    for name in ("max_tokens", "first_answer"):
+        if getattr(order, name) < 0:
+            yield f"{name}: {getattr(order, name)}; at least 0"
     warm = LOWEST_TEMPERATURE <= order.temperature <= HIGHEST_TEMPERATURE
     if not isfinite(order.temperature) or not (order.temperature == 0 or warm):
         yield (

@@ -1,5 +1,6 @@
 """The engine of many samplers, in this room's own terms."""
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,11 @@ from services.rollout.sampling.types import (
 
 class UnfitWeights(Exception):
     """A folder holds no weights, or none that the engine can serve."""
+
+
+# Called once the engine has new weights, in a new state, and before it computes with them: a
+# request that named their prefix cache earlier would fill it by the old weights.
+Adopt = Callable[[], None]
 
 
 class SamplingEngine(Protocol):
@@ -31,7 +37,7 @@ class SamplingEngine(Protocol):
         """Load an adapter under a new number from 1. Raises UnfitWeights."""
         ...
 
-    async def replace_adapter(self, number: int, folder: Path) -> None:
+    async def replace_adapter(self, number: int, folder: Path, adopt: Adopt) -> None:
         """Replace an adapter; running requests continue with the new one. Raises UnfitWeights, and
         nothing has changed."""
         ...
@@ -40,7 +46,7 @@ class SamplingEngine(Protocol):
         """Forget an adapter that no request uses."""
         ...
 
-    async def load_model(self, folder: Path) -> None:
+    async def load_model(self, folder: Path, adopt: Adopt) -> None:
         """Replace the whole model; running requests continue with the new one."""
         ...
 

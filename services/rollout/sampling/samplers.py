@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -69,10 +69,12 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class SamplerRoom:
-    """The room for samplers: how many, the engine's base, and the largest rank beside it."""
+    """The room for samplers: how many, the engine's base, and adapters beside it."""
 
     max_samplers: int
     max_rank: int
+    # Adapters that answer concurrently.
+    max_active: int
     base_folder: Path
     base: Shapes = field(repr=False)
 
@@ -92,7 +94,9 @@ class Samplers:
         self._models: dict[int, Sampler] = {}
         self._last_number = BASE
         self._loaded = BASE
-        self._turns = WeightTurns(self._load_turn, BASE)
+        self._turns = WeightTurns(self._load_turn, 1, (BASE,))
+        # vLLM would let requests to adapters in its places overtake all others.
+        self._places = WeightTurns(_load_nothing, room.max_active)
         # Weights are changed by one call at a time, and never by half.
         self._changing = asyncio.Lock()
         self._work = BackgroundTasks()
@@ -118,9 +122,13 @@ class Samplers:
     async def sample(self, sampler_id: str, order: SamplingOrder) -> SamplingOutcome:
         check_order(order, self.limits)
         sampler = self._find(sampler_id)
-        async with self._in_use(sampler), self._turns.take_turn(sampler.turn):
+        adapted = sampler.weights.kind == "adapter"
+        place = self._places.take_turn(sampler.number) if adapted else nullcontext()
+        async with self._in_use(sampler), self._turns.take_turn(sampler.turn), place:
             report = await self._score(sampler, order) if _wants_report(order) else None
-            work = (self._sample(sampler, order, index) for index in range(order.num_samples))
+            first = order.first_answer
+            numbers = range(first, first + order.num_samples)
+            work = (self._sample(sampler, order, number) for number in numbers)
             async with running_tasks(*work) as tasks:
                 answers = await asyncio.gather(*tasks)
         # The answers' cache is the report's own work.
@@ -179,25 +187,20 @@ class Samplers:
 
     async def _put(self, sampler: Sampler, weights: NamedWeights) -> None:
         """Give a sampler new weights, which its running requests continue with."""
-        former = sampler.weights
-        # Before the engine has them, so that no answer comes with a state that is not known yet.
-        sampler.states.append(self._engine.state + 1)
-        sampler.labels.append(weights.label)
-        sampler.weights = weights
-        try:
-            if weights.kind == "adapter":
-                with refusing_unfit():
-                    await self._engine.replace_adapter(sampler.number, weights.folder)
-            elif self._loaded == sampler.number:
-                await self._engine.load_model(weights.folder)
-            else:
-                # No request of its has run since; the next turn loads them.
-                sampler.states[-1] = self._engine.state
-        except BaseException:
-            sampler.states.pop()
-            sampler.labels.pop()
-            sampler.weights = former
-            raise
+
+        def adopt() -> None:
+            sampler.states.append(self._engine.state)
+            sampler.labels.append(weights.label)
+            sampler.weights = weights
+
+        if weights.kind == "adapter":
+            with refusing_unfit():
+                await self._engine.replace_adapter(sampler.number, weights.folder, adopt)
+        elif self._loaded == sampler.number:
+            await self._engine.load_model(weights.folder, adopt)
+        else:
+            # Its next turn loads them.
+            adopt()
 
     async def _check_folder(self, weights: NamedWeights) -> None:
         if weights.kind == "adapter" and not self.room.max_rank:
@@ -221,8 +224,11 @@ class Samplers:
                 # It may have been removed since.
                 await self._check_folder(weights)
                 folder = weights.folder
-            await self._engine.load_model(folder)
-            self._loaded = turn
+
+            def adopt() -> None:
+                self._loaded = turn
+
+            await self._engine.load_model(folder, adopt)
 
     @asynccontextmanager
     async def _in_use(self, sampler: Sampler) -> AsyncGenerator[None]:
@@ -259,6 +265,10 @@ class Samplers:
             if sampler.phase_at(state) == phase:
                 return report
         raise _too_many_starts()
+
+
+async def _load_nothing(_adapter: int) -> None:
+    """Leave it to vLLM, which moves adapters between its places by itself."""
 
 
 def _too_many_starts() -> RequestAborted:

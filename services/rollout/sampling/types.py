@@ -38,6 +38,8 @@ class SamplingOrder:
     stop_ids: Sequence[int]
     prompt_logprobs: bool
     topk: int
+    # Number of the first answer, by which seeds go: answers may be ordered in parts.
+    first_answer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """The rollout's SamplingService."""
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import grpc.aio
@@ -7,6 +9,7 @@ import numpy as np
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
+from services.common.aio.concurrency import running_tasks
 from services.tinker.adapters.peer_errors import peer_errors
 from services.tinker.types import (
     EngineFacts,
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 DESCRIBE_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 600.0
 SAMPLE_TIMEOUT_S = 3600.0
+# Tokens of all answers of a message, at 8 bytes each; and of an answer whose length is not given.
+_ANSWER_TOKENS = 3 * 2**15
+_UNKNOWN_TOKENS = 2**15
+# Between the seeds of two calls; odd, so that no two are the same.
+_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class GrpcSamplingPeer:
@@ -65,6 +73,17 @@ class GrpcSamplingPeer:
             await self._stub.CloseSampler(request, timeout=OPEN_TIMEOUT_S, wait_for_ready=False)
 
     async def sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
+        """Sample in as many calls as the size of a message requires."""
+        first, *rest = _parts_of(order)
+        if not rest:
+            return await self._sample(sampler_id, first)
+        async with running_tasks(
+            *(self._sample(sampler_id, part) for part in (first, *rest))
+        ) as calls:
+            results = await asyncio.gather(*calls)
+        return replace(results[0], answers=[each for result in results for each in result.answers])
+
+    async def _sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
         request = pb.SampleRequest(
             sampler_id=sampler_id,
             prompt_ids=order.prompt_ids.astype("<i4", copy=False).tobytes(),
@@ -84,6 +103,20 @@ class GrpcSamplingPeer:
                 request, timeout=SAMPLE_TIMEOUT_S, wait_for_ready=False
             )
         return _result_from_pb(answer, order.topk_prompt_logprobs)
+
+
+def _parts_of(order: SampleOrder) -> list[SampleOrder]:
+    """Return orders whose answers each fit a message; the first has the prompt's logprobs too."""
+    each = max(1, _ANSWER_TOKENS // (order.max_tokens or _UNKNOWN_TOKENS))
+    if order.num_samples <= each:
+        return [order]
+    parts = list[SampleOrder]()
+    for start in range(0, order.num_samples, each):
+        count = min(each, order.num_samples - start)
+        seed = None if order.seed is None else (order.seed + start * _SEED_STEP) % 2**63
+        parts.append(replace(order, num_samples=count, seed=seed))
+    silent = (replace(part, prompt_logprobs=False, topk_prompt_logprobs=0) for part in parts[1:])
+    return [parts[0], *silent]
 
 
 def _weights_to_pb(weights: SamplerWeights) -> pb.SamplerWeights:

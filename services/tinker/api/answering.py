@@ -27,7 +27,8 @@ from services.tinker.work.desk_errors import (
 
 _STATUSES: dict[type[DeskError], int] = {
     BadOrder: 400,
-    Conflict: 409,
+    # Not 409, which the SDK sends again for minutes.
+    Conflict: 422,
     NotFound: 404,
     GoneError: 410,
     TooLarge: 413,

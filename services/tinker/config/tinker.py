@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,7 +11,10 @@ from services.common.rpc.errors import ConfigError
 from services.common.rpc.network_addresses import check_listen
 from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import Count, Seconds
-from services.common.spec.spec import ServiceConfig, SharedConfig
+from services.common.spec.spec import ServiceConfig
+
+if TYPE_CHECKING:
+    from services.common.spec.spec import SharedConfig
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"\$[A-Z][A-Z0-9_]*")
@@ -94,7 +97,7 @@ class TinkerConfig(ServiceConfig):
             ) from error
         return self
 
-    def check(self, shared: SharedConfig) -> None:
+    def check(self, shared: "SharedConfig") -> None:
         for path in (self.tls.certificate, self.tls.key) if self.tls else ():
             if not path.is_file():
                 raise ConfigError(f"tinker.tls: there is no file {path}")

@@ -78,7 +78,8 @@ def open_sessions(db: sqlite3.Connection) -> list[SessionRow]:
 
 
 def end_session(db: sqlite3.Connection, session_id: str, now: float) -> list[str]:
-    """End a session, its models and samplers, and forget the weights that are only its own.
+    """End a session, its models and samplers, and forget the weights that are only its own, and
+    the operations that would have been repeated.
 
     Return the folders that nothing names any more."""
     folders = db.execute(
@@ -91,6 +92,11 @@ def end_session(db: sqlite3.Connection, session_id: str, now: float) -> list[str
         db.execute(sql, (now, session_id))
     db.execute("DELETE FROM samplers WHERE session_id = ?", (session_id,))
     db.execute("DELETE FROM weights WHERE session_id = ?", (session_id,))
+    db.execute(
+        "DELETE FROM bodies WHERE number IN"
+        " (SELECT number FROM orders WHERE session_id = ? AND operation IS NOT NULL)",
+        (session_id,),
+    )
     return [folder for (folder,) in folders]
 
 

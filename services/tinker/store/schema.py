@@ -56,6 +56,7 @@ CREATE INDEX open_orders ON orders (number) WHERE state = 'open';
 CREATE INDEX kept_results ON orders (done_s, result_size) WHERE state = 'done';
 CREATE INDEX delivered_results ON orders (delivered_s)
   WHERE state = 'done' AND delivered_s IS NOT NULL;
+CREATE INDEX orders_of_sessions ON orders (session_id) WHERE operation IS NOT NULL;
 CREATE INDEX operations ON orders (place, operation) WHERE operation IS NOT NULL;
 CREATE TABLE bodies (number INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE results (

@@ -29,7 +29,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         """Open the journal of a folder. Raises StoreError if another process holds it, or if it
         cannot be used."""
-        self.folder = folder
+        self.folder = folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = open(folder / _LOCK, "w")  # noqa: SIM115 - held until `close`
         try:

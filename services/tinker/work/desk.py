@@ -4,8 +4,8 @@ An order is in the journal before it is acknowledged, and its result before it i
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from services.common.aio.concurrency import cancel_tasks, running_tasks
 from services.common.telemetry.log import get_logger
 from services.tinker.ports import OrderWire, SamplingPeer, TrainingPeer
 from services.tinker.store import order_rows, record_rows
-from services.tinker.store.record_rows import SamplerRow
+from services.tinker.store.record_rows import ModelRow, SamplerRow
+from services.tinker.store.schema import StoreError
 from services.tinker.store.store import Store
 from services.tinker.types import (
     Accepted,
@@ -29,7 +30,7 @@ from services.tinker.types import (
     Result,
     SamplerRecord,
 )
-from services.tinker.work.desk_errors import Away, NotFound
+from services.tinker.work.desk_errors import Away, GoneError, NotFound
 from services.tinker.work.engine_samplers import EngineSamplers
 from services.tinker.work.limits import DEFAULT_LIMITS, Limits
 from services.tinker.work.live_model import LiveModel
@@ -39,7 +40,7 @@ from services.tinker.work.model_line import ModelLine
 from services.tinker.work.model_saves import ModelSaves
 from services.tinker.work.order_book import OpenOrder, OrderBook, user_failure
 from services.tinker.work.sampler_intake import SamplerIntake
-from services.tinker.work.sampling_carrier import SamplingCarrier
+from services.tinker.work.sampling_carrier import SamplingCarrier, internal_failure
 from services.tinker.work.session_book import SessionBook
 from services.tinker.work.session_endings import SessionEndings
 from services.tinker.work.training_carrier import TrainingCarrier
@@ -64,13 +65,12 @@ class Desk:
         sampling: SamplingPeer,
         wire: OrderWire,
         clock: Callable[[], float],
+        ticks: Callable[[], float],
     ) -> None:
-        samplers = dict[str, SamplerRow]()
-        self._store = store
-        self._limits = limits
-        self._samplers = samplers
+        self.store, self._limits, self._ticks = store, limits, ticks
+        self._samplers = samplers = dict[str, SamplerRow]()
         self._book = book = OrderBook(store, limits, clock)
-        self._sessions = SessionBook(store, clock)
+        self._sessions = SessionBook(store, clock, ticks)
         self._vault = vault = Vault(store, limits, clock)
         self._holding = ModelHolding(training, store, vault, wire, limits)
         self._engine = EngineSamplers(sampling, vault)
@@ -108,11 +108,19 @@ class Desk:
         await self._sessions.touch(tenant, session_id)
 
     async def finish_session(self, tenant: str, session_id: str) -> None:
-        await self._sessions.touch(tenant, session_id)
-        await self._endings.end(session_id, "the client has finished the session")
+        """End a session; repeatable."""
+        try:
+            await self._sessions.touch(tenant, session_id)
+        except GoneError:
+            return
+        await self._endings.end(session_id, "the client has finished it", keep=False)
 
     async def submit(self, order: ClientOrder) -> Accepted:
         """Accept an order; it is on disk when this returns."""
+        with _refused_by_disk():
+            return await self._submit(order)
+
+    async def _submit(self, order: ClientOrder) -> Accepted:
         if order.kind is Kind.SAMPLE:
             return await self._submit_sample(order)
         await self._sessions.touch(order.tenant, order.session_id)
@@ -120,6 +128,8 @@ class Desk:
             order.kind is Kind.LOAD_WEIGHTS and (order.seq_id == 0 or not order.model_id)
         )
         facts = await self.facts() if creates else None
+        if facts is not None:
+            await self._make_room(order.tenant, facts[0])
         accepted, opened = await self._model_intake.submit(order, facts)
         if opened is not None and not await self._is_late(opened):
             self._training.add(opened)
@@ -129,7 +139,8 @@ class Desk:
         self, tenant: str, request_id: str, timeout_s: float
     ) -> Result | Failure | Pending:
         """Return an order's result, or that it has none after this time."""
-        return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
+        with _refused_by_disk():
+            return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """End a sample that nobody waits for; other orders go on."""
@@ -157,13 +168,13 @@ class Desk:
         return self._sampler_intake.find(tenant, sampler_id)
 
     async def describe_model(self, tenant: str, model_id: str) -> ModelRecord:
-        row = await self._store.run(lambda db: record_rows.find_model(db, model_id))
+        row = await self.store.run(lambda db: record_rows.find_model(db, model_id))
         if row is None or row.record.tenant != tenant:
             raise NotFound(f"there is no model {model_id!r}")
         return row.record
 
     async def list_models(self, tenant: str) -> Sequence[ModelRecord]:
-        rows = await self._store.run(lambda db: record_rows.models_of(db, tenant))
+        rows = await self.store.run(lambda db: record_rows.models_of(db, tenant))
         return [row.record for row in rows]
 
     async def list_checkpoints(
@@ -190,24 +201,28 @@ class Desk:
     async def wait_until_broken(self) -> None:
         """Wait until the disk refuses a write, and raise the StoreError: nothing can be
         acknowledged after that."""
-        await asyncio.wrap_future(self._store.broken)
+        await asyncio.wrap_future(self.store.broken)
 
     async def load(self) -> None:
         """Take up what the journal holds."""
         await self._sessions.load()
-        models = await self._store.run(record_rows.live_models)
-        for row in await self._store.run(record_rows.all_samplers):
+        models = [self._placed(row) for row in await self.store.run(record_rows.live_models)]
+        for row in await self.store.run(record_rows.all_samplers):
             self._samplers[row.record.sampler_id] = row
         await self._vault.load(row.recovery_folder for row in models)
         for row in models:
             model_id = row.record.model_id
-            size = await self._store.run(lambda db, key=model_id: order_rows.kept_bytes(db, key))
+            size = await self.store.run(lambda db, key=model_id: order_rows.kept_bytes(db, key))
             model = LiveModel(row, ModelLine(row.next_seq), journaled=size)
             self._training.models[model_id] = model
         for order in await self._book.load():
             await self._take_up(order)
         known = set(self._training.models)
         self._endings.background.start_task(self._holding.delete_strangers(known))
+
+    def _placed(self, row: ModelRow) -> ModelRow:
+        folder = row.recovery_folder
+        return replace(row, recovery_folder=folder and self._vault.place_of(folder))
 
     async def keep_house(self) -> None:
         """End stale sessions, and drop what was kept long enough, as time goes by."""
@@ -219,10 +234,11 @@ class Desk:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        self._training.give_up_overdue()
+        self._book.problem = self._vault.problem_with_disk()
+        self._training.give_up_overdue(self._ticks())
         for session_id in self._sessions.stale(self._limits.stale_s):
             reason = f"no heartbeat came for {self._limits.stale_s:g} s"
-            await self._endings.end(session_id, reason)
+            await self._endings.end(session_id, reason, keep=True)
         for row in self._vault.expired():
             await self._delete_checkpoint(row.record.path)
         await self._book.drop_old()
@@ -232,6 +248,22 @@ class Desk:
         running = [order.task for order in self._book.open.values() if order.task]
         await cancel_tasks((*running, *self._endings.background.running))
         await self._book.flush()
+
+    async def _make_room(self, tenant: str, base: BaseFacts) -> None:
+        """End the session that has been silent for longest, if its models are in the way of a new
+        one: a client that was killed has left them."""
+        records = [model.row.record for model in self._training.models.values()]
+        mine = [record for record in records if record.tenant == tenant]
+        if len(mine) >= self._limits.most_models:
+            records = mine
+        elif len(records) < base.max_models:
+            return
+        holding = {record.session_id for record in records}
+        for session_id in self._sessions.stale(self._limits.silent_s):
+            if session_id in holding:
+                reason = "it was silent, and another needed its place"
+                await self._endings.end(session_id, reason, keep=True)
+                return
 
     async def _submit_sample(self, order: ClientOrder) -> Accepted:
         asked = self._sampler_intake.read(order, (await self.facts())[1].model)
@@ -257,11 +289,15 @@ class Desk:
         """Carry out an order of the journal."""
         if await self._is_late(order):
             return
-        if order.row.kind is Kind.SAMPLE:
-            asked = self._sampler_intake.wire.read_sample(await self._book.read_body(order))
-            self._sampling.add(order, asked)
-        else:
+        if order.row.kind is not Kind.SAMPLE:
             self._training.add(order)
+            return
+        try:
+            asked = self._sampler_intake.wire.read_sample(await self._book.read_body(order))
+        except ValueError as error:  # another version wrote it
+            await self._book.finish(order, internal_failure(error))
+        else:
+            self._sampling.add(order, asked)
 
     async def _delete_checkpoint(self, path: str) -> None:
         await self._engine.close(path)
@@ -273,6 +309,14 @@ class Desk:
         return "paused_capacity" if watch.is_away else "active"
 
 
+@contextmanager
+def _refused_by_disk() -> Generator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise Away(f"the server's journal cannot be written: {error}") from error
+
+
 @asynccontextmanager
 async def open_desk(
     folder: Path,
@@ -282,14 +326,16 @@ async def open_desk(
     *,
     limits: Limits = DEFAULT_LIMITS,
     clock: Callable[[], float] = time.time,
+    ticks: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Desk]:
-    """Open or create the journal of a folder and carry its orders out during the block.
+    """Open or create the journal of a folder and carry its orders out during the block. `clock`
+    tells the time, `ticks` how long nobody was heard of.
 
     Raises StoreError if the journal cannot be used; `Desk.wait_until_broken` when it no longer
     can."""
     store = Store(folder)
     try:
-        desk = Desk(store, limits, training, sampling, wire, clock)
+        desk = Desk(store, limits, training, sampling, wire, clock, ticks)
         await desk.load()
         async with running_tasks(desk.keep_house()):
             try:

@@ -14,6 +14,9 @@ from services.tinker.types import EngineFacts, SamplerWeights
 from services.tinker.work.peer_watch import PeerWatch
 from services.tinker.work.vault import BASE_WEIGHTS, GONE, Vault
 
+# The label of weights that have to be closed and opened.
+_NONE = ""
+
 
 class WeightsGone(Exception):
     """The sampler's weights were deleted."""
@@ -56,7 +59,8 @@ class EngineSamplers:
 
     def forget(self, weights_id: str) -> None:
         """Open these weights again before they are used: the engine does not know them."""
-        self._opened.pop(weights_id, None)
+        if opened := self._opened.get(weights_id):
+            opened.label = _NONE
 
     async def replace(self, row: WeightsRow) -> None:
         """Let running and later samples use new weights from their next token on."""
@@ -102,7 +106,7 @@ class EngineSamplers:
             await self.peer.close_sampler(row.weights_id)
         await self._make_room(facts.max_samplers)
         # If this is cancelled the engine may or may not hold them.
-        opened = self._opened[row.weights_id] = _Opened("", None)
+        opened = self._opened[row.weights_id] = _Opened(_NONE, None)
         try:
             await self.peer.open_sampler(row.weights_id, _weights_of(row))
         except (OrderRefused, Unavailable):

@@ -29,12 +29,16 @@ class Limits:
     most_result_bytes: int = 4 * GIB
     # A session ends after this long without a heartbeat; clients send one every 10 s.
     stale_s: float = 900.0
+    # One that is silent for this long makes room when its models' places are needed.
+    silent_s: float = 60.0
+    # The last states of its models are kept for so long.
+    last_state_s: float = 7 * 86_400.0
     # An order that waits this long for an earlier number is given up.
     gap_s: float = 900.0
     # A model's state is saved after this many updates, or bytes of journaled operations.
     recovery_updates: int = 20
     recovery_bytes: int = 256 * 2**20
-    # An order with which a peer was lost this often fails.
+    # An order with which a peer was lost this often fails; at least 2.
     most_deaths: int = 3
 
 

@@ -17,6 +17,8 @@ class LiveModel:
     held_in_era: int = -1
     # Bytes of operations that would have to be repeated.
     journaled: int = 0
+    # No gradient is accumulated, as far as is known.
+    is_clean: bool = False
     # The order that is carried out.
     task: "asyncio.Task[None] | None" = None
 

@@ -143,6 +143,12 @@ class ModelHolding:
         model.row, model.journaled = saved, 0
         return await self._vault.remove_folders((row.recovery_folder,))
 
+    async def save_last_state(self, model: LiveModel) -> None:
+        """Save a recovery point if the trainer holds the model with more than the last one has."""
+        held = model.held_in_era == self.watch.era and not self.watch.is_away
+        if held and model.is_clean and model.row.operations > model.row.recovery_operation:
+            await self.save_recovery_point(model)
+
     def needs_recovery_point(self, model: LiveModel, kind: Kind) -> bool:
         """Return whether to save the state after an order of this kind.
 

@@ -129,8 +129,12 @@ class ModelIntake:
     def _problem_of(self, order: ClientOrder, seq_id: int) -> DeskError | None:
         if seq_id < 1 and seq_id != UNLOAD_SEQ:
             return BadOrder(f"seq_id is {order.seq_id}; the first order of a model has 1")
-        if order.kind in _SAVES:
-            name = self._wire.read_save(order.body).path_name
-            problem = None if name is None else problem_with_name(name)
+        if order.kind not in _SAVES:
+            return None
+        save = self._wire.read_save(order.body)
+        if save.path_name is not None:
+            problem = problem_with_name(save.path_name)
             return BadOrder(problem) if problem else None
+        if order.kind is Kind.SAVE_WEIGHTS_FOR_SAMPLER and save.sampling_session_seq_id is None:
+            return BadOrder("give the weights a path, or a sampling_session_seq_id")
         return None

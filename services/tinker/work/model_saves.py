@@ -12,7 +12,7 @@ from services.tinker.types import CheckpointRecord, Kind, Result, SamplerRecord,
 from services.tinker.work.engine_samplers import EngineSamplers
 from services.tinker.work.live_model import LiveModel
 from services.tinker.work.order_book import Write
-from services.tinker.work.vault import Vault, checkpoint_path
+from services.tinker.work.vault import Vault, checkpoint_path, kind_of
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,200}")
 
@@ -33,6 +33,24 @@ def problem_with_name(name: str) -> str | None:
     if _NAME.fullmatch(name):
         return None
     return f"a checkpoint cannot be called {name[:80]!r}: use letters, digits, '.', '_' and '-'"
+
+
+def new_checkpoint(
+    model: LiveModel, path: str, folder: str, now: float, size: int, expires_s: float | None
+) -> CheckpointRow:
+    """Return a checkpoint of a model's present weights."""
+    record = model.row.record
+    checkpoint = CheckpointRecord(
+        path=path,
+        model_id=record.model_id,
+        tenant=record.tenant,
+        kind=kind_of(path),
+        created_s=now,
+        size_bytes=size,
+        settings=record.settings,
+        expires_s=expires_s,
+    )
+    return CheckpointRow(checkpoint, folder, model.label)
 
 
 class ModelSaves:
@@ -70,7 +88,7 @@ class ModelSaves:
         return await self._save_named(model, "sampler", save, number)
 
     async def _save_named(self, model: LiveModel, kind: str, save: SaveOrder, number: int) -> Saved:
-        record, name = model.row.record, save.path_name or f"{number:06d}"
+        name = save.path_name or f"{number:06d}"
         path = checkpoint_path(model.model_id, kind, name)
         if problem := problem_with_name(name):
             raise OrderRefused(problem)
@@ -80,12 +98,8 @@ class ModelSaves:
         folder = self._vault.new_folder()
         write_folder = self._peer.save_state if kind == "training" else self._peer.export_weights
         size = await write_folder(model.model_id, model.newest_operation, folder)
-        now = self._clock()
-        expires_s = None if save.ttl_s is None else now + save.ttl_s
-        checkpoint = CheckpointRecord(
-            path, record.model_id, record.tenant, kind, now, size, record.settings, expires_s
-        )
-        row = CheckpointRow(checkpoint, folder, model.label)
+        expires_s = None if save.ttl_s is None else self._clock() + save.ttl_s
+        row = new_checkpoint(model, path, folder, self._clock(), size, expires_s)
         weights = self._weights(model, path, None, folder, size) if kind == "sampler" else None
 
         def write(db: sqlite3.Connection) -> None:

@@ -25,6 +25,8 @@ _MOST_BODY_BYTES = 64 * 2**20
 # A body is compressed on the event loop up to this size: the change of threads costs more.
 _SMALL_BODY = 16 * 1024
 _RETRY_AFTER_S = 2.0
+# The same for a full disk.
+_FULL_RETRY_AFTER_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,8 @@ class OrderBook:
     clock: Callable[[], float]
     # By request id.
     open: dict[str, OpenOrder] = field(default_factory=dict[str, OpenOrder])
+    # Why no orders are accepted now.
+    problem: str | None = None
     _loads: dict[str, _Load] = field(default_factory=dict[str, _Load])
     _body_bytes: int = 0
     _writing: BackgroundTasks = field(default_factory=BackgroundTasks)
@@ -86,6 +90,8 @@ class OrderBook:
         size = len(order.body)
         if size > self.limits.largest_order:
             raise TooLarge(f"an order has {size} bytes, but may have {self.limits.largest_order}")
+        if self.problem:
+            raise TooMuch(self.problem, _FULL_RETRY_AFTER_S)
         prepare = partial(order_rows.prepare_order, order, uuid.uuid4().hex, place, seq_id)
         new = prepare() if size <= _SMALL_BODY else await asyncio.to_thread(prepare)
         self._take_load(order.tenant, size)

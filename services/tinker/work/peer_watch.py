@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from services.tinker.ports import OrderRefused, Unavailable, Unknown
@@ -26,6 +27,8 @@ class PeerWatch(Generic[F]):
         self.last_facts: F | None = None
         self.era = 0
         self._proven: set[int] = set()
+        # Before it is asked again: longer each time, until a call has succeeded.
+        self._pause_s = 0.0
 
     @property
     def is_away(self) -> bool:
@@ -33,19 +36,18 @@ class PeerWatch(Generic[F]):
 
     async def facts(self) -> F:
         """Return what the peer says about itself; wait until it answers."""
-        pause = _FIRST_PAUSE_S
         async with self._asking:
             while self._facts is None:
-                try:
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                with suppress(OrderRefused, Unavailable, Unknown):
                     self._facts = self.last_facts = await self._describe()
-                except (OrderRefused, Unavailable, Unknown):
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE_S)
             return self._facts
 
     def note_success(self, era: int) -> None:
         """Note a call that succeeded, begun in this era."""
         self._proven.add(era)
+        self._pause_s = 0.0
 
     def note_loss(self, era: int) -> bool:
         """Note that the peer was lost during a call begun in this era; return whether it worked."""

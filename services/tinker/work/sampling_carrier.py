@@ -22,7 +22,7 @@ _log = get_logger(__name__)
 _FEW = 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     order: OpenOrder
     # Samples, and what to sample if it is small enough to be kept.
@@ -55,9 +55,9 @@ class SamplingCarrier:
         self._shares = FairShare()
         # By tenant, in order of arrival; without empty ones.
         self._waiting: dict[str, deque[_Waiting]] = {}
-        self._running = 0
-        # A suspect runs, and nothing else until it ends.
-        self._alone = False
+        # Those that run, and their samples.
+        self._running: set[_Waiting] = set()
+        self._samples = 0
 
     def add(self, order: OpenOrder, asked: tuple[str, SampleOrder]) -> None:
         """Carry an order out as soon as it is its turn."""
@@ -67,21 +67,18 @@ class SamplingCarrier:
 
     def start_next(self) -> None:
         """Start all orders that may run now."""
-        while self._waiting and not self._alone and not self._book.is_broken:
+        while self._waiting and not self._book.is_broken:
             tenant = self._shares.choose_next(self._waiting)
             waiting = self._waiting[tenant][0]
             if waiting.order.outcome.done():  # cancelled
                 self._take(tenant)
                 continue
-            facts = self._engine.watch.last_facts
-            most = facts.max_num_seqs if facts else _FEW
-            suspect = waiting.order.deaths >= self._book.limits.most_deaths - 1
-            if self._running and (suspect or self._running + waiting.cost > most):
+            if self._running and self._samples + waiting.cost > self._most_with(waiting):
                 return
             self._take(tenant)
             self._shares.charge(tenant, waiting.cost)
-            self._running += waiting.cost
-            self._alone = suspect
+            self._running.add(waiting)
+            self._samples += waiting.cost
             waiting.order.task = asyncio.create_task(self._carry(waiting))
 
     async def give_up(self, order: OpenOrder, failure: Failure) -> None:
@@ -91,14 +88,24 @@ class SamplingCarrier:
         await self._book.finish(order, failure)
         self.start_next()
 
+    def _most_with(self, waiting: _Waiting) -> int:
+        """Return how many samples may run together with these.
+
+        Each time the engine dies with some, they run in a smaller crowd, and before they are given
+        up alone: what did not kill it is then cleared."""
+        facts = self._engine.watch.last_facts
+        most = facts.max_num_seqs if facts else _FEW
+        deaths = max(each.order.deaths for each in (waiting, *self._running))
+        return int(most ** max(0.0, 1 - deaths / (self._book.limits.most_deaths - 1)))
+
     async def _carry(self, waiting: _Waiting) -> None:
         order = waiting.order
         try:
             outcome = await self._attempt(waiting)
         finally:
             order.task = None
-            self._running -= waiting.cost
-            self._alone = False
+            self._running.discard(waiting)
+            self._samples -= waiting.cost
             asyncio.get_running_loop().call_soon(self.start_next)
         if outcome is None:
             self._put(waiting, first=True)

@@ -1,6 +1,9 @@
 """Carries the orders of models out: those of one model in order, models in fair shares of the
 trainer between tenants, by tokens.
 
+The trainer computes one order at a time, and the next is chosen when its result is written: in its
+own queue, or without the model whose order just ended, all would get equal numbers of orders.
+
 One attempt is one task. What was lost with the trainer is tried again, after its model is held
 again."""
 
@@ -10,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from services.common.aio.concurrency import cancel_tasks
 from services.tinker.ports import OrderRefused, OrderWire, OutOfOrder, Unavailable, Unknown
-from services.tinker.store import record_rows
+from services.tinker.store import order_rows, record_rows
+from services.tinker.store.record_rows import ModelRow
 from services.tinker.types import AdamSettings, Failure, Kind, LossBatch, LossResult, Result
 from services.tinker.work.fair_share import FairShare
 from services.tinker.work.live_model import LiveModel, advance
@@ -20,11 +24,11 @@ from services.tinker.work.order_book import OpenOrder, OrderBook, user_failure
 from services.tinker.work.sampling_carrier import internal_failure, poison
 from services.tinker.work.vault import Vault
 
-# Orders of different models that run concurrently, so that a save holds up its own model only.
-_CONCURRENT = 2
 _SMALL_COST = 1.0
 # Before an order is tried again that the trainer found out of order.
 _PAUSE_S = 0.1
+# What gives a model other weights, and leaves no gradient.
+_NEW_WEIGHTS = (Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS)
 _SAVES = (Kind.SAVE_WEIGHTS, Kind.SAVE_WEIGHTS_FOR_SAMPLER)
 
 
@@ -58,8 +62,8 @@ class TrainingCarrier:
         self._vault = vault
         self._wire = wire
         self._shares = FairShare()
-        self._running = 0
-        self._alone = False
+        # An order is at the trainer.
+        self._busy = False
 
     def add(self, order: OpenOrder) -> None:
         """Carry an order out when those before it are done."""
@@ -67,24 +71,18 @@ class TrainingCarrier:
         self.start_next()
 
     def start_next(self) -> None:
-        """Start all orders that may run now."""
-        while self._running < _CONCURRENT and not self._alone and not self._book.is_broken:
-            ready = self._ready()
-            if not ready:
-                return
-            suspects = [each for each in ready if self._is_suspect(each[1])]
-            if suspects and self._running:
-                return
+        """Start the next order if the trainer is free."""
+        ready = [] if self._busy or self._book.is_broken else self._ready()
+        if ready:
             tenant = self._shares.choose_next({order.row.tenant for _, order in ready})
-            choice = suspects or [each for each in ready if each[1].row.tenant == tenant]
-            model, order = min(choice, key=lambda each: each[1].row.number)
-            self._alone = bool(suspects)
-            self._running += 1
+            mine = [each for each in ready if each[1].row.tenant == tenant]
+            model, order = min(mine, key=lambda each: each[1].row.number)
+            self._busy = True
             model.task = order.task = asyncio.create_task(self._carry(model, order))
 
-    def give_up_overdue(self) -> None:
+    def give_up_overdue(self, now: float) -> None:
         """Fail orders that have waited too long for one before them."""
-        now, limit_s = self._book.clock(), self._book.limits.gap_s
+        limit_s = self._book.limits.gap_s
         for model in self.models.values():
             if model.task is None:
                 model.line.give_up_overdue(now, limit_s)
@@ -103,9 +101,6 @@ class TrainingCarrier:
         found = ((model, model.line.next_order()) for model in idle)
         return [(model, order) for model, order in found if order is not None]
 
-    def _is_suspect(self, order: OpenOrder) -> bool:
-        return order.deaths >= self._book.limits.most_deaths - 1
-
     async def _carry(self, model: LiveModel, order: OpenOrder) -> None:
         try:
             done = await self._attempt(model, order)
@@ -115,8 +110,7 @@ class TrainingCarrier:
                     await self._holding.save_recovery_point(model)
         finally:
             model.task = order.task = None
-            self._running -= 1
-            self._alone = False
+            self._busy = False
             asyncio.get_running_loop().call_soon(self.start_next)
 
     async def _attempt(self, model: LiveModel, order: OpenOrder) -> _Done | None:
@@ -129,7 +123,10 @@ class TrainingCarrier:
         try:
             return await self._perform(model, order, era)
         except OrderRefused as error:
-            return _Done(user_failure(str(error)), ended=order.row.seq_id == 0)
+            failure = user_failure(str(error))
+            if order.row.seq_id != 0:
+                return _Done(failure)
+            return await self._abandon(model, order, failure)
         except Unknown:
             model.held_in_era = -1
         except OutOfOrder:
@@ -138,15 +135,16 @@ class TrainingCarrier:
         except Unavailable as error:
             order.deaths += watch.note_loss(era)
             if failure := poison(order, self._book.limits.most_deaths, error):
-                return await self._abandon(model, _Done(failure))
+                return await self._abandon(model, order, failure)
         except Exception as error:  # noqa: BLE001 - the client's future must end whatever is wrong
-            return await self._abandon(model, _Done(internal_failure(error)))
+            return await self._abandon(model, order, internal_failure(error))
         return None
 
-    async def _abandon(self, model: LiveModel, done: _Done) -> _Done:
-        """Have the trainer hold the model as it was before an order that may have changed it."""
+    async def _abandon(self, model: LiveModel, order: OpenOrder, failure: Failure) -> _Done:
+        """Have the trainer hold the model as it was before an order that may have changed it; not
+        at all if the order was to create it."""
         await self._holding.forget(model)
-        return done
+        return _Done(failure, ended=order.row.seq_id == 0)
 
     async def _perform(self, model: LiveModel, order: OpenOrder, era: int) -> _Done:
         kind = order.row.kind
@@ -184,25 +182,21 @@ class TrainingCarrier:
         return self._wire.write_json(Kind.LOAD_WEIGHTS, path=asked.path)
 
     async def _finish(self, model: LiveModel, order: OpenOrder, done: _Done) -> None:
-        saved, changed = done.saved, order.row.kind in (Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS)
-        row = advance(
-            model.row,
-            next_seq=model.line.seq_after(order),
-            operations=int(done.operation),
-            updates=int(done.operation and changed),
-        )
-        if done.ended:
-            row = replace(row, record=replace(row.record, ended_s=self._book.clock()))
+        saved, row = done.saved, self._row_after(model, order, done)
 
         def write(db: sqlite3.Connection) -> None:
             record_rows.save_model(db, row)
+            if done.ended:
+                order_rows.drop_operations(db, model.model_id, row.operations)
             if saved:
                 saved.write(db)
 
         def note() -> None:
             model.row = row
             model.line.remove(order)
-            model.journaled += order.row.size if done.operation else 0
+            if done.operation:
+                model.is_clean = order.row.kind in _NEW_WEIGHTS
+                model.journaled += order.row.size
             if saved:
                 saved.note()
 
@@ -212,8 +206,18 @@ class TrainingCarrier:
             await self._vault.remove_folders((saved.old_folder,))
         if done.ended:
             model.task = None  # this one
-            await self.end_model(model, user_failure(f"{model.model_id} was unloaded"))
+            await self.end_model(model, user_failure(f"the model {model.model_id} is gone"))
             await self._vault.remove_folders((row.recovery_folder,))
+
+    def _row_after(self, model: LiveModel, order: OpenOrder, done: _Done) -> ModelRow:
+        row = advance(
+            model.row,
+            next_seq=model.line.seq_after(order),
+            operations=int(done.operation),
+            updates=int(done.operation and order.row.kind in _NEW_WEIGHTS),
+        )
+        ended_s = self._book.clock() if done.ended else None
+        return replace(row, record=replace(row.record, ended_s=ended_s))
 
 
 def _cost_of(asked: Asked) -> float:

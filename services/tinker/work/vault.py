@@ -28,6 +28,11 @@ def checkpoint_path(model_id: str, kind: str, name: str) -> str:
     return f"{SCHEME}{model_id}/{'weights' if kind == 'training' else 'sampler_weights'}/{name}"
 
 
+def kind_of(path: str) -> str:
+    """Return the kind of checkpoint that has this path."""
+    return "training" if path.split("/")[-2] == "weights" else "sampler"
+
+
 class Vault:
     """All saved weights; the journal is the truth, this is its copy in memory."""
 
@@ -46,17 +51,23 @@ class Vault:
         """Read what is kept, and remove folders that a killed process left half written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for checkpoint in await self._store.run(record_rows.all_checkpoints):
-            self.checkpoints[checkpoint.record.path] = checkpoint
+            folder = self.place_of(checkpoint.folder)
+            self.checkpoints[checkpoint.record.path] = replace(checkpoint, folder=folder)
         for row in await self._store.run(record_rows.all_weights):
-            self.weights[row.weights_id] = row
-        kept = {row.folder for row in (*self.checkpoints.values(), *self.weights.values())}
-        kept.update(recovery_folders)
+            folder = row.folder and self.place_of(row.folder)
+            self.weights[row.weights_id] = replace(row, folder=folder)
+        named = (*self.checkpoints.values(), *self.weights.values())
+        kept = {*(row.folder for row in named), *recovery_folders}
         left = [str(each) for each in self.folder.iterdir() if str(each) not in kept]
         await self.remove_folders(left)
 
+    def place_of(self, folder: str) -> str:
+        """Return where a saved folder is: with the journal, which may have been moved."""
+        return str(self.folder / Path(folder).name)
+
     def new_folder(self) -> str:
         """Return the path of a folder that does not exist."""
-        return str(self.folder.absolute() / uuid.uuid4().hex)
+        return str(self.folder / uuid.uuid4().hex)
 
     def find_checkpoint(self, tenant: str, path: str, kind: str | None = None) -> CheckpointRow:
         """Return a tenant's checkpoint. Raises NotFound."""
@@ -111,10 +122,14 @@ class Vault:
                 f"checkpoints and samplers use {used} of {most} bytes: delete checkpoints, or give"
                 " them a time to live"
             )
+        return self.problem_with_disk()
+
+    def problem_with_disk(self) -> str | None:
+        """Return why nothing more may be written; None if it may."""
         free, least = shutil.disk_usage(self.folder).free, self._limits.free_disk_bytes
-        if free < least:
-            return f"the server's disk has {free} bytes free, and keeps {least}: delete checkpoints"
-        return None
+        if free >= least:
+            return None
+        return f"the server's disk has {free} bytes free, and keeps {least}: delete checkpoints"
 
     async def delete_checkpoint(self, row: CheckpointRow) -> None:
         path = row.record.path

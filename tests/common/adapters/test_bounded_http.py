@@ -167,3 +167,14 @@ async def test_whatever_a_server_answers_is_a_refusal_or_no_notice(
             assert "itself does not answer" in str(error)
         for each in (slack, webhook, notices):
             await each.close()
+
+
+@pytest.mark.parametrize("charset", ["base64", "rot13", "idna", "undefined", "none"])
+async def test_the_text_of_an_answer_is_read_whatever_the_server_calls_its_characters(
+    charset: str,
+) -> None:
+    header = f"Content-Type: text/plain; charset={charset}\r\n".encode()
+    server = serving(whole("né \ud800".encode(errors="surrogatepass"), header))
+    async with server as url, httpx.AsyncClient() as http:
+        answer = await ask(http, "GET", url)
+    assert answer.text.startswith("né \ufffd")

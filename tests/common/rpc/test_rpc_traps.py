@@ -118,7 +118,7 @@ async def test_an_empty_message_and_unknown_fields_are_fine(serve: Serve) -> Non
 
 
 def test_no_stream_of_requests_is_left_to_grpc_to_repeat() -> None:
-    learner = (learner_pb, policy_pb, weight_pb, training_pb)
+    learner = (learner_pb, policy_pb, training_pb, weight_pb)
     contracts = (*learner, env_pb, launcher_pb, registry_pb, rollout_pb)
     streams = [
         {"service": service.full_name, "method": method.name}

@@ -95,3 +95,82 @@ def test_a_judge_that_cannot_be_reached_is_an_error(runs: Path) -> None:
     with serve_model(lambda _: as_answer({"error": "no"}, 401)) as (url, _):
         code, printed = analyze(runs, "--judge", url, "--judge-model", MODEL)
     assert (code, "answered 401" in printed) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"\xff\xfe", b"[1]", b'{"reward": 1}', b'{"reward": NaN}', b"[" * 100_000]
+)
+def test_a_damaged_dump_is_named_with_its_line(runs: Path, line: bytes) -> None:
+    path = runs / RUN / "evals" / "step_2" / "tracker.jsonl"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    code, printed = analyze(runs)
+    assert (code, "tracker.jsonl: line 2 is no row of an attempt" in printed) == (1, True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"step": "x"}', '{"step": null}'])
+def test_a_damaged_newest_analysis_is_replaced(runs: Path, text: str) -> None:
+    newest = runs / RUN / "analysis" / "newest.json"
+    newest.parent.mkdir()
+    newest.write_text(text)
+    code, printed = analyze(runs)
+    assert (code, json.loads(newest.read_bytes())["step"]) == (0, 2), printed
+
+
+def test_a_window_that_is_no_number_is_unknown(runs: Path) -> None:
+    (runs / RUN / "spec.json").write_text('{"policy": {"max_model_len": "8k"}}')
+    code, printed = analyze(runs, "--json")
+    assert (code, json.loads(printed)["context_window"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ("[FailureRule('odd', 'Odd.', lambda facts: 1 / 0)]", "the rule odd fails at attempt g0/0"),
+        ("[FailureRule('odd', 'Odd.', lambda facts: exit(3))]", "the rule odd fails at attempt"),
+        ("[FailureRule('odd', 'Odd.', lambda: True)]", "the rule odd fails at attempt"),
+        ("exit(3)", "cannot be run: SystemExit(3)"),
+        ("[FailureRule('two words', 'Odd.', bool)]", "a name that is one word"),
+        ("[FailureRule(5, 'Odd.', bool)]", "a name that is one word"),
+        ("[FailureRule('odd', None, bool)]", "a name that is one word"),
+        ("[FailureRule('odd', 'Odd.', 'true')]", "a name that is one word"),
+    ],
+)
+def test_a_rule_of_a_user_that_fails_is_named(runs: Path, rules: str, why: str) -> None:
+    path = runs / "rules.py"
+    module = "services.reading.analysis.failure_classes"
+    path.write_text(f"from {module} import FailureRule\nRULES = {rules}\n")
+    code, printed = analyze(runs, "--rules", str(path))
+    assert (code, why in printed) == (2, True), printed
+
+
+def test_a_rule_of_a_user_may_add_to_a_class_of_ours(runs: Path) -> None:
+    path = runs / "rules.py"
+    module = "services.reading.analysis.failure_classes"
+    added = "[FailureRule('false_completion', 'It says so.', lambda facts: facts.said_done)]"
+    path.write_text(f"from {module} import FailureRule\nRULES = {added}\n")
+    code, printed = analyze(runs, "--json", "--rules", str(path))
+    [found] = json.loads(printed)["failures"]
+    assert (code, found["name"], found["count"], found["also"]) == (0, "false_completion", 1, 0)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b'{"digest": "x", "cla',
+        b'[1]\n"x"\n5\n{"digest": "x"}\n{"digest": ["x"], "class": 5}\n',
+        b"\xff\xfe\n" + b"[" * 100_000 + b"\n",
+    ],
+    ids=["cut", "foreign", "garbage"],
+)
+def test_answers_that_cannot_be_read_are_asked_again_and_kept(runs: Path, kept: bytes) -> None:
+    write_evaluation(runs / RUN, 5, [row(*LOCKED)])
+    path = runs / RUN / "analysis" / "judged.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(kept)
+    with serve_model(lambda _: {"content": "gave_up"}) as (url, asked):
+        for _ in range(2):
+            assert asked_judge(runs, url) == {"gave_up": 1}
+        assert len(asked.bodies) == 1
+        path.write_bytes(path.read_bytes().replace(b'"gave_up"', b'"unheard_of"'))
+        assert asked_judge(runs, url) == {"gave_up": 1}
+        assert len(asked.bodies) == 2

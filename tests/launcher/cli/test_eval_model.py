@@ -1,6 +1,7 @@
 """`flotilla eval --model`, suites and comparisons: models by script play through a real gateway."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.asked_tasks import write_asked_tasks
@@ -100,11 +102,12 @@ def test_a_model_is_scored_by_environment_with_intervals(evaluator: Evaluator) -
 def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
     evaluator: Evaluator,
 ) -> None:
-    asked = Counter[str]()
+    asked, started = Counter[str](), list[psutil.Process]()
 
     def say(messages: Messages) -> Mapping[str, Any] | Answer:
         asked[asked_for(messages)] += 1
         if asked.total() == 3:
+            started.extend(psutil.Process(process.pid).children(recursive=True))
             process.kill()
         return {"content": "right"}
 
@@ -114,6 +117,7 @@ def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, cwd=ROOT)
         process.communicate(timeout=110)
         assert process.returncode == -signal.SIGKILL
+        assert psutil.wait_procs(started, timeout=20)[1] == []
         graded = {(row["task_key"], row["attempt"]) for row in evaluator.rows()}
         assert graded == {("ask-0", 1), ("ask-1", 1)}
         with (evaluator.out / "results.jsonl").open("a") as file:
@@ -124,6 +128,51 @@ def test_an_evaluation_that_is_killed_goes_on_and_plays_nothing_graded_twice(
         assert asked - before == {"0": 1, "1": 1, "2": 2}
         done = evaluator.run(words)
         assert "plays" not in done.stderr, "nothing is left"
+    assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "6", "6", "0", "1.000"]
+    assert len(evaluator.rows()) == 6
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_evaluation_with_its_processes_and_the_same_command_goes_on(
+    evaluator: Evaluator,
+) -> None:
+    asked, started = Counter[str](), list[psutil.Process]()
+
+    def say(messages: Messages) -> Mapping[str, Any] | Answer:
+        asked[asked_for(messages)] += 1
+        if asked.total() == 3:
+            started.extend(psutil.Process(process.pid).children(recursive=True))
+            # A terminal sends it to all processes of the group.
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(60)
+        return {"content": "right"}
+
+    with serve_model(say) as (url, _):
+        words = evaluator.play_words(url, "--attempts", "2")
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        output, progress = process.communicate(timeout=110)
+        assert process.returncode == 130, output + progress
+        assert output.splitlines()[-1].split()[:6] == ["all", "2", "2", "2", "0", "1.000"]
+        assert "Traceback" not in output + progress
+        assert len(started) >= 2, "a gateway, and the server of an environment"
+        assert psutil.wait_procs(started, timeout=20)[1] == []
+        graded = {(row["task_key"], row["attempt"]) for row in evaluator.rows()}
+        assert graded == {("ask-0", 1), ("ask-1", 1)}
+        assert {path.name for path in evaluator.out.iterdir()} == {
+            "evaluation.json",
+            "results.jsonl",
+        }
+        before = asked.copy()
+        done = evaluator.run(words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert asked - before == {"0": 1, "1": 1, "2": 2}
     assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "6", "6", "0", "1.000"]
     assert len(evaluator.rows()) == 6
 
@@ -161,6 +210,22 @@ def test_a_folder_of_other_settings_is_refused_with_what_differs(evaluator: Eval
         )
         assert (done.returncode, "holds something else" in done.stdout) == (2, True)
     assert evaluator.rows() == kept
+
+
+def test_a_password_in_an_address_is_kept_nowhere(evaluator: Evaluator) -> None:
+    with serve_model(knows("0")) as (url, asked):
+        url = url.replace("http://", "http://ann:hunter2@")
+        given = ("--model", url, "--tasks", evaluator.tasks, "--attempts", "1")
+        words = evaluator.words(evaluator.spec, *given)
+        program = forged_command(*words)
+        done = subprocess.run(
+            program, capture_output=True, text=True, cwd=evaluator.folder, timeout=110, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert asked.headers[-1]["authorization"].startswith("Basic ")
+    (folder,) = (evaluator.folder / "evaluations").iterdir()
+    kept = "".join(path.read_text() for path in folder.iterdir())
+    assert "hunter2" not in f"{folder}{kept}{done.stdout}{done.stderr}"
 
 
 def test_an_endpoint_that_refuses_the_key_is_named_and_asked_no_more(
@@ -202,6 +267,7 @@ def test_two_evaluations_are_compared_by_task(evaluator: Evaluator) -> None:
     assert "tasks won 1, lost 7, tied 0; p = 0.07 " in done.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     ones, others = evaluator.folder / "ones", evaluator.folder / "others"
     with serve_model(knows("0")) as (url, _):
@@ -214,6 +280,13 @@ def test_what_cannot_be_compared_is_named(evaluator: Evaluator) -> None:
     assert (done.returncode, "have no task in common" in done.stdout) == (1, True)
     done = evaluator.run(evaluator.words(ones, "--against", "nothing"))
     assert "nothing is neither a folder that `flotilla eval --model` wrote" in done.stdout
+    evaluator.tasks.write_text(text.replace("What is 1", "And what is 1"))
+    changed = evaluator.folder / "changed"
+    with serve_model(knows("0")) as (url, _):
+        words = evaluator.play_words(url, *more, changed, "--against", ones)
+        done = evaluator.run(words)
+    assert done.returncode == 1
+    assert "1 tasks of the same key differ, such as ask-1: evaluate both on the same" in done.stdout
     results = others / "results.jsonl"
     rows = [{**json.loads(line), "reward": None} for line in results.read_text().splitlines()]
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -234,6 +307,7 @@ def test_without_tasks_the_held_out_set_of_the_spec_is_played(evaluator: Evaluat
     assert done.stdout.splitlines()[-1].split()[:6] == ["all", "3", "3", "3", "0", "0.333"]
 
 
+@pytest.mark.slow
 def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     suite = evaluator.folder / "paper.toml"
     with serve_model(knows("0", "1")) as (url, _):
@@ -247,6 +321,12 @@ def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     told = {Path(each["name"]).name: each for each in json.loads(done.stdout)["evaluations"]}
     assert [told[name]["scores"][-1]["attempts"] for name in ("once", "twice")] == [3, 6]
+    kept = evaluator.out / "once" / "results.jsonl"
+    kept.unlink()
+    suite.write_text(named[0] + named[1].replace("tasks.json", "tusks.json"))
+    done = evaluator.run(evaluator.words("--suite", suite, "--out", evaluator.out))
+    assert (done.returncode, "tusks.json" in done.stdout) == (2, True)
+    assert not kept.exists(), "the first one is not played"
     suite.write_text(named[0] + 'modle = "x"\n')
     done = evaluator.run(evaluator.words("--suite", suite))
     assert (done.returncode, "modle" in done.stdout) == (2, True)

@@ -32,6 +32,12 @@ def test_a_model_is_a_run_a_folder_or_a_name_of_the_hub(tmp_path: Path) -> None:
             assert served == identify_model(served) == name
 
 
+@pytest.mark.parametrize("text", ["", "made@7", "localhost:8000/v1", "runs/made/model", "./model"])
+def test_what_can_be_no_model_is_refused_before_a_server_starts(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CommandError, match="is no URL"), find_model(text, tmp_path):
+        pass
+
+
 def test_a_model_in_a_folder_is_known_by_all_of_its_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -245,6 +245,7 @@ def _plan_8b(
     )
 
 
+@pytest.mark.slow
 def test_a_plan_shows_what_a_rank_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_a_plan_shows_what_a_rank_holds(
     assert re.search(r"^memory: 8.19 B parameters; learner .* GiB a GPU \(parameters", output, re.M)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_run_that_does_not_fit_is_refused_with_what_to_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

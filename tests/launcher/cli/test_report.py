@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,17 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made: Path, tmp_path: Pat
     assert "| optimizer steps | 3 of 3 |" in text
     assert "journal.sqlite cannot be read as a journal" in text
     assert "It cannot be shown (KeyError" in text
+
+
+def test_results_of_evaluations_that_are_damaged_are_named(made: Path, tmp_path: Path) -> None:
+    run = tmp_path / "demo-1"
+    shutil.copytree(made / "demo-1", run, ignore=shutil.ignore_patterns("report"))
+    with closing(sqlite3.connect(run / "journal.sqlite")) as db:
+        db.execute("UPDATE evals SET results = '{'")
+        db.commit()
+    code, output = report(tmp_path, "demo-1")
+    assert code == 0, output
+    assert "journal.sqlite is damaged: " in (run / "report" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

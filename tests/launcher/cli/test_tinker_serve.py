@@ -1,18 +1,25 @@
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.common.rpc.errors import ConfigError
-from services.launcher.cli.command_runner import BAD_SPEC, FAILED
+from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK
+from services.launcher.cli.kept_services import KeptService
 from services.launcher.cli.tinker_serve import (
     TinkerServing,
     make_services,
     make_spec,
     read_or_make_key,
     serve_tinker,
+    split_gpus,
 )
+from tests.support.health_children import health_children, make_health_child
+from tests.support.waiting import wait_until
 
 KEY = "tml-0123456789abcdef"
 
@@ -80,10 +87,32 @@ def test_the_three_services_know_each_other_and_only_the_front_the_keys(tmp_path
     assert len({training.address, sampling.address, front.address}) == 3
     assert f"learner={training.address}" in front.command
     assert f"rollout={sampling.address}" in front.command
-    assert {*front.secrets} == {"FLOTILLA_TOKEN", "FLOTILLA_TINKER_KEY"}
+    assert {*front.variables} == {"FLOTILLA_TOKEN", "FLOTILLA_TINKER_KEY"}
     assert front.inherits == ("ALICE_KEY",)
-    assert {*training.secrets} == {*sampling.secrets} == {"FLOTILLA_TOKEN"}
+    assert {*training.variables} == {*sampling.variables} == {"FLOTILLA_TOKEN"}
     assert KEY not in (tmp_path / "spec.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engine", "split"),
+    [
+        ((), {}, [{}, {}]),
+        (("0",), {}, [{}, {}]),
+        (("0", "1"), {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (
+            ("2", "3", "5"),
+            {"tensor_parallel": 2},
+            [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3,5"}],
+        ),
+        (("0",), {"device": "cpu"}, [{"CUDA_VISIBLE_DEVICES": "0"}, {}]),
+    ],
+)
+def test_trainer_and_sampler_get_gpus_of_their_own_if_there_are_enough(
+    gpus: tuple[str, ...], engine: dict[str, Any], split: list[dict[str, str]]
+) -> None:
+    spec = {"learner": {"rank": {"device": "cuda"}}, "rollout": {"engine": engine}}
+
+    assert split_gpus(spec, gpus) == split
 
 
 def test_a_folder_is_used_by_one_command_at_a_time(
@@ -107,3 +136,28 @@ def test_a_folder_is_used_by_one_command_at_a_time(
 def test_a_wrong_setting_is_a_bad_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_tinker(_make_wish(tmp_path, settings=("policy",))) == BAD_SPEC
     assert "override '--policy'" in capsys.readouterr().out
+
+
+def test_a_client_is_told_what_it_needs_once_all_serve_and_ctrl_c_ends_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_stand_ins(folder: Path, spec: Any, key: str) -> list[KeptService]:
+        return [make_health_child(folder) for _ in range(3)]
+
+    monkeypatch.setattr("services.launcher.cli.tinker_serve.make_services", make_stand_ins)
+    printed: list[str] = []
+
+    def interrupt_once_ready() -> None:
+        wait_until(lambda: printed.append(capsys.readouterr().out) or "API_KEY" in "".join(printed))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_once_ready)
+    interrupter.start()
+    code = serve_tinker(_make_wish(tmp_path))
+    interrupter.join()
+
+    key = (tmp_path / "tinker" / "key").read_text().strip()
+    assert code == OK
+    assert "export TINKER_BASE_URL=http://127.0.0.1:8700\n" in "".join(printed)
+    assert f"export TINKER_API_KEY={key}\n" in "".join(printed)
+    assert health_children() == []

@@ -65,6 +65,8 @@ WRONG_COMMANDS: Sequence[tuple[tuple[str, ...], int, str]] = (
     (("eval", "newest", *HERE), 2, "there are no runs in"),
     (("eval", LOCAL, "--learner.optimizer.lrr=1", *HERE), 2, "did you mean 'lr'?"),
     (("eval", "no-run", *HERE), 2, "cannot read no-run"),
+    (("eval", LOCAL, "--model", "http://x", "--temperature", "inf"), 2, "'--temperature': Input"),
+    (("eval", LOCAL, "--model", "http://x", "--temperature", "nan"), 2, "'--temperature': Input"),
     (("plan", LOCAL, "--learner.optimizer.lrr=1", *HERE), 2, "did you mean 'lr'?"),
     (("plan", LOCAL, "--gpus", "eighty", *HERE), 2, "write number and memory, such as 4x80GB"),
     (("submit", LOCAL, *HERE), 2, "Missing option '--request-id'"),

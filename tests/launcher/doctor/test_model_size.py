@@ -51,6 +51,7 @@ async def test_a_mixture_of_experts_without_weights_is_counted_whole(
     assert (await measure_policy(about)).parameters == 235_093_634_560
 
 
+@pytest.mark.slow
 async def test_one_of_an_unknown_type_is_not_guessed(tasks: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 

@@ -92,6 +92,7 @@ def has_learner(disk: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_named_within_seconds_and_the_run_goes_on_after_room_is_made(
     disk: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from services.common.files.durable_files import sha256_of
 from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.common.spec.spec import PolicyConfig
+from services.launcher.cli.eval_sources import find_model, identify_model
+from services.launcher.cli.terminal import CommandError
 from services.learner.checkpoints import export_command as command
 from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
 from services.learner.config.learner import OptimizerConfig
@@ -241,6 +243,28 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     (run_dir / JOURNAL_FILE).unlink()
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
     assert "does not exist, so no checkpoint is known" in capsys.readouterr().err
+
+
+def identify_served(name: str, runs: Path) -> str:
+    """Identify what `flotilla eval --model` serves for a name, and is gone afterwards."""
+    with find_model(name, runs) as served:
+        assert load_file(Path(served) / "model.safetensors").keys()
+        identity = identify_model(served)
+    assert not Path(served).exists()
+    return identity
+
+
+async def test_eval_serves_what_the_command_exports_and_knows_it_again(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    run_dir = await write_run(tmp_path, make_checkpoint)
+    assert command.main([str(run_dir), "--step", "5", "--out", str(tmp_path / "out")]) == 0
+    # Both checkpoints are the same model here.
+    known = [identify_served(name, tmp_path) for name in ("run@5", "run")]
+    assert known == [identify_model(str(tmp_path / "out"))] * 2
+    why = "the model of run@6 cannot be exported, see above"
+    with pytest.raises(CommandError, match=why), find_model("run@6", tmp_path):
+        pass
 
 
 def test_shards_of_other_dtypes_stay_as_they_are(

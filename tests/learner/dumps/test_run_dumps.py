@@ -129,6 +129,7 @@ async def test_a_full_disk_costs_counted_losses_and_nothing_else(
     assert len(logged) == STEPS and logged[-1]["dumps/lost"] <= 3
 
 
+@pytest.mark.slow
 async def test_a_dead_bucket_costs_counted_losses_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

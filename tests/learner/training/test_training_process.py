@@ -106,6 +106,22 @@ async def test_operations_are_carried_out_once_and_in_order(
     assert await reason_of(service.create("a", rank=8)) == "MODEL_EXISTS"
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 0.02, 0.1])
+async def test_a_caller_that_goes_away_may_ask_again(
+    service: TrainingProcess, patience_s: float
+) -> None:
+    await service.create("a")
+    await service.create("b")
+    batch = make_batch(count=60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await service.accumulate("a", 1, batch)
+    again = await service.accumulate("a", 1, batch)
+    assert equal(again, await service.accumulate("b", 1, batch))
+    # It was accumulated once.
+    assert await service.update("a", 2) == await service.update("b", 2)
+
+
 async def test_after_the_ranks_are_lost_a_replay_gives_the_same_weights(
     service: TrainingProcess, tmp_path: Path
 ) -> None:

@@ -139,6 +139,9 @@ def test_metrics_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> N
     path.unlink()
     path.write_text('{"step": 7, "a": 3}\n')
     assert metrics.series("a") == ([7], [3.0])
+    with path.open("a") as file:
+        file.write(f'{{"step": {"9" * 30}, "a": 4}}\n{{"step": 8, "a": {"9" * 400}, "b": 1e999}}\n')
+    assert metrics.series("a") == ([7], [3.0])
 
 
 async def _made_run(runs: Path) -> MadeRun:
@@ -217,3 +220,18 @@ def test_a_run_that_a_learner_locks_is_running(tmp_path: Path) -> None:
     assert library.cards()[0].state == "running"
     lock.close()
     assert library.cards()[0].state == "stopped"
+
+
+@pytest.mark.parametrize("results", ["[]", "{", '{"heldout": [1]}'])
+def test_a_damaged_run_hides_no_other_in_the_list(tmp_path: Path, results: str) -> None:
+    run = run_apart(_made_run(tmp_path / "runs"))
+    (run.folder / "summary.json").write_text('{"steps": "many"}')
+    with closing(sqlite3.connect(run.folder / "journal.sqlite")) as db:
+        db.execute(
+            "INSERT INTO evals (eval_id, moment, version, results) VALUES "
+            "('after-1-1', 'after', 1, ?)",
+            (results,),
+        )
+        db.commit()
+    (card,) = RunLibrary(tmp_path / "runs", load_run_tokenizer).cards()
+    assert (card.run_id, card.steps, card.after) == (RUN, 1, None)

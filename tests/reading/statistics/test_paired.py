@@ -1,11 +1,13 @@
 """Paired comparisons: by hand, against scipy's tests, and in simulation."""
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from services.reading.statistics import paired
 from services.reading.statistics.paired import (
     compare_paired,
     difference_interval,
@@ -36,6 +38,17 @@ def test_the_p_value_of_few_tasks_is_that_of_all_changes_of_signs() -> None:
     assert sign_change_p(many) == sign_change_p(many) < 0.001
 
 
+def test_the_p_value_of_many_tasks_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "_RESAMPLES", 999)
+    differences = np.random.default_rng(1).normal(0.1, 0.4, 10_000).tolist()
+    tracemalloc.start()
+    try:
+        assert sign_change_p(differences) == 0.002
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
 def test_the_interval_is_that_of_the_t_test_but_never_of_width_0() -> None:
     differences = np.random.default_rng(1).normal(0.1, 0.4, 60).tolist()
     known = ttest_1samp(differences, 0).confidence_interval(0.95)
@@ -53,6 +66,11 @@ def test_power_is_the_published_one() -> None:
     assert tasks_needed(0.0, 0.4) is None
     assert tasks_needed(1e-6, 0.4) is None
     assert compare_paired({"a": [0.0]}, {"a": [1.0]}).tasks_to_show(0.1) is None
+    # A third more passes at each task: what they differ by is the rounding of thirds.
+    before, after = {"a": [1.0, 0.0, 0.0], "b": [1.0, 1.0, 0.0]}, {"a": [1.0, 1.0, 0.0]}
+    thirds = compare_paired(before, after | {"b": [1.0] * 3})
+    assert thirds.spread != 0
+    assert thirds.tasks_to_show(0.02) is None
 
 
 def draw_pair(

@@ -32,6 +32,8 @@ PROMPT = np.arange(3, 67, dtype=np.int32)
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 WINDOW = 1024
+# A random model practically never writes it.
+NEVER = "ends only here"
 Answering = PreTrainedModel | PeftModel
 LIMITS = SamplersConfig(max_samplers=6, max_rank=8, max_active=2)
 
@@ -53,7 +55,7 @@ async def serving_samplers(folder: Path, **options: Any) -> AsyncGenerator[Serve
     engine = await VllmSamplers.start_engine(config, LIMITS, model)
     try:
         shapes = read_shapes(find_model_files(folder))
-        room = SamplerRoom(LIMITS.max_samplers, LIMITS.max_rank, folder, shapes)
+        room = SamplerRoom(LIMITS.max_samplers, LIMITS.max_rank, LIMITS.max_active, folder, shapes)
         server = rpc.server(token=TOKEN)
         samplers = Samplers(engine, room, engine.limits)
         SamplingService(samplers, policy.model, config.max_num_seqs).add_to(server)
@@ -96,8 +98,7 @@ def order(sampler_id: str, prompt: NDArray[np.int32] = PROMPT, **fields: Any) ->
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": -1,
-        # Practically never sampled.
-        "stop_ids": [383],
+        "stop_strings": [NEVER],
     }
     prompt_ids = prompt.astype("<i4").tobytes()
     return pb.SampleRequest(sampler_id=sampler_id, prompt_ids=prompt_ids, **(given | fields))

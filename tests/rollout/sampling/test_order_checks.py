@@ -52,6 +52,7 @@ def test_an_order_within_the_limits_passes(fields: dict[str, Any]) -> None:
         ({"num_samples": 0}, "BAD_REQUEST: num_samples: 0"),
         ({"num_samples": 1025}, "BAD_REQUEST: num_samples: 1025"),
         ({"max_tokens": -1}, "BAD_REQUEST: max_tokens: -1"),
+        ({"first_answer": -1}, "BAD_REQUEST: first_answer: -1"),
         ({"temperature": -1.0}, "BAD_REQUEST: temperature: -1"),
         ({"temperature": 0.001}, "BAD_REQUEST: temperature: 0.001"),
         ({"temperature": float("nan")}, "BAD_REQUEST: temperature: nan"),

@@ -5,6 +5,7 @@ One engine serves all tests of this module."""
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,6 +15,7 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
+from services.common.aio.concurrency import cancel_tasks
 from services.common.rpc.rpc import refusal_reason
 from tests.rollout.sampling.served_samplers import (
     ATTENTION,
@@ -65,6 +67,19 @@ async def close(served: ServedSamplers, *sampler_ids: str) -> None:
         await served.stub.CloseSampler(pb.CloseSamplerRequest(sampler_id=each))
 
 
+def unfinished_in(served: ServedSamplers) -> dict[str, Any]:
+    """The requests that the engine has not answered yet."""
+    return served.engine._llm.output_processor.request_states  # pyright: ignore[reportPrivateUsage]
+
+
+async def until_sampled(served: ServedSamplers, tokens: int) -> None:
+    """Wait until some request has so many tokens."""
+    unfinished = unfinished_in(served)
+    await until(
+        lambda: any(each.detokenizer.num_output_tokens() > tokens for each in unfinished.values())
+    )
+
+
 async def refusal_of(call: grpc.aio.Call) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call  # pyright: ignore[reportGeneralTypeIssues]
@@ -107,6 +122,11 @@ async def test_the_base_and_adapters_answer_concurrently_each_by_its_own_weights
     ]
     assert len({x.token_ids for x in again.answers}) == 4, "answers share a seed"
     assert again.prompt_cache_hit_tokens == 32
+    parts = [order("b", num_samples=2, temperature=0.7, seed=7, first_answer=at) for at in (0, 2)]
+    asked_in_parts = [(await served.stub.Sample(part)).answers for part in parts]
+    assert [x.token_ids for part in asked_in_parts for x in part] == [
+        x.token_ids for x in again.answers
+    ]
     await close(served, "base", "a", "b", "c")
 
 
@@ -142,7 +162,7 @@ async def test_an_answer_ends_by_a_string_by_an_id_by_its_own_end_or_is_cut(
     sampled = tokens_of(plain)
     text = tokenizer.decode(sampled.tolist())
     word = text[40:43]
-    by_text = order("base", seed=3, max_tokens=64, stop_strings=[word], stop_ids=[])
+    by_text = order("base", seed=3, max_tokens=64, stop_strings=[word])
     ended = (await served.stub.Sample(by_text)).answers[0]
     shown = tokenizer.decode(tokens_of(ended).tolist())
     assert ended.stopped
@@ -151,19 +171,19 @@ async def test_an_answer_ends_by_a_string_by_an_id_by_its_own_end_or_is_cut(
     assert np.array_equal(tokens_of(ended), sampled[: len(tokens_of(ended))])
     assert np.array_equal(logprobs_of(ended), logprobs_of(plain)[: len(tokens_of(ended))])
     assert spans_of(ended) == [("base", len(tokens_of(ended)))]
-    by_id = order("base", seed=3, max_tokens=64, stop_ids=[int(sampled[9])])
+    by_id = order("base", seed=3, max_tokens=64, stop_strings=[], stop_ids=[int(sampled[9])])
     ended = (await served.stub.Sample(by_id)).answers[0]
     assert ended.stopped
     assert tokens_of(ended)[-1] == sampled[9]
     assert len(tokens_of(ended)) <= 10
     # Its own end is tried often enough to come.
     own_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    many = await served.stub.Sample(order("base", num_samples=8, max_tokens=0, stop_ids=[]))
+    many = await served.stub.Sample(order("base", num_samples=8, max_tokens=0, stop_strings=[]))
     for answer in many.answers:
         assert answer.stopped == (tokens_of(answer)[-1] == own_end)
         assert answer.stopped or len(PROMPT) + len(tokens_of(answer)) == WINDOW
     assert any(answer.stopped for answer in many.answers)
-    special = order("base", seed=3, max_tokens=0, stop_strings=["<|im_end|>"], stop_ids=[])
+    special = order("base", seed=3, max_tokens=0, stop_strings=["<|im_end|>"])
     answer = (await served.stub.Sample(special)).answers[0]
     assert answer.stopped == (tokens_of(answer)[-1] == own_end)
     await close(served, "base")
@@ -181,7 +201,7 @@ async def test_running_requests_continue_with_replaced_weights_and_tell_which(
         asyncio.ensure_future(served.stub.Sample(order(name, num_samples=6, max_tokens=700)))
         for name in ("live", "kept")
     ]
-    await asyncio.sleep(1.0)
+    await until_sampled(served, 40)
     replaced = pb.ReplaceWeightsRequest(
         sampler_id="live", weights=adapter("step-2", tmp_path / "new")
     )
@@ -206,6 +226,37 @@ async def test_running_requests_continue_with_replaced_weights_and_tell_which(
     await close(served, "live", "kept")
 
 
+async def test_what_begins_while_weights_change_is_of_one_label_to_its_first_switch(
+    served: ServedSamplers, engine_folder: Path, tmp_path: Path
+) -> None:
+    """Of its label, its logprobs are exact: no prefix in its cache is of others."""
+    models = [make_adapter(engine_folder, tmp_path / str(seed), seed) for seed in (0, 1)]
+    await open_one(served, "live", adapter("0", tmp_path / "0"))
+    finished: list[pb.Answer] = []
+
+    async def keep_asking(tokens: int) -> None:
+        while True:
+            finished.extend((await served.stub.Sample(order("live", max_tokens=tokens))).answers)
+
+    # More than run concurrently, so that some wait while the weights change.
+    asking = [asyncio.create_task(keep_asking(4 + each % 5)) for each in range(24)]
+    for step in range(1, 13):
+        await asyncio.sleep(0.15)
+        weights = adapter(str(step), tmp_path / str(step % 2))
+        request = pb.ReplaceWeightsRequest(sampler_id="live", weights=weights)
+        await served.stub.ReplaceWeights(request)
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in asking), "a request failed"
+    await cancel_tasks(asking)
+    assert {spans_of(answer)[0][0] for answer in finished} == set(map(str, range(13)))
+    for answer in finished:
+        label, count = spans_of(answer)[0]
+        first = pb.Answer(token_ids=answer.token_ids[: 4 * count])
+        first.logprobs = answer.logprobs[: 4 * count]
+        assert answer_error(models[int(label) % 2], first) < TOLERANCE
+    await close(served, "live")
+
+
 async def test_whole_models_take_turns_with_the_base_and_its_adapters(
     served: ServedSamplers, engine_folder: Path, tmp_path: Path
 ) -> None:
@@ -226,7 +277,7 @@ async def test_whole_models_take_turns_with_the_base_and_its_adapters(
     assert answer_error(models["one"], responses[0].answers[0]) > 100 * TOLERANCE
 
     running = asyncio.ensure_future(served.stub.Sample(order("one", max_tokens=700)))
-    await asyncio.sleep(1.0)
+    await until_sampled(served, 40)
     replaced = pb.ReplaceWeightsRequest(
         sampler_id="one", weights=whole_model("one, later", tmp_path / "two")
     )
@@ -247,8 +298,7 @@ async def test_a_cancelled_call_ends_its_requests_and_a_closed_sampler_answers_t
 ) -> None:
     model = make_adapter(engine_folder, tmp_path, 9)
     await open_one(served, "a", adapter("a", tmp_path))
-    llm = served.engine._llm  # pyright: ignore[reportPrivateUsage]
-    unfinished = llm.output_processor.request_states
+    unfinished = unfinished_in(served)
     call = served.stub.Sample(order("a", num_samples=20, max_tokens=900))
     await until(lambda: len(unfinished) == 16)  # Four wait for a place.
     call.cancel()

@@ -13,7 +13,7 @@ class Loads:
     def __init__(self) -> None:
         self.order: list[int] = []
         self.fails = False
-        self.turns = WeightTurns(self.load, 0)
+        self.turns = WeightTurns(self.load, 1, (0,))
         self.begun: list[int] = []
 
     async def load(self, name: int) -> None:
@@ -99,3 +99,32 @@ async def test_a_set_that_cannot_be_loaded_fails_its_requests_and_no_others() ->
         await loads.request(1, ends)
     await loads.request(0, ends)
     assert loads.order == []
+
+
+async def test_several_places_are_shared_and_given_on_as_they_fall_idle() -> None:
+    loads = Loads()
+    loads.turns = WeightTurns(loads.load, 2)
+    begun: list[tuple[int, int]] = []
+    ends = {name: asyncio.Event() for name in (1, 2, 3)}
+
+    async def request(name: int, number: int) -> None:
+        async with loads.turns.take_turn(name):
+            begun.append((name, number))
+            await ends[name].wait()
+
+    async with asyncio.TaskGroup() as group:
+        for name, number in ((1, 0), (2, 0), (1, 1)):
+            group.create_task(request(name, number))
+            await settle()
+        assert begun == [(1, 0), (2, 0), (1, 1)]
+        group.create_task(request(3, 0))
+        await settle()
+        group.create_task(request(1, 2))
+        await settle()
+        assert len(begun) == 3, "a place that is taken was given on, or a waiting one overtaken"
+        ends[2].set()
+        await settle()
+        assert begun[3:] == [(3, 0), (1, 2)]
+        ends[1].set()
+        ends[3].set()
+    assert loads.order == [1, 2, 3]

@@ -75,6 +75,7 @@ class EchoTraining(training_grpc.TrainingServiceServicer):
 class EchoSampling(sampling_grpc.SamplingServiceServicer):
     def __init__(self) -> None:
         self.opened: list[sampling_pb.OpenSamplerRequest] = []
+        self.sampled: list[sampling_pb.SampleRequest] = []
         self.refusal: ServiceError | None = None
 
     async def OpenSampler(self, request: Any, context: Any) -> sampling_pb.OpenSamplerResponse:
@@ -84,6 +85,7 @@ class EchoSampling(sampling_grpc.SamplingServiceServicer):
     async def Sample(
         self, request: sampling_pb.SampleRequest, context: Any
     ) -> sampling_pb.SampleResponse:
+        self.sampled.append(request)
         if self.refusal:
             raise self.refusal
         answer = sampling_pb.Answer(
@@ -207,3 +209,15 @@ async def test_samples_come_back_as_they_were_sent() -> None:
         sampling.refusal = ServiceError(code, "SAMPLER_UNKNOWN", "gone", domain="rollout.flotilla")
         with pytest.raises(Unknown, match="gone"):
             await peer.sample("a", SampleOrder(prompt, 1))
+
+
+async def test_answers_that_fit_no_message_are_sampled_in_several_calls() -> None:
+    sampling = EchoSampling()  # pyright: ignore[reportAbstractUsage]
+    async with a_channel(add_sampling(sampling)) as channel:
+        order = SampleOrder(np.array([7, 8], np.int32), 25, 8192, seed=5, prompt_logprobs=True)
+        result = await GrpcSamplingPeer(channel).sample("a", order)
+        assert len(result.answers) == 25
+        assert result.prompt_logprobs is not None
+        assert sorted(request.num_samples for request in sampling.sampled) == [1, 12, 12]
+        assert len({request.seed for request in sampling.sampled}) == 3
+        assert [request.prompt_logprobs for request in sampling.sampled].count(True) == 1

@@ -23,6 +23,8 @@ from tests.support.fake_desk import make_desk_error
 from tests.tinker.api.conftest import BODY_BYTES, ServedDesk
 from tests.tinker.wire.examples import make_loss_body, make_sample_body
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 GARBAGE = [
     b"",
     b"null",
@@ -64,7 +66,7 @@ async def test_a_call_without_a_known_key_is_refused(served: ServedDesk, key: st
     [
         (BadOrder, 400),
         (NotFound, 404),
-        (Conflict, 409),
+        (Conflict, 422),
         (GoneError, 410),
         (TooLarge, 413),
         (TooMuch, 429),

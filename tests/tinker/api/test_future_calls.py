@@ -1,10 +1,13 @@
 import numpy as np
+import pytest
 
 from services.tinker.types import Category, Failure, Kind, Result, SampledAnswer, SampleResult
 from services.tinker.wire.json_bodies import write_json
 from services.tinker.wire.samples import POLICY_HEADER, read_sample, write_sample_result
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_sample_body
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROTOBUF = "application/x-protobuf"
 

@@ -5,6 +5,8 @@ import pytest
 from tests.support.fake_desk import MODEL, MODEL_ID
 from tests.tinker.api.conftest import ServedDesk
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 RUN = f"/training_runs/{MODEL_ID}"
 TIME = "2023-11-14T22:13:20+00:00"
 CHECKPOINT = {

@@ -7,6 +7,8 @@ from tests.support.fake_desk import MODEL, MODEL_ID, SAMPLER_ID
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_sample_body
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def test_a_sampler_is_opened_for_the_base_or_a_checkpoint(served: ServedDesk) -> None:
     place = {"session_id": "s1", "type": "create_sampling_session"}

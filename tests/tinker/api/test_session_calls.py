@@ -1,4 +1,8 @@
+import pytest
+
 from tests.tinker.api.conftest import ServedDesk
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_client_gets_its_configuration_and_a_session(served: ServedDesk) -> None:
@@ -47,13 +51,6 @@ async def test_the_models_and_their_windows_are_told(served: ServedDesk) -> None
         "trainable": True,
         "sampleable": True,
     }
-
-
-async def test_the_facts_are_not_asked_for_at_each_call(served: ServedDesk) -> None:
-    for _ in range(3):
-        await served.get("/get_server_capabilities")
-
-    assert served.desk.asked_facts == 1
 
 
 async def test_events_of_the_sdk_are_accepted(served: ServedDesk) -> None:

@@ -8,6 +8,8 @@ from tests.support.fake_desk import MODEL, MODEL_ID
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_datum, make_loss_body
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
 CREATE = {"session_id": "s1", "model_seq_id": 1, "base_model": MODEL, "type": "create_model"}
 SAVED = f"tinker://{MODEL_ID}/weights/a"
@@ -150,4 +152,4 @@ async def test_an_order_that_is_sent_again_is_the_same_future(served: ServedDesk
     other = await served.post("/optim_step", **place, adam_params={**ADAM, "eps": 1e-8})
 
     assert first.json() == again.json()
-    assert other.status_code == 409
+    assert other.status_code == 422

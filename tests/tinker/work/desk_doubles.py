@@ -33,9 +33,9 @@ from services.tinker.types import (
 
 BASE = "tiny"
 # A batch or prompt that begins with this token kills who computes it.
-DEADLY = 666
+DEADLY = -666
 # One that is refused.
-REFUSED = 13
+REFUSED = -13
 
 
 class JsonWire:
@@ -103,7 +103,11 @@ class ScriptedTrainer:
     max_models: int = 8
     pause_s: float = 0.0
     away: bool = False
+    # So many answers to operations get lost on the way.
+    losing_answers: int = 0
     models: dict[str, _Model] = field(default_factory=dict[str, _Model])
+    # Calls for these models wait.
+    gates: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
     # (model, call), in the order in which they ran.
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
@@ -145,6 +149,9 @@ class ScriptedTrainer:
             self._remember()
         elif not batch.forward_only:
             answer = model.last_answer
+        if self.losing_answers:
+            self.losing_answers -= 1
+            raise Unavailable("lost on the way")
         return LossResult([np.array(answer, np.float32)], {"loss:sum": 1.0})
 
     async def apply_update(
@@ -197,7 +204,7 @@ class ScriptedTrainer:
 
     def _check_tokens(self, tokens: list[int]) -> None:
         if tokens[0] == REFUSED:
-            raise OrderRefused("token 13 is out of luck")
+            raise OrderRefused("token -13 is out of luck")
         if tokens[0] == DEADLY:
             self.lose_all()
             raise Unavailable("died")
@@ -209,6 +216,8 @@ class ScriptedTrainer:
 
     async def _answer(self, model_id: str = "", call: str = "") -> None:
         await asyncio.sleep(self.pause_s)
+        if model_id in self.gates:
+            await self.gates[model_id].wait()
         if self.away:
             raise Unavailable("away")
         if call:
@@ -229,12 +238,17 @@ class ScriptedEngine:
     max_samplers: int = 4
     max_rank: int = 32
     pause_s: float = 0.0
+    latency_s: float = 0.0
     away: bool = False
     samplers: dict[str, SamplerWeights] = field(default_factory=dict[str, SamplerWeights])
     # Samplers, in the order of their requests; and how many requests ran concurrently at most.
     sampled: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
     running: int = 0
     most_running: int = 0
+    deaths: int = 0
+    # It describes itself, but does nothing else.
+    half_up: bool = False
+    described: int = 0
     # Requests wait for it if there is one.
     gate: asyncio.Event | None = None
 
@@ -243,13 +257,17 @@ class ScriptedEngine:
 
     async def describe_engine(self) -> EngineFacts:
         self._answer()
+        self.described += 1
         limits = (self.max_rank, self.max_num_seqs, sorted(self.samplers), self.max_samplers)
         return EngineFacts(BASE, 4096, 1000, *limits)
 
     async def open_sampler(self, sampler_id: str, weights: SamplerWeights) -> None:
         self._answer()
+        if self.half_up:
+            raise Unavailable("half up")
         if self.samplers.setdefault(sampler_id, weights) != weights:
             raise OrderRefused(f"{sampler_id} has other weights")
+        await asyncio.sleep(self.latency_s)
         if len(self.samplers) > self.max_samplers:
             raise OrderRefused("too many samplers")
 
@@ -265,6 +283,7 @@ class ScriptedEngine:
 
     async def sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
         self._answer()
+        await asyncio.sleep(self.latency_s)
         prompt = order.prompt_ids.tolist()
         if sampler_id not in self.samplers:
             raise Unknown(sampler_id)
@@ -277,9 +296,10 @@ class ScriptedEngine:
             self.running -= order.num_samples
         self._answer()
         if prompt[0] == REFUSED:
-            raise OrderRefused("token 13 is out of luck")
+            raise OrderRefused("token -13 is out of luck")
         if prompt[0] == DEADLY:
             self.lose_all()
+            self.deaths += 1
             raise Unavailable("died")
         weights = self.samplers.get(sampler_id)
         if weights is None:

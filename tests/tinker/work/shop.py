@@ -10,6 +10,7 @@ from typing import Any
 from services.tinker.types import ClientOrder, Failure, Kind, Pending, Result
 from services.tinker.work.desk import Desk, open_desk
 from services.tinker.work.limits import Limits
+from tests.support.waiting import until_seen
 from tests.tinker.work.desk_doubles import (
     JsonWire,
     ScriptedEngine,
@@ -51,6 +52,14 @@ class Shop:
         outcome = await self.order(create_order(self.session, number, **settings))
         return read(outcome)["model_id"]
 
+    async def until_folders(self, number: int) -> None:
+        """Wait until so many folders of weights are left."""
+
+        async def look() -> int:
+            return len(list((self.desk.store.folder / "weights").iterdir()))
+
+        await until_seen(look, lambda found: found == number)
+
     async def train(
         self, model_id: str, kind: Kind, seq_id: int, /, **body: Any
     ) -> Result | Failure:
@@ -72,6 +81,8 @@ async def a_shop(
 ) -> AsyncGenerator[Shop]:
     trainer, engine = trainer or ScriptedTrainer(), engine or ScriptedEngine()
     clock, limits = SetClock(), limits or Limits(free_disk_bytes=0)
-    async with open_desk(folder, trainer, engine, JsonWire(), limits=limits, clock=clock) as desk:
+    async with open_desk(
+        folder, trainer, engine, JsonWire(), limits=limits, clock=clock, ticks=clock
+    ) as desk:
         session = session or await desk.open_session("ann", {})
         yield Shop(desk, trainer, engine, clock, session)

@@ -25,6 +25,7 @@ from tests.tinker.work.desk_doubles import (
     ScriptedEngine,
     ScriptedTrainer,
     an_order,
+    create_order,
     sample_order,
     with_body,
 )
@@ -126,17 +127,17 @@ async def test_samplers_in_flight_follow_their_model(tmp_path: Path) -> None:
             read(await shop.train(model, K.OPTIM_STEP, 2 * number + 2))
         assert len(shop.engine.samplers) == 1
         # The folder of the first weights is gone.
-        assert len(list((tmp_path / "weights").iterdir())) == 1
+        await shop.until_folders(1)
 
 
 async def test_a_refusal_is_the_clients_failure_and_the_next_order_goes_on(tmp_path: Path) -> None:
     async with a_shop(tmp_path) as shop:
         model = await shop.model()
         refused = await shop.train(model, K.FORWARD_BACKWARD, 1, tokens=[REFUSED])
-        assert refused == Failure("token 13 is out of luck", Category.USER)
+        assert refused == Failure("token -13 is out of luck", Category.USER)
         read(await shop.train(model, K.FORWARD_BACKWARD, 2, tokens=[1]))
         sampled = await shop.order(sample_order(BASE, 0, [REFUSED], shop.session))
-        assert sampled == Failure("token 13 is out of luck", Category.USER)
+        assert sampled == Failure("token -13 is out of luck", Category.USER)
 
 
 async def test_a_lost_peer_is_waited_for(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ async def test_a_missing_number_is_waited_for_with_a_bound(tmp_path: Path) -> No
         model = await shop.model()
         late = [an_order(K.OPTIM_STEP, shop.session, model, seq) for seq in (2, 4)]
         accepted = [await shop.desk.submit(order) for order in late]
-        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 1.2), Pending)
+        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 0.3), Pending)
         shop.clock.now += 60
         for each in accepted:
             failure = await shop.result_of(each.request_id)
@@ -203,12 +204,12 @@ async def test_results_are_kept_for_a_while_after_their_delivery(tmp_path: Path)
         accepted = await shop.desk.submit(order)
         first = await shop.result_of(accepted.request_id)
         assert await shop.result_of(accepted.request_id) == first
-        await asyncio.sleep(1.2)  # the desk notes what was delivered
+        await asyncio.sleep(0.3)  # the desk notes what was delivered
         shop.clock.now += 200
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.3)
         assert await shop.result_of(accepted.request_id) == first
         shop.clock.now += 200
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.3)
         with pytest.raises(GoneError, match="was kept long enough"):
             await shop.result_of(accepted.request_id)
         assert await shop.desk.submit(order) == accepted
@@ -231,7 +232,7 @@ async def test_a_session_without_heartbeats_ends_and_its_checkpoints_stay(tmp_pa
         with pytest.raises(GoneError):
             await shop.desk.heartbeat("ann", shop.session)
         await until(lambda: not shop.trainer.models and not shop.engine.samplers)
-        await until(lambda: len(list((tmp_path / "weights").iterdir())) == 1)
+        await shop.until_folders(1)
         another = await shop.desk.open_session("ann", {})
         resumed = an_order(
             K.LOAD_WEIGHTS, another, f"{another}:train:0", 0, path=saved, with_optimizer=True
@@ -313,3 +314,111 @@ async def test_peers_that_never_came_up_are_named(
     async with a_shop(tmp_path, trainer=ScriptedTrainer(away=True)) as shop:
         with pytest.raises(Away, match="the trainer is starting"):
             await shop.model()
+
+
+async def test_a_client_that_fell_silent_continues_from_the_last_state(tmp_path: Path) -> None:
+    limits = Limits(stale_s=50.0, last_state_s=1000.0, free_disk_bytes=0)
+    async with a_shop(tmp_path, limits) as shop:
+        model, started = await shop.model(0), await shop.model(1)
+        for seq in (1, 3):
+            read(await shop.train(model, K.FORWARD_BACKWARD, seq, tokens=[seq]))
+            read(await shop.train(model, K.OPTIM_STEP, seq + 1))
+        read(await shop.train(started, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        expected = await shop.train(model, K.FORWARD, 5, tokens=[9], forward_only=True)
+        shop.clock.now += 60
+        await until(lambda: not shop.trainer.models)
+        kept = await shop.desk.list_checkpoints("ann", None)
+        assert [each.path for each in kept] == [f"tinker://{model}/weights/last"]
+        assert kept[0].expires_s == shop.clock.now + 1000
+        await shop.until_folders(1)
+        session = shop.session = await shop.desk.open_session("ann", {})
+        resumed = f"{session}:train:0"
+        body: dict[str, Any] = {"path": kept[0].path, "with_optimizer": True}
+        read(await shop.order(an_order(K.LOAD_WEIGHTS, session, resumed, 0, **body)))
+        found = await shop.train(resumed, K.FORWARD, 1, tokens=[9], forward_only=True)
+        assert read(found) == read(expected)
+
+
+async def test_clients_that_were_killed_make_room_for_new_models(tmp_path: Path) -> None:
+    limits = Limits(most_models=2, silent_s=50.0, free_disk_bytes=0)
+    async with a_shop(tmp_path, limits) as shop:
+        silent = await shop.model(0)
+        read(await shop.train(silent, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        read(await shop.train(silent, K.OPTIM_STEP, 2))
+        shop.clock.now += 60
+        shop.session = await shop.desk.open_session("ann", {})
+        await shop.model(0)
+        await shop.model(1)
+        kept = await shop.desk.list_checkpoints("ann", None)
+        assert [each.path for each in kept] == [f"tinker://{silent}/weights/last"]
+        with pytest.raises(TooMuch, match="2 of them yours"):
+            await shop.model(2)
+
+
+async def test_an_engine_that_is_half_up_is_no_reason_to_fail_and_not_asked_all_the_time(
+    tmp_path: Path,
+) -> None:
+    async with a_shop(tmp_path, engine=ScriptedEngine(half_up=True)) as shop:
+        orders = [sample_order(BASE, seq, [5], shop.session) for seq in range(50)]
+        accepted = [await shop.desk.submit(order) for order in orders]
+        assert isinstance(await shop.desk.wait("ann", accepted[0].request_id, 1.5), Pending)
+        assert shop.engine.described < 10
+        shop.engine.half_up = False
+        for each in accepted:
+            read(await shop.result_of(each.request_id))
+
+
+@pytest.mark.parametrize("unload", [True, False])
+async def test_nothing_is_kept_of_the_orders_of_a_model_that_has_ended(
+    tmp_path: Path, *, unload: bool
+) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        read(await shop.train(model, K.FORWARD_BACKWARD, 1, tokens=[1]))
+        read(await shop.train(model, K.OPTIM_STEP, 2))
+        if unload:
+            read(await shop.train(model, K.UNLOAD_MODEL, 0))
+        else:
+            await shop.desk.finish_session("ann", shop.session)
+        count = "SELECT count(*) FROM bodies"
+        assert await shop.desk.store.run(lambda db: db.execute(count).fetchone()[0]) == 0
+
+
+async def test_a_finished_session_takes_no_orders(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        for _ in range(2):
+            await shop.desk.finish_session("ann", shop.session)
+        for order in (
+            an_order(K.OPTIM_STEP, shop.session, model, 1),
+            sample_order(BASE, 0, [5], shop.session),
+            create_order(shop.session, 1),
+        ):
+            with pytest.raises(GoneError, match=r"the session .* has ended"):
+                await shop.desk.submit(order)
+        await until(lambda: not shop.trainer.models)
+        assert not await shop.desk.list_checkpoints("ann", None)
+
+
+async def test_weights_for_samplers_need_a_place(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        with pytest.raises(BadOrder, match="give the weights a path"):
+            await shop.train(model, K.SAVE_WEIGHTS_FOR_SAMPLER, 1, path_name=None)
+
+
+async def test_a_model_that_could_not_be_created_leaves_nothing(tmp_path: Path) -> None:
+    async with a_shop(tmp_path) as shop:
+        first = await shop.model(0)
+        path = read(await shop.train(first, K.SAVE_WEIGHTS, 1, path_name="a"))["path"]
+        folder = next((tmp_path / "weights").iterdir())
+        (folder / "state.json").unlink()
+        second = f"{shop.session}:train:1"
+        body: dict[str, Any] = {"path": path, "with_optimizer": True}
+        failure = await shop.train(second, K.LOAD_WEIGHTS, 0, **body)
+        assert isinstance(failure, Failure)
+        assert failure.category is Category.SERVER
+        assert "see the server's log" in failure.message
+        assert set(shop.trainer.models) == {first}
+        with pytest.raises(GoneError):
+            await shop.train(second, K.OPTIM_STEP, 1)

@@ -252,6 +252,7 @@ class LossSequence(google.protobuf.message.Message):
     TARGET_IDS_FIELD_NUMBER: builtins.int
     TARGETS_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    CONTINUED_FIELD_NUMBER: builtins.int
     token_ids: builtins.bytes
     """int32 [length]: the model's input."""
     target_ids: builtins.bytes
@@ -260,6 +261,8 @@ class LossSequence(google.protobuf.message.Message):
     """
     targets: builtins.int
     """0 means 1. More than 1 for `cross_entropy` only."""
+    continued: builtins.bool
+    """Each array goes on in the next sequence, which is more of this one: messages are small."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]:
         """float32 of the target's shape: `weights` for `cross_entropy`; `logprobs`
@@ -274,8 +277,9 @@ class LossSequence(google.protobuf.message.Message):
         target_ids: builtins.bytes = ...,
         targets: builtins.int = ...,
         inputs: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
+        continued: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "target_ids", b"target_ids", "targets", b"targets", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["continued", b"continued", "inputs", b"inputs", "target_ids", b"target_ids", "targets", b"targets", "token_ids", b"token_ids"]) -> None: ...
 
 global___LossSequence = LossSequence
 
@@ -300,7 +304,10 @@ class ForwardBackwardResponse(google.protobuf.message.Message):
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     LOGPROBS_FIELD_NUMBER: builtins.int
+    CONTINUED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    continued: builtins.bool
+    """The last of them goes on as the first of the next response."""
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """In order of the sequences: float32 of the target's shape."""
@@ -313,9 +320,10 @@ class ForwardBackwardResponse(google.protobuf.message.Message):
         self,
         *,
         logprobs: collections.abc.Iterable[builtins.bytes] | None = ...,
+        continued: builtins.bool = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "metrics", b"metrics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["continued", b"continued", "logprobs", b"logprobs", "metrics", b"metrics"]) -> None: ...
 
 global___ForwardBackwardResponse = ForwardBackwardResponse
 
@@ -490,7 +498,7 @@ class ExportWeightsResponse(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     total_bytes: builtins.int
     fingerprint: builtins.bytes
-    """SHA-256 over the weights' names and bytes."""
+    """SHA-256 of the file with the weights' names and bytes."""
     def __init__(
         self,
         *,

@@ -48,6 +48,7 @@ class TrainingServiceStub(object):
     NOT_FOUND           MODEL_UNKNOWN     create it (again)
     ALREADY_EXISTS      MODEL_EXISTS      with other settings
     FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+    FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
     INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
     INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
     INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses
@@ -132,6 +133,7 @@ class TrainingServiceServicer(object):
     NOT_FOUND           MODEL_UNKNOWN     create it (again)
     ALREADY_EXISTS      MODEL_EXISTS      with other settings
     FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+    FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
     INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
     INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
     INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses
@@ -282,6 +284,7 @@ class TrainingService(object):
     NOT_FOUND           MODEL_UNKNOWN     create it (again)
     ALREADY_EXISTS      MODEL_EXISTS      with other settings
     FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+    FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
     INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
     INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
     INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses

@@ -40,6 +40,7 @@ class TrainingServiceStub:
       NOT_FOUND           MODEL_UNKNOWN     create it (again)
       ALREADY_EXISTS      MODEL_EXISTS      with other settings
       FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+      FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
       INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
       INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
       INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses
@@ -136,6 +137,7 @@ class TrainingServiceAsyncStub:
       NOT_FOUND           MODEL_UNKNOWN     create it (again)
       ALREADY_EXISTS      MODEL_EXISTS      with other settings
       FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+      FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
       INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
       INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
       INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses
@@ -231,6 +233,7 @@ class TrainingServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           MODEL_UNKNOWN     create it (again)
       ALREADY_EXISTS      MODEL_EXISTS      with other settings
       FAILED_PRECONDITION OUT_OF_ORDER      the message names the next operation
+      FAILED_PRECONDITION FOLDER_UNUSABLE   it exists, or cannot be written
       INVALID_ARGUMENT    BAD_SETTINGS      of a model or an update
       INVALID_ARGUMENT    BAD_BATCH         the message names the sequence
       INVALID_ARGUMENT    UNKNOWN_LOSS      the message lists the losses

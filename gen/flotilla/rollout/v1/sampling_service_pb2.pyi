@@ -191,6 +191,7 @@ class SampleRequest(google.protobuf.message.Message):
     STOP_IDS_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     TOPK_PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    FIRST_ANSWER_FIELD_NUMBER: builtins.int
     sampler_id: builtins.str
     prompt_ids: builtins.bytes
     """int32, little-endian."""
@@ -210,6 +211,10 @@ class SampleRequest(google.protobuf.message.Message):
     """Return logprobs of the prompt's tokens at temperature 1."""
     topk_prompt_logprobs: builtins.int
     """Return the k likeliest tokens at each prompt position; 0 none."""
+    first_answer: builtins.int
+    """Number of the first answer. A message holds 1 MiB, 8 bytes for each token:
+    longer answers are requested in parts.
+    """
     @property
     def stop_strings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The stop is included in the answer's tokens. Without any the model's own
@@ -233,9 +238,10 @@ class SampleRequest(google.protobuf.message.Message):
         stop_ids: collections.abc.Iterable[builtins.int] | None = ...,
         prompt_logprobs: builtins.bool = ...,
         topk_prompt_logprobs: builtins.int = ...,
+        first_answer: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "seed", b"seed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_ids", b"prompt_ids", "prompt_logprobs", b"prompt_logprobs", "sampler_id", b"sampler_id", "seed", b"seed", "stop_ids", b"stop_ids", "stop_strings", b"stop_strings", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "first_answer", b"first_answer", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_ids", b"prompt_ids", "prompt_logprobs", b"prompt_logprobs", "sampler_id", b"sampler_id", "seed", b"seed", "stop_ids", b"stop_ids", "stop_strings", b"stop_strings", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___SampleRequest = SampleRequest

@@ -46,6 +46,7 @@ class SamplingServiceStub(object):
     INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
     RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
     UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+    UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """
@@ -104,6 +105,7 @@ class SamplingServiceServicer(object):
     INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
     RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
     UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+    UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """
@@ -201,6 +203,7 @@ class SamplingService(object):
     INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
     RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
     UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+    UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """

@@ -38,6 +38,7 @@ class SamplingServiceStub:
       INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
       RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
       UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+      UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """
@@ -96,6 +97,7 @@ class SamplingServiceAsyncStub:
       INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
       RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
       UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+      UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """
@@ -153,6 +155,7 @@ class SamplingServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    TOO_LONG         prompt and answer exceed the window
       RESOURCE_EXHAUSTED  TOO_MANY_SAMPLERS
       UNAVAILABLE         ENGINE_DEAD      the process is being replaced
+      UNAVAILABLE         REQUEST_ABORTED  the engine gave it up: ask again
 
     Every call carries the metadata `authorization: Bearer TOKEN`.
     """

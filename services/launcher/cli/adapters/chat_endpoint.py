@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import httpx
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from services.common.adapters.bounded_http import ask, object_of, retry_after
+from services.common.adapters.bounded_http import AnswerError, ask, object_of, retry_after
 from services.common.rpc.deadlines import loop_time
 from services.common.text.parsing import TextLimits, make_plain
 from services.common.text.printable_text import one_line
@@ -160,6 +160,10 @@ class ChatEndpoint:
                     wait_s = retry_after(answer)
                     if watch is not None:
                         watch.hold(wait_s)
+            except AnswerError as error:
+                # It was paid for, and the next one would be the same.
+                reason = f"{url}: {error}"
+                break
             except httpx.HTTPError as error:
                 reason = f"{url}: {error or type(error).__name__}"
             except ValueError as error:
@@ -193,9 +197,11 @@ async def open_endpoint(
     sampling = {} if temperature is None else {"temperature": temperature}
     timeout = httpx.Timeout(patience.answer_s, connect=_CONNECT_S)
     try:
-        httpx.URL(url)
+        read = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise EndpointError(f"{url}: {error}") from error
+    if read.scheme not in ("http", "https") or not read.host:
+        raise EndpointError(f"{url} is no URL of an endpoint, such as http://127.0.0.1:8000/v1")
     # Bounds are those of the attempts, not of the pool.
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(

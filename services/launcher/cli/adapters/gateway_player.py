@@ -33,6 +33,8 @@ _CALL_S = 120.0
 _SLACK_S = 2.0
 _GRADE_S = 300.0
 _CLOSE_S = 30.0
+# Of a call, and of a final answer: more fits into no message (rpc_options.py).
+_MOST_BYTES = 2**20
 _LOST = (
     pb.TOOL_OUTCOME_SESSION_LOST,
     pb.TOOL_OUTCOME_OUTCOME_UNKNOWN,
@@ -51,6 +53,10 @@ class GatewayEpisode:
 
     async def call_tool(self, name: str, arguments: str) -> CallResult:
         """Raises PlayError if the state of the environment is unknown after it."""
+        if (size := len(name.encode()) + len(arguments.encode())) > _MOST_BYTES:
+            # It would not reach the gateway, and would leave a gap in its count of calls.
+            text = f"the call has {size} bytes, more than {_MOST_BYTES}"
+            return CallResult("bad_arguments", text, done=False)
         episode_id = self._episode.episode_id
         request = pb.CallToolRequest(
             episode_id=episode_id,
@@ -72,8 +78,11 @@ class GatewayEpisode:
     async def grade(
         self, answer: str | None, messages: Sequence[Mapping[str, Any]], *, again: bool = False
     ) -> Grade:
-        """Raises PlayError if no gateway answers."""
+        """Raises PlayError if no gateway answers. Of a final answer that is too long for it, the
+        verifier reads the beginning."""
         episode = self._episode
+        if answer is not None:
+            answer = answer.encode()[:_MOST_BYTES].decode(errors="ignore")
         header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer, again=again)
         written = [_transcribe(message) for message in messages]
         try:

@@ -65,13 +65,13 @@ def describe_run(folder: Path) -> RunCard:
         with read_journal(folder) as db:
             (step,) = db.execute("SELECT max(step) FROM plans").fetchone()
             passes = _passes_by_moment(db)
-    except NotFoundError as error:
+    except (NotFoundError, ValueError) as error:
         problem = str(error)
     planned = as_object(spec.get("learner")).get("steps")
     return RunCard(
         run_id=folder.name,
         state=state_of(folder, step, planned),
-        steps=int(summary.get("steps") or step or 0),
+        steps=done if isinstance(done := summary.get("steps"), int) else step or 0,
         total_steps=planned if isinstance(planned, int) else None,
         model=str(as_object(spec.get("policy")).get("model", "")),
         changed=_changed(folder),
@@ -85,7 +85,7 @@ def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
     return {
-        moment: as_object(json.loads(results).get(MAIN_SET)).get("pass_at_1")
+        moment: as_object(as_object(json.loads(results)).get(MAIN_SET)).get("pass_at_1")
         for moment, results in rows
     }
 

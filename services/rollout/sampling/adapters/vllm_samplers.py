@@ -20,7 +20,7 @@ from services.rollout.config.rollout import EngineConfig, SamplersConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.sampling.adapters.vllm_params import answer_params, read_report, report_params
 from services.rollout.sampling.order_checks import EngineLimits
-from services.rollout.sampling.ports import UnfitWeights
+from services.rollout.sampling.ports import Adopt, UnfitWeights
 from services.rollout.sampling.types import (
     EngineAnswer,
     PromptReport,
@@ -68,9 +68,9 @@ class VllmSamplers:
         served = ServedModel(model.folder, policy, model.stop_token_ids)
         more: dict[str, Any] = {"worker_extension_cls": WORKER}
         if rank:
-            slots = min(samplers.max_active, samplers.max_samplers, engine.max_num_seqs)
             # vLLM reads a folder again if an adapter has been driven out of the host's memory.
-            more |= {"max_loras": slots, "max_cpu_loras": samplers.max_samplers}
+            kept = max(samplers.max_samplers, samplers.max_active)
+            more |= {"max_loras": samplers.max_active, "max_cpu_loras": kept}
         llm = await start_llm(engine, served, more)
         if rank:
             await llm.collective_rpc("correct_flotilla_adapters")
@@ -85,23 +85,27 @@ class VllmSamplers:
         await self._stage(number, folder)
         await self._llm.collective_rpc("install_flotilla_adapter")
 
-    async def replace_adapter(self, number: int, folder: Path) -> None:
+    async def replace_adapter(self, number: int, folder: Path, adopt: Adopt) -> None:
         await self._stage(number, folder)
-        await self._change_weights(lambda: self._llm.collective_rpc("install_flotilla_adapter"))
+        await self._change_weights(
+            lambda: self._llm.collective_rpc("install_flotilla_adapter"), adopt
+        )
 
     async def remove_adapter(self, number: int) -> None:
         await self._llm.collective_rpc("remove_flotilla_adapter", args=(number,))
 
-    async def load_model(self, folder: Path) -> None:
+    async def load_model(self, folder: Path, adopt: Adopt) -> None:
         paths = [str(path) for path in find_model_files(folder)]
         await self._change_weights(
-            lambda: self._llm.collective_rpc("load_flotilla_model", args=(paths,))
+            lambda: self._llm.collective_rpc("load_flotilla_model", args=(paths,)), adopt
         )
 
     @asynccontextmanager
     async def take_slot(self) -> AsyncGenerator[None]:
         async with self._slots:
-            await self._weights_stand.wait()
+            # Others may be loaded by the time that a waiting request continues.
+            while not self._weights_stand.is_set():
+                await self._weights_stand.wait()
             if self._dead is not None:
                 raise EngineDead(self._dead)
             yield
@@ -169,7 +173,7 @@ class VllmSamplers:
         if unknown := found[0]:
             raise UnfitWeights(f"{folder}: the engine adds no adapter to {', '.join(unknown[:3])}")
 
-    async def _change_weights(self, change: Callable[[], Awaitable[object]]) -> None:
+    async def _change_weights(self, change: Callable[[], Awaitable[object]], adopt: Adopt) -> None:
         """Change weights while nothing is computed, and begin another state."""
         self._weights_stand.clear()
         try:
@@ -177,6 +181,7 @@ class VllmSamplers:
             await change()
             await self._llm.update_weight_version(str(self._state + 1))
             self._state += 1
+            adopt()
             await self._llm.resume_generation()
         except Exception as error:
             # Layers may be half replaced: this engine must not serve anything.

@@ -4,13 +4,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import numpy as np
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
-from services.rollout.ports import EngineDead
-from services.rollout.sampling.refusals import bad_request, engine_dead
+from services.common.rpc.rpc_options import MAX_MESSAGE_BYTES
+from services.rollout.ports import EngineDead, RequestAborted
+from services.rollout.sampling.refusals import bad_request, engine_dead, refuse
 from services.rollout.sampling.samplers import Samplers
 from services.rollout.sampling.types import (
     NamedWeights,
@@ -52,7 +54,7 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.OpenSamplerRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSamplerResponse:
         weights = _decode_weights(request.weights)
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.open_sampler(_checked_id(request.sampler_id), weights)
         return pb.OpenSamplerResponse()
 
@@ -60,14 +62,14 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReplaceWeightsResponse:
         weights = _decode_weights(request.weights)
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.replace_weights(request.sampler_id, weights)
         return pb.ReplaceWeightsResponse()
 
     async def CloseSampler(
         self, request: pb.CloseSamplerRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSamplerResponse:
-        with _refusing_dead():
+        with _refusing_failures():
             await self._samplers.close_sampler(request.sampler_id)
         return pb.CloseSamplerResponse()
 
@@ -75,17 +77,19 @@ class SamplingService(pb_grpc.SamplingServiceServicer):
         self, request: pb.SampleRequest, context: grpc.aio.ServicerContext
     ) -> pb.SampleResponse:
         order = _decode_order(request)
-        with _refusing_dead():
+        with _refusing_failures():
             outcome = await self._samplers.sample(request.sampler_id, order)
         return _encode_outcome(order, outcome)
 
 
 @contextmanager
-def _refusing_dead() -> Generator[None]:
+def _refusing_failures() -> Generator[None]:
     try:
         yield
     except EngineDead as error:
         raise engine_dead(error) from error
+    except RequestAborted as error:
+        raise refuse(grpc.StatusCode.UNAVAILABLE, "REQUEST_ABORTED", str(error)) from error
 
 
 def _checked_id(sampler_id: str) -> str:
@@ -131,6 +135,7 @@ def _decode_order(request: pb.SampleRequest) -> SamplingOrder:
         stop_ids=tuple(request.stop_ids),
         prompt_logprobs=request.prompt_logprobs,
         topk=request.topk_prompt_logprobs,
+        first_answer=request.first_answer,
     )
 
 
@@ -143,6 +148,11 @@ def _encode_outcome(order: SamplingOrder, outcome: SamplingOutcome) -> pb.Sample
     if outcome.report is not None and order.topk:
         response.topk_ids = outcome.report.topk_ids.astype(_INT32).tobytes()
         response.topk_logprobs = outcome.report.topk_logprobs.astype(_FLOAT32).tobytes()
+    if (size := response.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise bad_request(
+            f"num_samples: {order.num_samples} answers have {size} bytes, and a message holds"
+            f" {MAX_MESSAGE_BYTES}: request them in parts (first_answer)"
+        )
     return response
 
 

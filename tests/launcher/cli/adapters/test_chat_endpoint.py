@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.common.text.parsing import TextLimits
 from services.launcher.cli.adapters import chat_endpoint
 from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, open_endpoint
 from tests.support.free_ports import free_port
@@ -160,3 +161,23 @@ async def test_an_endpoint_that_lists_no_model_is_named() -> None:
     with serve_answers(answer) as address, pytest.raises(EndpointError, match="lists no model"):
         async with open_endpoint(f"{address}/v1"):
             pass
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "ftp://host/v1", "host/v1", "http://[::1", "http:///v1"]
+)
+async def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EndpointError) as refused:
+        await answered(url)
+    assert str(refused.value).startswith(url)
+    assert "try" not in str(refused.value)
+    assert time.monotonic() - began < 5
+
+
+async def test_an_answer_that_is_too_long_is_paid_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_endpoint, "_ANSWERS", TextLimits(bytes=2**16, values=2**10))
+    with serve_model(lambda _: {"content": "x" * 2**17}) as (url, asked):
+        with pytest.raises(EndpointError, match="more than 65536 bytes"):
+            await answered(url)
+        assert len(asked.bodies) == 1

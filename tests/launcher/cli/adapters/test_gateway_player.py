@@ -34,3 +34,16 @@ async def test_a_refusal_of_what_the_task_says_is_the_tasks_fault(
             async with player.open_episode(json.loads(task_json(**changes))):
                 pass
     assert caught.value.task_fault is is_tasks
+
+
+async def test_what_is_too_long_for_a_message_is_the_models_and_the_attempt_is_graded() -> None:
+    async with serving(ScriptedBackend()) as client:
+        player = GatewayPlayer(client.stub, {}, "test")
+        async with player.open_episode(json.loads(task_json())) as episode:
+            name = episode.opening.tools[0].name
+            refused = await episode.call_tool(name, json.dumps({"text": "ü" * 2**20}))
+            assert (refused.outcome, "more than 1048576" in refused.text) == ("bad_arguments", True)
+            assert (await episode.call_tool("x" * 2**21, "{}")).outcome == "bad_arguments"
+            assert (await episode.call_tool("none", "{}")).outcome == "bad_tool"
+            graded = await episode.grade("ü" * 2**20, [])
+    assert graded.reward == 1.0, graded

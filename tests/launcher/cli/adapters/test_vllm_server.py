@@ -44,6 +44,7 @@ def _is_ended(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_the_server_and_its_engine_end_with_the_play(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

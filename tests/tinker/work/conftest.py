@@ -1,0 +1,8 @@
+"""Desks that keep house so often that no test waits for it."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.tinker.work.desk._LOOK_S", 0.05)
