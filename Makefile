@@ -15,7 +15,7 @@ MCP := build/mcp-servers
 TINKER := build/tinker-client
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-mcp test-sky test-tinker mcp-servers tinker-client zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky test-tinker mcp-servers tinker-client tinker-page zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -108,6 +108,9 @@ $(MCP)/.installed: $(wildcard tests/mcp_servers/package*.json tests/mcp_servers/
 
 test-tinker: tinker-client  ## run Tinker's client and its cookbook on our server (20 minutes)
 	$(TINKER)/bin/python -m pytest -m tinker_client --timeout 900 tests/tinker/client
+
+tinker-page: tinker-client  ## write the tables of docs/tinker.md from what the client and the cookbook do
+	PYTHONPATH=.:gen $(TINKER)/bin/python -m tests.tinker.client.support_page
 
 tinker-client: $(TINKER)/.installed  ## create build/tinker-client, Tinker's client next to .venv's packages (30 MB)
 

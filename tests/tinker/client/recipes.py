@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class Recipe:
     # Why it does not run here; nothing of ours is asked.
     not_run: str = ""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class RecipeRun:
@@ -51,7 +55,13 @@ class RecipeRun:
     curve: Sequence[float]
     output: str
     seconds: float
-    facts: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def refusal(self) -> str:
+        """The server's words, from the end of a traceback."""
+        found = re.findall(r"'detail': (?:'(.*)'|\"(.*)\")}", self.output)
+        last = self.output.strip().splitlines()[-1] if self.output.strip() else ""
+        return "".join(found[-1]) if found else last
 
     @property
     def learned(self) -> bool:
@@ -173,9 +183,8 @@ def run_recipe(recipe: Recipe, served: Served, folder: Path) -> RecipeRun:
     )
     rows = read_rows(log / "metrics.jsonl")
     curve = [row[recipe.metric] for row in rows if recipe.metric in row]
-    facts = {} if not rows else {key: v for key, v in rows[-1].items() if isinstance(v, float)}
     seconds = time.monotonic() - start
-    return RecipeRun(recipe, done.returncode, curve, done.stdout + done.stderr, seconds, facts)
+    return RecipeRun(recipe, done.returncode, curve, done.stdout + done.stderr, seconds)
 
 
 def _interrupt(
