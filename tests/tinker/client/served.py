@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -45,7 +45,7 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, state: Path) -> Iterator[Served]:
+def serving(folder: Path, state: Path) -> Generator[Served]:
     """Serve the model of a user's folder until the block ends; what it keeps is in `state`."""
     if url := os.environ.get(_OTHER):
         yield Served(url, os.environ["TINKER_API_KEY"], folder)
@@ -78,7 +78,7 @@ def _read_variables(process: "subprocess.Popen[str]", state: Path) -> tuple[str,
 
 
 @contextmanager
-def client_of(served: Served, **options: Any) -> Iterator[Any]:
+def client_of(served: Served, **options: Any) -> Generator[Any]:
     """A ServiceClient, whose session ends with the block."""
     client = tinker.ServiceClient(base_url=served.url, api_key=served.key, **options)
     try:
