@@ -107,3 +107,11 @@ def test_a_folder_is_used_by_one_command_at_a_time(
 def test_a_wrong_setting_is_a_bad_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_tinker(_make_wish(tmp_path, settings=("policy",))) == BAD_SPEC
     assert "override '--policy'" in capsys.readouterr().out
+
+
+def test_the_kernel_gives_the_port_of_a_killed_service_to_no_connection(tmp_path: Path) -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(20):
+        services = make_services(tmp_path, make_spec(_make_wish(tmp_path)), KEY)
+        ports = {int(each.address.rpartition(":")[2]) for each in services}
+        assert not ports & set(range(first, last + 1))
