@@ -4,7 +4,6 @@ as children of this command."""
 import fcntl
 import json
 import secrets
-import socket
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.process.extras import install_command
 from services.common.process.python_command import python_command
 from services.common.rpc.errors import ConfigError
+from services.common.rpc.free_ports import free_address
 from services.common.rpc.network_addresses import split_host_port
 from services.common.spec.spec_loading import apply_override, load_spec
 from services.common.text.redaction import find_references
@@ -170,7 +170,10 @@ def make_services(folder: Path, spec: Mapping[str, Any], key: str) -> list[KeptS
     path = folder / "spec.json"
     replace_file(path, json.dumps(spec, indent=2).encode())
     token = {TOKEN_VARIABLE: secrets.token_hex(32)}
-    training, sampling, front = _free_addresses(3)
+    addresses = set[str]()
+    while len(addresses) < 3:
+        addresses.add(free_address())
+    training, sampling, front = addresses
     peers = ("--peer", f"learner={training}", "--peer", f"rollout={sampling}")
     given = tuple(name for name in find_references(spec["tinker"]["keys"]) if name != _KEY_VARIABLE)
     own = {_KEY_VARIABLE: key} if find_own_key(spec) else {}
@@ -194,13 +197,3 @@ def make_services(folder: Path, spec: Mapping[str, Any], key: str) -> list[KeptS
         make("sampling", "services.rollout.sampling", sampling, for_sampler),
         make("front", "services.tinker", front, own, given, peers),
     ]
-
-
-def _free_addresses(count: int) -> list[str]:
-    """Return free addresses of this machine."""
-    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in opened]
-    finally:
-        for each in opened:
-            each.close()

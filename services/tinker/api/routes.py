@@ -46,6 +46,9 @@ _NO_FLAG = _refuse("this call is not offered; client/config says so")
 _NO_PROJECTS = _refuse("this server has no projects and no users, only keys")
 
 ROUTES = (
+    # The search begins here: these two are called for every sample.
+    ApiRoute("POST", "/retrieve_future", future_calls.retrieve_future),
+    ApiRoute("POST", "/asample", sampling_calls.sample),
     ApiRoute("GET", "/healthz", session_calls.healthz, is_open=True),
     ApiRoute("POST", "/client/config", session_calls.client_config),
     ApiRoute("POST", "/client/dynamic_config", session_calls.client_dynamic_config),
@@ -66,8 +69,6 @@ ROUTES = (
     ApiRoute("POST", "/load_weights", training_calls.load_weights),
     ApiRoute("POST", "/create_sampling_session", sampling_calls.create_sampling_session),
     ApiRoute("GET", "/samplers/{sampler_id}", sampling_calls.describe_sampler),
-    ApiRoute("POST", "/asample", sampling_calls.sample),
-    ApiRoute("POST", "/retrieve_future", future_calls.retrieve_future),
     ApiRoute("POST", "/cancel_future", future_calls.cancel_future),
     ApiRoute("GET", "/flotilla/policy_spans/{request_id}", future_calls.policy_spans),
     ApiRoute("POST", "/weights_info", listing_calls.weights_info),

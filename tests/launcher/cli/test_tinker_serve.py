@@ -161,3 +161,11 @@ def test_a_client_is_told_what_it_needs_once_all_serve_and_ctrl_c_ends_all(
     assert "export TINKER_BASE_URL=http://127.0.0.1:8700\n" in "".join(printed)
     assert f"export TINKER_API_KEY={key}\n" in "".join(printed)
     assert health_children() == []
+
+
+def test_the_kernel_gives_the_port_of_a_killed_service_to_no_connection(tmp_path: Path) -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(20):
+        services = make_services(tmp_path, make_spec(_make_wish(tmp_path)), KEY)
+        ports = {int(each.address.rpartition(":")[2]) for each in services}
+        assert not ports & set(range(first, last + 1))

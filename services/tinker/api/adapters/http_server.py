@@ -126,6 +126,8 @@ async def serving_http(
         log_level="warning",
         access_log=False,
         server_header=False,
+        # Nobody asks where a call came from.
+        proxy_headers=False,
         backlog=_BACKLOG,
         lifespan="off",
         ws="none",
