@@ -1,5 +1,6 @@
 """The methods of Tinker's client, and a call of each."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from tests.tinker.client.served import adam, example, new_trainer, prompt_of, ti
 from tests.tinker.client.stage import MODEL
 
 IDS = tuple(range(300, 320))
+_IDS = re.compile(r"[0-9a-f]{32}")
 # What a method needs of the world: the clients of one session.
 Call = Callable[["World"], Any]
 
@@ -203,8 +205,11 @@ def call_method(name: str, world: World) -> str:
 
 
 def _reason_of(error: Exception) -> str:
+    """The server's words, without what differs from run to run."""
     body = getattr(error, "body", None)
-    return str(body["detail"]) if isinstance(body, dict) and "detail" in body else str(error)
+    told = str(body["detail"]) if isinstance(body, dict) and "detail" in body else str(error)
+    told = told.removeprefix("Request failed: ").partition(" for self.request_id=")[0]
+    return _IDS.sub("ID", told).replace("|", "/").replace("\n", " ")
 
 
 def public_methods() -> set[str]:

@@ -28,16 +28,22 @@ def main() -> None:
                 rest = tinker.RestClient(base_url=served.url, api_key=served.key)
                 world = make_world(client, rest)
                 methods = {name: call_method(name, world) for name in METHODS}
-            runs = [run_recipe(each, served, place) for each in RECIPES if not each.not_run]
-    text = _replace(PAGE.read_text(), "methods", method_lines(methods))
-    PAGE.write_text(_replace(text, "recipes", recipe_lines(runs)))
+            _write("methods", method_lines(methods))
+            runs: list[RecipeRun] = []
+            for each in RECIPES:
+                if not each.not_run:
+                    runs.append(run_recipe(each, served, place))
+                    print(f"{each.name}: {_show(runs[-1])}", flush=True)
+            _write("recipes", recipe_lines(runs))
 
 
-def _replace(page: str, name: str, lines: Sequence[str]) -> str:
+def _write(name: str, lines: Sequence[str]) -> None:
+    """Replace a table of the page."""
+    page = PAGE.read_text()
     block = _BLOCK.format(name, "".join(f"{line}\n" for line in lines))
     pattern = _BLOCK.format(name, "(?:.*\n)*?")
     assert len(re.findall(pattern, page)) == 1, f"the page has no place for {name}"
-    return re.sub(pattern, lambda _: block, page)
+    PAGE.write_text(re.sub(pattern, lambda _: block, page))
 
 
 def read_block(name: str) -> str:

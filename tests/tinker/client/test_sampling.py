@@ -1,13 +1,16 @@
 """Sampling by Tinker's own client."""
 
 from concurrent.futures import as_completed
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from tests.tinker.client.served import (
     Served,
+    client_of,
     client_tests,
     example,
     logprobs_of,
@@ -94,19 +97,13 @@ def test_a_sample_ends_with_a_stop_token(learned: Any) -> None:
     assert (tuple(answer.tokens), answer.stop_reason) == (PROMPT[5:8], "stop")
 
 
-def test_a_sample_ends_with_a_stop_string(learned: Any, stage: Any) -> None:
-    tokenizer = learned_tokenizer(stage)
+def test_a_sample_ends_with_a_stop_string(learned: Any, stage: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stage / MODEL)
     mark = tokenizer.decode([PROMPT[7]])
     (answer,) = sample(learned, PROMPT[:5], temperature=0.0, stop=[mark]).sequences
     assert answer.stop_reason == "stop"
     assert tokenizer.decode(answer.tokens).endswith(mark)
     assert len(answer.tokens) == len(answer.logprobs) == 3
-
-
-def learned_tokenizer(stage: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(stage / MODEL)
 
 
 def test_top_k_logprobs_of_a_prompt_hold_its_own(base: Any) -> None:
@@ -154,9 +151,7 @@ def test_an_inflight_sampler_follows_its_model(trainer: Any) -> None:
         assert sampled_logprobs_of(sampler, PROMPT) == pytest.approx(expected, abs=AGREE)
 
 
-def test_a_named_sampler_serves_another_session(trainer: Any, served: Any) -> None:
-    from tests.tinker.client.served import client_of
-
+def test_a_named_sampler_serves_another_session(trainer: Any, served: Served) -> None:
     train_step(trainer, [example(PROMPT)])
     path = trainer.save_weights_for_sampler("shared").result().path
     expected = logprobs_of(trainer, PROMPT)
