@@ -8,9 +8,10 @@ options. Rounds of both sides take turns, for several lengths of answers; the to
 The last line is one JSON object; by length:
 
 - `speed`: samples per second of our engine over those through the front, median of the pairs.
-- `cpu`: CPU seconds of the front and the sampling service over those of our process. vLLM's own
-  process, in `engine_ms`, is in neither, and the client's is apart, in `client_ms`.
-- `ms`: CPU milliseconds of a sample by process, medians.
+- `cpu`: CPU seconds of the front and the sampling service over those of our process, without vLLM's
+  own process, `engine`; `cpu_with_engine`: with it. The client's are in neither.
+- `ms`: CPU milliseconds of a sample by process, medians; `per_s`: samples per second of our engine
+  and through the front; `tokens`: of an answer.
 
 About 5 minutes.
 """
@@ -188,6 +189,10 @@ def describe_rounds(rounds: Sequence[tuple[Round, Round]]) -> dict[str, Any]:
         return round(statistics.median(pair[side].ms[name] for pair in rounds), 3)
 
     cpu = [(other.ms["front"] + other.ms["sampler"]) / one.ms["own"] for one, other in rounds]
+    all_of = [
+        (other.ms["front"] + other.ms["sampler"] + other.ms["engine"]) / sum(one.ms.values())
+        for one, other in rounds
+    ]
     speed = [one.per_s / other.per_s for one, other in rounds]
     per_s = [round(statistics.median(pair[side].per_s for pair in rounds), 1) for side in (0, 1)]
     return {
@@ -195,6 +200,7 @@ def describe_rounds(rounds: Sequence[tuple[Round, Round]]) -> dict[str, Any]:
         "speed_all": [round(each, 2) for each in speed],
         "cpu": round(statistics.median(cpu), 2),
         "cpu_all": [round(each, 2) for each in cpu],
+        "cpu_with_engine": round(statistics.median(all_of), 2),
         "per_s": per_s,
         "tokens": round(statistics.mean(len(ids) for one, _ in rounds for ids in one.tokens), 1),
         "ms": {name: ms(0, name) for name in ("own", "engine")}
