@@ -86,18 +86,35 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "services/learner/rank/rank_setup.py": {
         "there = torch.cuda.device_count()": ("GPUs are counted", "`tests/gpu`"),
-        "torch.cuda.set_device(setup.place.slot)": ("a rank takes its GPU", "`tests/gpu`"),
-        'return torch.device("cuda", setup.place.slot)': ("the same", "`tests/gpu`"),
+        "torch.cuda.set_device(place.slot)": ("a rank takes its GPU", "`tests/gpu`"),
+        'return torch.device("cuda", place.slot)': ("the same", "`tests/gpu`"),
         'if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":': (
             "activations are kept as far as the GPU has room",
             "each choice (`tests/learner/rank/test_activation_checkpointing.py`)",
         ),
+    },
+    "services/learner/rank/checkpointing_choice.py": {
         "size = torch.cuda.get_device_properties(policy.device).total_memory": (
             "the same",
             "the same tests",
         ),
-        "taken = torch.cuda.memory_allocated(policy.device) + gradients_and_moments + whole"
-        " + head": ("the same", "the same tests"),
+        "allocated = torch.cuda.memory_allocated(policy.device)": ("the same", "the same tests"),
+    },
+    "services/learner/rank/serving_rank.py": {
+        'if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":': (
+            "the same, next to models of callers",
+            "the same tests",
+        ),
+        "free, total = torch.cuda.mem_get_info(device)": (
+            "memory that others use on the GPU is left to them",
+            "the same tests",
+        ),
+        "return total - free - torch.cuda.memory_reserved(device)": ("the same", "the same tests"),
+        'if self._base.policy.device.type == "cuda":': (
+            "memory of deleted models goes back to the GPU",
+            "it goes back to the host (`tests/learner/training`)",
+        ),
+        "torch.cuda.empty_cache()": ("the same", "the same tests"),
     },
     "services/learner/rank/activation_offload.py": {
         'return save_on_cpu(pin_memory=device.type == "cuda") if enabled else nullcontext()': (
