@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flotilla.learner.v1 import training_service_pb2 as pb
 from flotilla.learner.v1 import training_service_pb2_grpc as pb_grpc
 from services.tinker.adapters.peer_errors import peer_errors
-from services.tinker.ports import OrderRefused, Unavailable
+from services.tinker.ports import Unavailable
 from services.tinker.types import (
     AdamSettings,
     BaseFacts,
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 DESCRIBE_TIMEOUT_S = 10.0
 MODEL_TIMEOUT_S = 600.0
 TRAIN_TIMEOUT_S = 3600.0
-# Sequences of one message, in bytes; a message may have a little more than 1 MiB.
+# Arrays of one message, in bytes; a message may have a little more than 1 MiB.
 _CHUNK = 2**19
-_LARGEST = 2**20
 
 
 class GrpcTrainingPeer:
@@ -78,6 +77,7 @@ class GrpcTrainingPeer:
     async def forward_backward(self, model_id: str, number: int, batch: LossBatch) -> LossResult:
         parts = list[bytes]()
         metrics = dict[str, float]()
+        goes_on = False
         with peer_errors():
             call = self._stub.ForwardBackward(
                 _loss_requests(_operation(model_id, number), batch),
@@ -86,7 +86,11 @@ class GrpcTrainingPeer:
             )
             try:
                 async for answer in call:
-                    parts += answer.logprobs
+                    more = list(answer.logprobs)
+                    if goes_on and more:
+                        parts[-1] += more.pop(0)
+                    parts += more
+                    goes_on = answer.continued
                     metrics.update(answer.metrics)
             finally:
                 call.cancel()
@@ -143,23 +147,7 @@ def _operation(model_id: str, number: int) -> pb.Operation:
 def _loss_requests(
     operation: pb.Operation, batch: LossBatch
 ) -> Iterator[pb.ForwardBackwardRequest]:
-    """Yield the messages of a batch, each below the size that a message may have.
-
-    Raises OrderRefused for a sequence that is larger."""
-    sequences = [_sequence_to_pb(sequence) for sequence in batch.sequences]
-    sizes = [sequence.ByteSize() for sequence in sequences]
-    if max(sizes, default=0) > _LARGEST:
-        place = sizes.index(max(sizes))
-        raise OrderRefused(f"sequence {place} has {sizes[place]} bytes; one may have {_LARGEST}")
-    return _chunks(operation, batch, sequences, sizes)
-
-
-def _chunks(
-    operation: pb.Operation,
-    batch: LossBatch,
-    sequences: Sequence[pb.LossSequence],
-    sizes: Sequence[int],
-) -> Iterator[pb.ForwardBackwardRequest]:
+    """Yield the messages of a batch, each below the size that a message may have."""
     request = pb.ForwardBackwardRequest(
         operation=operation,
         loss=batch.loss,
@@ -167,26 +155,35 @@ def _chunks(
         forward_only=batch.forward_only,
     )
     filled = 0
-    for sequence, size in zip(sequences, sizes, strict=True):
+    for part in (part for sequence in batch.sequences for part in _sequence_parts(sequence)):
+        size = part.ByteSize()
         if filled and filled + size > _CHUNK:
             yield request
             request, filled = pb.ForwardBackwardRequest(), 0
-        request.sequences.append(sequence)
+        request.sequences.append(part)
         filled += size
     yield request
 
 
-def _sequence_to_pb(sequence: LossSequence) -> pb.LossSequence:
-    targets = sequence.target_ids
-    return pb.LossSequence(
-        token_ids=sequence.token_ids.astype("<i4", copy=False).tobytes(),
-        target_ids=targets.astype("<i8", copy=False).tobytes(),
-        targets=targets.shape[1] if targets.ndim == 2 else 1,
-        inputs={
-            name: values.astype("<f4", copy=False).tobytes()
-            for name, values in sequence.inputs.items()
-        },
-    )
+def _sequence_parts(sequence: LossSequence) -> Iterator[pb.LossSequence]:
+    """Yield a sequence in parts that fit into messages."""
+    targets, count = sequence.target_ids, len(sequence.token_ids)
+    width = targets.shape[1] if targets.ndim == 2 else 1
+    # int32, and for each target int64 and float32s.
+    position_bytes = 4 + width * (8 + 4 * len(sequence.inputs))
+    step = max(1, _CHUNK // position_bytes)
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        yield pb.LossSequence(
+            token_ids=sequence.token_ids[part].astype("<i4", copy=False).tobytes(),
+            target_ids=targets[part].astype("<i8", copy=False).tobytes(),
+            targets=width,
+            inputs={
+                name: values[part].astype("<f4", copy=False).tobytes()
+                for name, values in sequence.inputs.items()
+            },
+            continued=start + step < count,
+        )
 
 
 def _logprobs_of(

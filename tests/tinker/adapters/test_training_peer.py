@@ -58,7 +58,9 @@ class EchoTraining(training_grpc.TrainingServiceServicer):
             for sequence in request.sequences:
                 targets = np.frombuffer(sequence.target_ids, "<i8")
                 part = (targets / 2).astype("<f4").tobytes()
-                yield training_pb.ForwardBackwardResponse(logprobs=[part])
+                yield training_pb.ForwardBackwardResponse(
+                    logprobs=[part], continued=sequence.continued
+                )
         yield training_pb.ForwardBackwardResponse(metrics={"loss:sum": 2.5})
 
     async def ApplyUpdate(self, request: Any, context: Any) -> training_pb.ApplyUpdateResponse:
@@ -105,8 +107,19 @@ async def test_a_batch_is_sent_in_messages_that_are_small_enough() -> None:
         assert not any(request.HasField("operation") for request in training.requests[1:])
         several = await peer.forward_backward("m", 3, a_batch(5, targets=4))
         assert several.logprobs[0].shape == (5, 4)
-        with pytest.raises(OrderRefused, match=r"sequence 1 has .* bytes; one may have 1048576"):
-            await peer.forward_backward("m", 3, a_batch(5, 70_000))
+
+
+@pytest.mark.parametrize(("sizes", "targets"), [((5, 200_000, 1), 1), ((20_000, 3), 20)])
+async def test_a_sequence_that_fits_into_no_message_is_sent_in_parts(
+    sizes: tuple[int, ...], targets: int
+) -> None:
+    training = echo_training()
+    async with a_channel(training) as channel:
+        batch = a_batch(*sizes, targets=targets)
+        result = await GrpcTrainingPeer(channel).forward_backward("m", 3, batch)
+        for sequence, logprobs in zip(batch.sequences, result.logprobs, strict=True):
+            np.testing.assert_array_equal(logprobs, (sequence.target_ids / 2).astype(np.float32))
+        assert max(request.ByteSize() for request in training.requests) < MAX_MESSAGE_BYTES
 
 
 async def test_other_calls_carry_what_the_contract_names() -> None:
