@@ -50,6 +50,7 @@ ZERO_IS_MEANT = {
     "launcher.sky.provision.backoff_s": "no pause",
     "rollout.retry_pause_s": "no pause",
     "rollout.limits.parse_errors": "the first one is the end",
+    "rollout.sampling.max_rank": "no adapters",
     "learner.max_staleness": "strictly on policy",
     "learner.max_requeues": "a dropped group is given up",
     "learner.weights.port": "any free one",
