@@ -106,7 +106,7 @@ class Client:
         digest, before = hashlib.sha256(content).digest(), self.outcomes[request_id]
         self.changed += before not in (None, digest)
         self.outcomes[request_id] = digest
-        if before is None and content[:1] == b"{" and "error" in json.loads(content):
+        if before is None and is_failure(content):
             self.failures.append(content.decode())
         return content
 
@@ -170,12 +170,14 @@ class Client:
             seq_id=seq,
             sampling_session_seq_id=sampler_seq,
         )
-        answer = json.loads(await self.take(saved))
-        if "error" in answer:
+        answer = await self.take(saved)
+        if is_failure(answer):
             return
-        sampler_id = answer["sampling_session_id"]
+        sampler_id = json.loads(answer)["sampling_session_id"]
         body = sample_body(sampler_id, 1, [1, 2, 3], 1, ANSWER)
         content = await self.take(await self.order("asample", body))
+        if is_failure(content):
+            return
         spans = pb.SampleResponse.FromString(content).sequences[0].policy_spans
         if [span.policy for span in spans] != [f"{model_id}@{self.steps}"]:
             self.failures.append(f"step {self.steps} was sampled by {spans}")
@@ -196,6 +198,10 @@ class Client:
     async def take_again(self) -> None:
         for request_id in list(self.outcomes):
             await self.take(request_id)
+
+
+def is_failure(outcome: bytes) -> bool:
+    return outcome[:1] == b"{" and "error" in json.loads(outcome)
 
 
 async def keep_killing(served: ServedTinker, kills: "Counter[str]") -> None:
