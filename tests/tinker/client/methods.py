@@ -31,10 +31,10 @@ class World:
             prompt_of(IDS), 1, tinker.SamplingParams(max_tokens=2), **options
         )
 
-    def rl_batch(self) -> list[Any]:
+    def rl_batch(self, loss: str) -> list[Any]:
         ones = np.ones(len(IDS) - 1, np.float32)
-        old = {"logprobs": -ones, "advantages": ones, "sequence_ratio_mask": ones}
-        return [example(IDS, **old)]
+        mask = {"sequence_ratio_mask": ones} if loss == "gspo" else {}
+        return [example(IDS, logprobs=-ones, advantages=ones, **mask)]
 
 
 def make_world(client: Any, rest: Any) -> World:
@@ -60,7 +60,7 @@ def _traced(world: World) -> Any:
 
 
 def _backward(name: str) -> Call:
-    return lambda world: world.trainer.forward_backward(world.rl_batch(), name)
+    return lambda world: world.trainer.forward_backward(world.rl_batch(name), name)
 
 
 _TARGETS = [[each] for each in IDS[1:]]
@@ -85,8 +85,12 @@ METHODS: dict[str, Call] = {
     ),
     **{
         f"TrainingClient.forward_backward, {name}": _backward(name)
-        for name in ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
+        for name in ("importance_sampling", "ppo", "cispo", "dro", "gspo")
     },
+    # A model of its own: after a refusal the client leaves a number out, for which a model waits.
+    "TrainingClient.forward_backward, stable_reinforce": lambda w: new_trainer(
+        w.client
+    ).forward_backward(w.rl_batch("ppo"), "stable_reinforce"),
     "TrainingClient.forward_backward_custom": _custom,
     "TrainingClient.optim_step": lambda w: w.trainer.optim_step(adam()),
     "TrainingClient.save_state": lambda w: w.trainer.save_state("methods-2", ttl_seconds=3600),
@@ -104,7 +108,9 @@ METHODS: dict[str, Call] = {
         w.trainer.save_weights_and_get_sampling_client(kind="inflight")
     ),
     "TrainingClient.create_sampling_client": lambda w: w.trainer.create_sampling_client(w.weights),
-    "TrainingClient.save_weights_external": lambda w: w.trainer.save_weights_external("methods"),
+    "TrainingClient.save_weights_external": lambda w: new_trainer(w.client).save_weights_external(
+        "methods"
+    ),
     "SamplingClient.sample": lambda w: w.sample(),
     "SamplingClient.sample, include_prompt_logprobs": lambda w: w.sample(
         include_prompt_logprobs=True
@@ -199,7 +205,7 @@ def call_method(name: str, world: World) -> str:
     """Call a method; return why it was refused, or "" if it worked."""
     try:
         METHODS[name](world).result(timeout=120)
-    except (tinker.TinkerError, ValueError, RuntimeError) as error:
+    except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError) as error:
         return _reason_of(error)
     return ""
 

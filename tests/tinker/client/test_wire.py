@@ -83,8 +83,11 @@ def http(served: Served) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def raw(http: httpx.Client) -> RawClient:
-    return RawClient(http)
+def raw(http: httpx.Client) -> Iterator[RawClient]:
+    one = RawClient(http)
+    yield one
+    # Its models make room.
+    one.send(f"sessions/{one.session}/finish", reason={"type": "success"})
 
 
 def test_a_repeated_request_is_the_first_one(raw: RawClient) -> None:
