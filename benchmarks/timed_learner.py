@@ -31,7 +31,7 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
 from tests.support.fake_ranks import FakeRanks
-from tests.support.free_ports import free_address
+from services.common.rpc.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 VOCABULARY = 151_936

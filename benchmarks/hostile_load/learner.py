@@ -16,7 +16,7 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.fake_ranks import FakeRanks
-from tests.support.free_ports import free_address
+from services.common.rpc.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 # As long as a long trajectory, so that the attackers' announced lengths are allowed.

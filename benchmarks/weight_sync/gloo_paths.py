@@ -21,7 +21,7 @@ from benchmarks.weight_sync.publication import (
 from services.learner.types import Publication as Written
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
-from tests.support.free_ports import free_port
+from services.common.rpc.free_ports import free_port
 
 SENDER = "services.learner.weights.adapters.weight_sender"
 SIDES = ("ours", "bare")

@@ -16,6 +16,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common.domain.attempts import AttemptKey, StopReason, ToolOutcome
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_address
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
 from services.env_gateway.api.episode_service import EpisodeService
 from services.env_gateway.config.backends import McpServer
@@ -29,7 +30,6 @@ from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.support.fake_gateway import running, task_json
-from tests.support.free_ports import free_address
 from tests.support.library_server import Library, serving_library
 from tests.support.rollout import limits
 from tests.support.waiting import until

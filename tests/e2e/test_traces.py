@@ -13,10 +13,10 @@ import pytest
 
 from environments.tasks import make_task
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
+from services.common.rpc.free_ports import free_address
 from services.common.telemetry.trace import HEADER
 from tests.rollout.work.test_weight_updater import publication
 from tests.support.fake_peers import TOKEN, FakeLearner, lease, served
-from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 from tests.support.waiting import until
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer

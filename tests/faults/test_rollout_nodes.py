@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.common.rpc.free_ports import free_port
 from tests.faults.harness import VLLM_ROLLOUT, spec
 from tests.faults.nodes import Node, Nodes, nodes
-from tests.support.free_ports import free_port
 from tests.support.outsiders import beyond_loopback
 
 _ENGINE_S = 420.0

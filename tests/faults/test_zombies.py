@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from services.common.rpc.free_ports import free_port
 from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import open_journal
 from tests.faults.learner_process import STEPS, learner_words
-from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 from tests.support.waiting import until
 

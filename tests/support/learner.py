@@ -27,6 +27,7 @@ from flotilla.learner.v1 import (
 from services.common.process.host_identity import host_digest
 from services.common.process.runtime import Runtime
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_address
 from services.common.spec.config import parse_config
 from services.common.spec.spec import SharedConfig
 from services.common.weights.fingerprint import TokenizerDigests
@@ -39,7 +40,6 @@ from services.learner.ports import Ranks, RemoteStore
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.call_metadata import with_metadata
 from tests.support.fake_ranks import FakeRanks
-from tests.support.free_ports import free_address
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub

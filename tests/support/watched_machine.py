@@ -17,6 +17,7 @@ import psutil
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_address
 from services.common.rpc.tls import Tls
 from services.launcher.agent_protocol import UnitReport
 from services.launcher.api.registry_service import RegistryService
@@ -24,7 +25,6 @@ from services.launcher.control.supervisor import Supervisor
 from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
 from tests.support.fake_backend import FakeBackend
-from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, ServedLauncher, forged_command, serving, spec
 from tests.support.repository import ROOT
 from tests.support.waiting import until

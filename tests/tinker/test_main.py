@@ -9,12 +9,12 @@ import pytest
 from services.common.healthcheck import check_health
 from services.common.process.runtime import Runtime
 from services.common.rpc.errors import ConfigError
+from services.common.rpc.free_ports import free_address
 from services.common.rpc.peer_channels import Peers
 from services.common.spec.spec import PolicyConfig, SharedConfig
 from services.tinker.__main__ import client_flags, read_keys, serve_front
 from services.tinker.config.tinker import TinkerConfig
 from tests.support.fake_desk import FakeDesk
-from tests.support.free_ports import free_address
 from tests.support.waiting import until_seen
 
 KEY = "tml-0123456789abcdef"

@@ -14,7 +14,7 @@ from services.common.ray_cluster.machine_resources import ExpectedMachines, mach
 from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
 from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.ray_cluster.ray_node import NodePlan, RayNode
-from tests.support.free_ports import free_port
+from services.common.rpc.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 

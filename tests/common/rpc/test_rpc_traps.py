@@ -23,11 +23,11 @@ from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.rollout.v1 import rollout_service_pb2 as rollout_pb
 from services.common.rpc import rpc, rpc_options, rpc_retries
 from services.common.rpc.errors import ConfigError
+from services.common.rpc.free_ports import free_address
 from tests.common.conftest import Serve, StartProcess
 from tests.support import echo_service
 from tests.support.closed_channels import TIMES
 from tests.support.fake_peers import TOKEN, FakeGateway, served
-from tests.support.free_ports import free_address
 
 
 async def test_a_killed_peer_is_noticed_at_once(echo_process: StartProcess) -> None:

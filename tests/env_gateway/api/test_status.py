@@ -20,8 +20,8 @@ from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_address
 from tests.contract.test_episode_service import EpisodeClient
-from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 from tests.support.waiting import until
 

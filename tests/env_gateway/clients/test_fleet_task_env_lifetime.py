@@ -13,11 +13,11 @@ import pytest
 
 from environments.reference_policies import plan_calls
 from environments.tasks import make_task
+from services.common.rpc.free_ports import free_address
 from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here, observation
-from tests.support.free_ports import free_address
 from tests.support.threaded_gateway import TOKEN, served
 from tests.support.waiting import until, wait_until
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from services.common.rpc.free_ports import free_port
 from tests.faults.kills.sharded_learner import ShardedLife, sharded_config
 from tests.faults.kills.sharded_run import LEARNER, RANK, ShardedRun, Strike
 from tests.learner.ranks.nodes import Further, start_machine
-from tests.support.free_ports import free_port
 from tests.support.process_commands import command_of
 from tests.support.rank_configs import policy_config
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from services.common.rpc.free_ports import free_port
 from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
@@ -21,7 +22,6 @@ from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace
 from tests.support.checkpoints import saved_state
-from tests.support.free_ports import free_port
 from tests.support.learner import FakeWorker
 from tests.support.tiny_ranks import same_bits
 

@@ -14,6 +14,7 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_port
 from services.launcher.__main__ import add_registry
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.cli.interrupts import Interrupts
@@ -25,7 +26,6 @@ from services.launcher.security import certificates
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_launcher_client import cli
 from tests.support.every_rpc import of_service, refusals
-from tests.support.free_ports import free_port
 from tests.support.launcher import forged_command, forged_fakes
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import RUN, beyond_loopback, member, outsiders, run

@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+from services.common.rpc.free_ports import free_port
 from tests.launcher.api.test_run_service_remote import launcher
-from tests.support.free_ports import free_port
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback
 

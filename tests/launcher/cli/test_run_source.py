@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services.common.rpc.free_ports import free_address
 from services.launcher.cli import (
     env_status,
     export,
@@ -28,7 +29,6 @@ from services.launcher.cli.terminal import Terminal
 from tests.launcher.api.test_run_service_remote import launcher
 from tests.launcher.cli.test_app import read_until, write_spec
 from tests.launcher.cli.test_launcher_client import Hanging, cli, elsewhere
-from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, left_running
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback

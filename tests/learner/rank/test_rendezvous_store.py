@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from services.common.rpc.free_ports import free_port
 from services.learner.rank import rendezvous_store
 from services.learner.rank.rendezvous_store import (
     TCP,
@@ -12,7 +13,6 @@ from services.learner.rank.rendezvous_store import (
     host_store,
     meet_ranks,
 )
-from tests.support.free_ports import free_port
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

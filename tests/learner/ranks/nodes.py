@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 
+from services.common.rpc.free_ports import free_port
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ranks.cluster import ClusterSite, RayCluster
 from services.learner.ranks.local_ranks import LocalRanks
-from tests.support.free_ports import free_port
 from tests.support.learner import TOKEN
 from tests.support.process_commands import command_of
 from tests.support.rank_configs import LEARNER, policy_config

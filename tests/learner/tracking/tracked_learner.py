@@ -8,13 +8,13 @@ from typing import Any
 
 from services.common.process.run_membership import ReplicaIdentity, ReplicaStatus
 from services.common.process.service_lifecycle import Lifecycle
+from services.common.rpc.free_ports import free_address
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ports import Ranks, Tracker
 from tests.support.fake_ranks import FakeRanks
-from tests.support.free_ports import free_address
 from tests.support.learner import TOKENIZER, FakeWorker, make_config, make_runtime
 
 

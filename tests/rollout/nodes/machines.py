@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
+from services.common.rpc.free_ports import free_port
 from services.rollout.adapters.engine_machines import EngineMachines, HeadSite
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine
 from tests.rollout.adapters.tiny_engines import tiny_config, tiny_served
-from tests.support.free_ports import free_port
 from tests.support.learner import TOKEN
 from tests.support.process_commands import command_of
 

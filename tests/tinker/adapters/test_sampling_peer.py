@@ -14,6 +14,7 @@ from flotilla.rollout.v1 import sampling_service_pb2 as sampling_pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as sampling_grpc
 from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
+from services.common.rpc.free_ports import free_port
 from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
 from services.tinker.ports import Unavailable, Unknown
 from services.tinker.types import (
@@ -21,7 +22,6 @@ from services.tinker.types import (
     SamplerWeights,
 )
 from tests.support.fake_peers import TOKEN, served
-from tests.support.free_ports import free_port
 
 SIZES = (7, 40_000, 3, 30_000, 1)
 

@@ -9,13 +9,13 @@ import pytest
 
 from services.common.process.child_environment import child_environment
 from services.common.rpc import rpc
+from services.common.rpc.free_ports import free_address
 from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
 from services.tinker.adapters.training_peer import GrpcTrainingPeer
 from services.tinker.types import Failure, Kind, Pending
 from services.tinker.work.desk import Desk, open_desk
 from services.tinker.work.limits import Limits
 from tests.support.fake_peers import TOKEN
-from tests.support.free_ports import free_address
 from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
 from tests.support.started_process import start_process

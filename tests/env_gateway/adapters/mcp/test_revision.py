@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.rpc.free_ports import free_port
 from services.common.tasks.task_format import parse_task
 from services.env_gateway.adapters.http_client import HttpError, open_http_session
 from services.env_gateway.adapters.mcp.backend import build_mcp_backend
@@ -26,7 +27,6 @@ from services.env_gateway.ports import BackendError, ProvisionRequest, Text
 from tests.env_gateway.adapters.mcp.test_session import TOOL, Handler, answer, server_with
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, running, task_json
-from tests.support.free_ports import free_port
 from tests.support.http_server import serving_app
 
 MODULE = "tests.env_gateway.adapters.mcp.revisions_server"

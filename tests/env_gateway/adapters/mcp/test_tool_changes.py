@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.common.domain.attempts import ToolOutcome
+from services.common.rpc.free_ports import free_port
 from services.common.spec.config import parse_config
 from services.env_gateway.adapters.mcp.servers import McpServersBackend
 from services.env_gateway.api.alarms import GatewayAlarms
@@ -20,7 +21,6 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallAnswer, Text
 from tests.support.fake_gateway import open_spec, opened, task_json
-from tests.support.free_ports import free_port
 from tests.support.grading_gateway import grading_gateway
 from tests.support.waiting import until
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from services.common.rpc.free_ports import free_address, free_port
 from services.launcher.doctor.findings import Status
 from tests.support.doctor import check, double, emulator, probed, spec, subject
-from tests.support.free_ports import free_address, free_port
 from tests.support.remote_checkpoints import BUCKET, s3_server
 
 KEY = "a-key-of-fleet-for-tests"

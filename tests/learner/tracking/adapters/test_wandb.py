@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from services.common.rpc.free_ports import free_port
 from tests.learner.tracking.adapters.wandb_server import wandb_server
 from tests.learner.tracking.dumped_steps import dump_steps
-from tests.support.free_ports import free_port
 
 _BLOCK = 32768
 _HEADER = 7
