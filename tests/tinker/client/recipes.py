@@ -141,7 +141,7 @@ RECIPES = (
         teacher="rl_basic",
     ),
     Recipe(
-        "rl_numerics_check (a tool, several turns)",
+        "rl_numerics_check (offers a tool; this model calls none)",
         "rl_numerics_check.train",
         (
             f"renderer_name={TOOL_RENDERER}",
