@@ -29,9 +29,10 @@ class Recipe:
     name: str
     module: str
     flags: Sequence[str]
-    # The metric whose curve shows that it learns, and whether that rises or falls.
+    # The metric whose curve shows that it learns, and whether that rises or falls; None: too few
+    # steps here to tell.
     metric: str = ""
-    rises: bool = True
+    rises: bool | None = True
     # Part of the refusal that is expected instead.
     refused: str = ""
     # Ended after its first checkpoint and started again.
@@ -66,6 +67,8 @@ class RecipeRun:
     @property
     def learned(self) -> bool:
         """Whether the last third of the curve is better than the first."""
+        if self.recipe.rises is None:
+            return True
         part = max(1, len(self.curve) // 3)
         first, last = sum(self.curve[:part]), sum(self.curve[-part:])
         return len(self.curve) > 2 and (last > first if self.recipe.rises else last < first)
@@ -138,7 +141,7 @@ RECIPES = (
         teacher="rl_basic",
     ),
     Recipe(
-        "rl_numerics_check (a tool, several turns)",
+        "rl_numerics_check (offers a tool; this model calls none)",
         "rl_numerics_check.train",
         (
             f"renderer_name={TOOL_RENDERER}",
@@ -151,6 +154,7 @@ RECIPES = (
             "max_steps=8",
         ),
         _REWARD,
+        rises=None,
     ),
     Recipe("search_tool", "search_tool.train", (), not_run="needs Chroma and a key of Gemini"),
 )
