@@ -123,6 +123,10 @@ class FrontDesk(Protocol):
         """Return the outcome of an order, or its state after so many seconds."""
         ...
 
+    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+        """Have later orders of a model not wait for this one, which was refused."""
+        ...
+
     async def cancel(self, tenant: str, request_id: str) -> None: ...
 
     async def open_sampling_session(

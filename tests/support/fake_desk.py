@@ -41,6 +41,7 @@ class FakeDesk:
         self.orders: list[ClientOrder] = []
         self.results: dict[str, Result | Failure] = {}
         self.cancelled: list[str] = []
+        self.passed_over: list[tuple[str, str, int]] = []
         self.ttls: list[tuple[str, float | None]] = []
         self.deleted: list[str] = []
         self.finished: list[str] = []
@@ -149,6 +150,9 @@ class FakeDesk:
     async def archive(self, tenant: str, path: str) -> Path:
         await self.describe_checkpoint(tenant, path)
         return self.archive_file
+
+    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+        self.passed_over.append((tenant, model_id, seq_id))
 
     async def wait_until_broken(self) -> None:
         await asyncio.Event().wait()

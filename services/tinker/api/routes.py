@@ -10,6 +10,8 @@ from services.tinker.api import (
     training_calls,
 )
 from services.tinker.api.calls import ApiAnswer, ApiRefusal, ClientCall, Front, Handler
+from services.tinker.api.training_calls import passing_over
+from services.tinker.wire.loss_batches import read_loss_place
 
 PREFIX = "/api/v1"
 _RUN = "/training_runs/{model_id}"
@@ -62,11 +64,17 @@ ROUTES = (
     ApiRoute("POST", "/create_model", training_calls.create_model),
     ApiRoute("POST", "/unload_model", training_calls.unload_model),
     ApiRoute("POST", "/get_info", training_calls.get_info),
-    ApiRoute("POST", "/forward_backward", training_calls.forward_backward),
-    ApiRoute("POST", "/optim_step", training_calls.optim_step),
-    ApiRoute("POST", "/save_weights", training_calls.save_weights),
-    ApiRoute("POST", "/save_weights_for_sampler", training_calls.save_weights_for_sampler),
-    ApiRoute("POST", "/load_weights", training_calls.load_weights),
+    ApiRoute(
+        "POST",
+        "/forward_backward",
+        passing_over(training_calls.forward_backward, read_loss_place),
+    ),
+    ApiRoute("POST", "/optim_step", passing_over(training_calls.optim_step)),
+    ApiRoute("POST", "/save_weights", passing_over(training_calls.save_weights)),
+    ApiRoute(
+        "POST", "/save_weights_for_sampler", passing_over(training_calls.save_weights_for_sampler)
+    ),
+    ApiRoute("POST", "/load_weights", passing_over(training_calls.load_weights)),
     ApiRoute("POST", "/create_sampling_session", sampling_calls.create_sampling_session),
     ApiRoute("GET", "/samplers/{sampler_id}", sampling_calls.describe_sampler),
     ApiRoute("POST", "/cancel_future", future_calls.cancel_future),
@@ -82,7 +90,7 @@ ROUTES = (
     ApiRoute("POST", f"{_CHECKPOINT}/publish", listing_calls.refuse_publishing),
     ApiRoute("DELETE", f"{_CHECKPOINT}/publish", listing_calls.refuse_publishing),
     ApiRoute("GET", f"{_CHECKPOINT}/external_weights_urls", _NO_EXPORT),
-    ApiRoute("POST", "/save_weights_external", _NO_EXPORT),
+    ApiRoute("POST", "/save_weights_external", passing_over(_NO_EXPORT)),
     ApiRoute("POST", "/copy_weights", _NO_PROJECTS),
     ApiRoute("POST", "/create_custom_loss", _NO_LOSSES),
     ApiRoute("POST", "/retrieve_futures", _NO_FLAG),

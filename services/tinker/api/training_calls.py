@@ -1,7 +1,10 @@
 """Calls that train, save and load models: each is an order of a model."""
 
+from collections.abc import Callable
+from functools import wraps
+
 from services.common.text.parsing import run_aside
-from services.tinker.api.calls import ApiAnswer, ClientCall, Front, answer_json
+from services.tinker.api.calls import ApiAnswer, ApiRefusal, ClientCall, Front, Handler, answer_json
 from services.tinker.api.checks import check_base, check_batch, check_model
 from services.tinker.types import ClientOrder, Kind
 from services.tinker.wire.bodies import (
@@ -18,11 +21,32 @@ from services.tinker.wire.model_orders import (
     read_create_model,
     read_load,
     read_optim_step,
+    read_place,
     read_save,
 )
-from services.tinker.work.desk_errors import BadOrder, NotFound
+from services.tinker.wire.wire_error import WireError
+from services.tinker.work.desk_errors import BadOrder, NotFound, TooLarge
 
 _TRAIN = ":train:"
+
+
+def passing_over(
+    handle: Handler, read: Callable[[bytes], tuple[str, int] | None] = read_place
+) -> Handler:
+    """Return the handler of a model's orders, which has later ones not wait for what it refuses.
+
+    The SDK has counted a refused order, and its next one has the next number."""
+
+    @wraps(handle)
+    async def handle_numbered(front: Front, call: ClientCall) -> ApiAnswer:
+        try:
+            return await handle(front, call)
+        except (WireError, BadOrder, NotFound, TooLarge, ApiRefusal):
+            if (place := read(call.body)) is not None:
+                front.desk.pass_over(call.tenant, *place)
+            raise
+
+    return handle_numbered
 
 
 async def create_model(front: Front, call: ClientCall) -> ApiAnswer:

@@ -62,6 +62,13 @@ class ModelBody(Body, frozen=True, kw_only=True):
     model_id: _Id
 
 
+class PlaceBody(msgspec.Struct, frozen=True):
+    """The place of any order of a model."""
+
+    model_id: _Id
+    seq_id: _Number
+
+
 class AdamBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 1e-4
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9

@@ -68,6 +68,16 @@ def read_loss_order(body: bytes) -> tuple[str, int, LossBatch]:
     return request.model_id, request.seq_id, batch
 
 
+def read_loss_place(body: bytes) -> tuple[str, int] | None:
+    """Return the model and number of an order whatever else is wrong with it; None if it has
+    none."""
+    try:
+        request = pb.ForwardBackwardRequest.FromString(body)
+    except DecodeError:
+        return None
+    return request.model_id, request.seq_id
+
+
 def read_forward_backward(body: bytes) -> LossBatch:
     """Read the batch of a body of forward_backward. Raises WireError."""
     return read_loss_order(body)[2]

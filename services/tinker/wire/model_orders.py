@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from services.tinker.types import AdamSettings, LoadOrder, ModelSettings, SaveOrder
 from services.tinker.wire.bodies import (
     CreateModelBody,
     LoadWeightsBody,
     OptimStepBody,
+    PlaceBody,
     SaveBody,
 )
 from services.tinker.wire.checkpoint_paths import TRAINING, check_name, read_path
@@ -87,3 +90,13 @@ def read_load(body: bytes) -> LoadOrder:
             f" tinker://MODEL/{TRAINING}/NAME"
         )
     return LoadOrder(given.path, given.optimizer, given.user_metadata or {})
+
+
+def read_place(body: bytes) -> tuple[str, int] | None:
+    """Return the model and number of an order in JSON, whatever else is wrong with it; None if it
+    has none."""
+    try:
+        found = msgspec.json.decode(body, type=PlaceBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found.model_id, found.seq_id

@@ -142,6 +142,11 @@ class Desk:
         with _refused_by_disk():
             return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
 
+    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+        """Have later orders of a model not wait for one that was refused, whose number the client
+        does not give again."""
+        self._training.pass_over(tenant, model_id, seq_id)
+
     async def cancel(self, tenant: str, request_id: str) -> None:
         """End a sample that nobody waits for; other orders go on."""
         order = self._book.open.get(request_id)

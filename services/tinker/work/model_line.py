@@ -6,6 +6,9 @@ from services.tinker.store.order_rows import UNLOAD_SEQ
 from services.tinker.types import Category, Failure
 from services.tinker.work.order_book import OpenOrder
 
+# Numbers of refused orders that are remembered until their turn.
+_MOST_PASSED = 10_000
+
 
 @dataclass(slots=True)
 class ModelLine:
@@ -13,6 +16,8 @@ class ModelLine:
 
     next_seq: int
     waiting: dict[int, OpenOrder] = field(default_factory=dict[int, OpenOrder])
+    # Numbers of orders that were refused, and will not come.
+    _passed: set[int] = field(default_factory=set[int])
     # When the orders that wait began to lack the next one; None if none does.
     _gap_since_s: float | None = None
 
@@ -33,14 +38,28 @@ class ModelLine:
             text = f"order {seq} came when order {self.next_seq} was next"
             order.failure = Failure(text, Category.USER)
         self.waiting[seq] = order
+        self._passed.discard(seq)
+
+    def pass_over(self, seq: int) -> None:
+        """Have no order wait for this number: its order was refused when it came."""
+        if seq >= self.next_seq and seq not in self.waiting and len(self._passed) < _MOST_PASSED:
+            self._passed.add(seq)
+            self.next_seq = self._following(self.next_seq)
 
     def remove(self, order: OpenOrder) -> None:
         """Remove an order that has a result; the one after it is next."""
         del self.waiting[order.row.seq_id]
         self.next_seq = self.seq_after(order)
+        self._passed = {seq for seq in self._passed if seq > self.next_seq}
 
     def seq_after(self, order: OpenOrder) -> int:
-        return max(self.next_seq, order.row.seq_id + 1)
+        return self._following(max(self.next_seq, order.row.seq_id + 1))
+
+    def _following(self, seq: int) -> int:
+        """Return the first number from `seq` on that was not passed over."""
+        while seq in self._passed:
+            seq += 1
+        return seq
 
     def give_up_overdue(self, now: float, limit_s: float) -> None:
         """Have all orders fail if an earlier one has not come for `limit_s`."""

@@ -70,6 +70,13 @@ class TrainingCarrier:
         self.models[order.row.place].line.add(order)
         self.start_next()
 
+    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+        """Have a model's orders not wait for one that was refused."""
+        model = self.models.get(model_id)
+        if model is not None and model.row.record.tenant == tenant:
+            model.line.pass_over(seq_id)
+            self.start_next()
+
     def start_next(self) -> None:
         """Start the next order if the trainer is free."""
         ready = [] if self._busy or self._book.is_broken else self._ready()

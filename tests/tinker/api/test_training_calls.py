@@ -153,3 +153,21 @@ async def test_an_order_that_is_sent_again_is_the_same_future(served: ServedDesk
 
     assert first.json() == again.json()
     assert other.status_code == 422
+
+
+async def test_no_order_waits_for_one_that_was_refused(served: ServedDesk) -> None:
+    protobuf = {"Content-Type": "application/x-protobuf"}
+    place = {"model_id": MODEL_ID, "seq_id": 8}
+    body = make_loss_body("stable_reinforce", seq_id=7)
+    answers = [
+        await served.send("/forward_backward", body, **protobuf),
+        await served.post("/optim_step", **place, adam_params={"eps": -1}),
+        await served.post("/save_weights_external", **{**place, "seq_id": 9}),
+        await served.post("/load_weights", path=f"tinker://{MODEL_ID}/weights/z", **place),
+        await served.send("/forward_backward", b"\xff", **protobuf),
+        await served.post("/optim_step", **{**place, "seq_id": "8"}, adam_params=ADAM),
+    ]
+
+    assert {answer.status_code for answer in answers} == {400, 404}
+    numbers = [(MODEL_ID, seq_id) for seq_id in (7, 8, 9, 8)]
+    assert served.desk.passed_over == [("alice", *each) for each in numbers]

@@ -35,6 +35,37 @@ def test_a_line_gives_orders_in_turn(arrivals: list[int], data: st.DataObject) -
 
 
 @settings(max_examples=examples(100), deadline=None)
+@given(st.permutations(range(1, 9)), st.sets(st.integers(1, 8)))
+def test_a_line_waits_for_no_number_that_was_passed_over(
+    arrivals: list[int], refused: set[int]
+) -> None:
+    line, done = ModelLine(1), list[int]()
+    for seq in arrivals:
+        if seq in refused:
+            line.pass_over(seq)
+            line.pass_over(seq)
+        else:
+            line.add(an_open_order(seq))
+        while (ready := line.next_order()) is not None:
+            done.append(ready.row.seq_id)
+            line.remove(ready)
+    assert done == [seq for seq in range(1, 9) if seq not in refused]
+    assert line.next_seq == 9
+
+
+def test_a_number_that_was_passed_over_and_comes_after_all_is_in_turn() -> None:
+    line = ModelLine(1)
+    line.pass_over(2)
+    for seq in (2, 1):
+        line.add(an_open_order(seq))
+    for seq in (1, 2):
+        ready = line.next_order()
+        assert ready is not None
+        assert (ready.row.seq_id, ready.failure) == (seq, None)
+        line.remove(ready)
+
+
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sets(st.integers(1, 12), min_size=1), st.sets(st.integers(1, 12)))
 def test_no_order_stays_when_numbers_never_come(first: set[int], later: set[int]) -> None:
     line, ended = ModelLine(1), dict[int, bool]()
