@@ -56,6 +56,16 @@ def test_a_loss_is_the_weighted_sum_over_tokens(trainer: Any) -> None:
     )
 
 
+def test_training_goes_on_after_a_batch_that_was_refused(trainer: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(tinker.BadRequestError, match="loss_fn=importance_sampling"):
+            trainer.forward_backward([example(SENTENCE)], "stable_reinforce").result()
+    first, *_, last = (
+        train_step(trainer, [example(SENTENCE)]).metrics["loss:sum"] for _ in range(5)
+    )
+    assert last < first
+
+
 def test_a_target_may_have_several_tokens(trainer: Any) -> None:
     targets = np.stack([SENTENCE[1:], OTHER[1 : len(SENTENCE)]], axis=1).astype(np.int64)
     weights = np.full(targets.shape, 0.5, np.float32)
