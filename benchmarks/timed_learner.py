@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from services.common.process.loaded_objects import freeze_loaded_objects
+from services.common.rpc.free_ports import free_address
 from services.common.spec.config import parse_config
 from services.common.spec.spec import SharedConfig
 from services.common.weights.fingerprint import (
@@ -31,7 +32,6 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
 from tests.support.fake_ranks import FakeRanks
-from services.common.rpc.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 VOCABULARY = 151_936

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from services.common.rpc.free_ports import free_address
 from services.common.spec.config import parse_config
 from services.common.spec.spec import SharedConfig
 from services.common.weights.fingerprint import TokenizerDigests
@@ -16,7 +17,6 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.fake_ranks import FakeRanks
-from services.common.rpc.free_ports import free_address
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 # As long as a long trajectory, so that the attackers' announced lengths are allowed.

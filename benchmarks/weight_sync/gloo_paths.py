@@ -18,10 +18,10 @@ from benchmarks.weight_sync.publication import (
     per_gb,
     policy_of,
 )
+from services.common.rpc.free_ports import free_port
 from services.learner.types import Publication as Written
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
-from services.common.rpc.free_ports import free_port
 
 SENDER = "services.learner.weights.adapters.weight_sender"
 SIDES = ("ours", "bare")
