@@ -15,6 +15,7 @@ from services.common.process.exit_codes import CONFIG
 from services.common.process.line_channel import describe_log_end
 from services.common.process.python_command import tied_command
 from services.launcher.cli.terminal import CommandError
+from services.launcher.process_end import end_process
 
 _POLL_S = 0.5
 _PROBE_S = 5.0
@@ -102,7 +103,7 @@ async def _started(service: KeptService) -> AsyncGenerator[Process]:
     try:
         yield process
     finally:
-        await _end(process)
+        await end_process(process, _END_S)
 
 
 async def _serves(service: KeptService, process: Process) -> bool:
@@ -112,14 +113,3 @@ async def _serves(service: KeptService, process: Process) -> bool:
             return True
         await asyncio.sleep(_POLL_S)
     return False
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(_END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -12,6 +12,7 @@ from services.common.files.scratch_folders import scratch_folder
 from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command, tied_command
+from services.launcher.process_end import end_process
 
 _START_S = 60.0
 # Time to drain and to close open episodes.
@@ -61,7 +62,7 @@ async def serve_gateway(
                 raise
             raise GatewayError(f"the gateway did not serve within {_START_S:.0f} s") from None
         finally:
-            await _end_process(process)
+            await end_process(process, _END_S)
             if reading is not None:
                 await reading
 
@@ -86,18 +87,6 @@ async def _start_process(
         start_new_session=True,
         env={**environment, TOKEN_VARIABLE: token},
     )
-
-
-async def _end_process(process: asyncio.subprocess.Process) -> None:
-    """Drain the gateway, or kill it if it hangs."""
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(_END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 async def _read_address(process: asyncio.subprocess.Process) -> str:
