@@ -18,6 +18,7 @@ from services.env_gateway.ports import CallResult, Media, Text
 from tests.env_gateway.adapters.replay.record_bench import call, recording, replaying
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened
+from tests.support.waiting import until
 
 SECRET = "hunter2-hunter2"
 
@@ -120,6 +121,8 @@ async def test_a_disk_that_fails_costs_no_grade(tmp_path: Path) -> None:
         async with recording(tmp_path, ScriptedBackend()) as gateway:
             session = await opened(gateway)
             await call(gateway, session, "look")
+            # A thread writes: a folder that is being removed must not get its next file.
+            await until(lambda: b'"seq"' in content(tmp_path))
             shutil.rmtree(tmp_path / "recording")
             await call(gateway, session, "look")
             assert (await gateway.grade_episode(session, "", None, 5.0)).reward == 1.0
