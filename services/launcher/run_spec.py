@@ -9,8 +9,8 @@ from typing import Any
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import canonical_json
-from services.common.spec.data_table import expand_data_table
 from services.common.spec.spec import SharedConfig, parse_shared
+from services.common.spec.spec_loading import expand_spec
 from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.state import LEARNER, ROLLOUT
@@ -88,7 +88,7 @@ def parse_spec(text: str, where: str = "spec") -> RunSpec:
         raise BadSpecError(f"the spec is not JSON: {error}") from error
     if not isinstance(tables, dict):
         raise BadSpecError("the spec is not a JSON object")
-    return read_spec(expand_data_table(tables, where=where), where)
+    return read_spec(expand_spec(tables, where=where), where)
 
 
 def read_spec(tables: Mapping[str, Any], where: str = "spec") -> RunSpec:

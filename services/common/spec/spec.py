@@ -8,11 +8,23 @@ from pydantic import Field, model_validator
 from services.common.process.own_version import OwnVersion
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import ConfigModel, did_you_mean, parse_config
-from services.common.spec.number_ranges import MOST_TOKENS, Tokens
+from services.common.spec.number_ranges import MOST_TOKENS, Seconds, Tokens
 
 SHARED = ("name", "seed", "policy", "written_by")
 SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher", "tinker")
 SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
+
+
+class TinkerConfig(ConfigModel):
+    """The Tinker service of a run with `learner.engine = "tinker"`."""
+
+    # Absent: TINKER_BASE_URL, else the hosted service. The key comes from TINKER_API_KEY.
+    url: str | None = Field(default=None, pattern=r"^https?://[^@\s]+$")
+    # Its name of the base model; absent: policy.model.
+    model: str | None = Field(default=None, min_length=1)
+    # How long the service may be unreachable, or refuse for want of capacity or of credit, before
+    # the run fails; work waits meanwhile.
+    patience_s: Seconds = 3600.0
 
 
 class PolicyConfig(ConfigModel):
@@ -32,6 +44,8 @@ class PolicyConfig(ConfigModel):
     # Repeats learner.lora.rank, so that engines load the model once and receive only its adapters;
     # if absent, they receive whole weights with adapters merged in. vLLM allows no higher rank.
     adapter_rank: int | None = Field(default=None, ge=1, le=512)
+    # Only read with learner.engine = "tinker".
+    tinker: TinkerConfig = TinkerConfig()
 
     @model_validator(mode="after")
     def _rope_scaling_is_whole(self) -> Self:
@@ -54,6 +68,19 @@ class PolicyConfig(ConfigModel):
             return own
         original = float(scaling["original_max_position_embeddings"])
         return max(own, int(float(scaling["factor"]) * original))
+
+
+def name_rollout_engine(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec in which `learner.engine = "tinker"`, if it says so, holds for the rollout too:
+    `rollout.engine.kind` is "tinker" unless the spec names another."""
+    learner = spec.get("learner")
+    if not isinstance(learner, Mapping) or learner.get("engine") != "tinker":
+        return spec
+    rollout: Any = spec.get("rollout", {})
+    engine: Any = rollout.get("engine", {}) if isinstance(rollout, Mapping) else None
+    if not isinstance(rollout, Mapping) or not isinstance(engine, Mapping):
+        return spec
+    return {**spec, "rollout": {**rollout, "engine": {"kind": "tinker", **engine}}}
 
 
 class WriterConfig(ConfigModel):

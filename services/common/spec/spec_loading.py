@@ -10,6 +10,7 @@ from typing import Any
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import canonical_json
 from services.common.spec.data_table import expand_data_table
+from services.common.spec.spec import name_rollout_engine
 from services.common.spec.spec_files import resolve_spec_files
 
 # The spec comes on standard input, so that no caller has to write a file.
@@ -21,16 +22,23 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     The file is TOML, or JSON by its suffix; `-` is JSON on standard input. `{seed}` inside any
     string becomes the value of the top-level key `seed`, paths relative to the spec become relative
-    to the working directory, and `[data]` becomes what it is short for. Raises ConfigError."""
+    to the working directory, and what is short for something else becomes that. Raises
+    ConfigError."""
     spec = _read(path)
     resolve_spec_files(spec, path.parent)
     for override in overrides:
         apply_override(spec, override)
     seed = spec.get("seed", 0)
     spec = {key: _with_seed(value, str(seed)) for key, value in spec.items()}
-    spec = expand_data_table(spec, where=str(path))
+    spec = expand_spec(spec, where=str(path))
     canonical_json(spec, where=str(path))
     return spec
+
+
+def expand_spec(spec: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Return a spec in which what is short for something else is replaced by that: `[data]`, and
+    `learner.engine` for the rollout's. Raises ConfigError."""
+    return name_rollout_engine(expand_data_table(spec, where=where))
 
 
 def apply_override(spec: dict[str, Any], override: str) -> None:

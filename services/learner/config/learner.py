@@ -178,6 +178,9 @@ class IntakeConfig(ConfigModel):
 class LearnerConfig(ServiceConfig):
     """Everything under `[learner]`."""
 
+    # Who trains: `ranks`, the learner's own processes on its own devices, or `tinker`, a service
+    # that speaks Tinker's protocol (docs/tinker_training.md) and also samples: see policy.tinker.
+    engine: Literal["ranks", "tinker"] = "ranks"
     # `eval` evaluates the run's newest policy on all sets and ends, without training.
     mode: Literal["train", "eval"] = "train"
     # A task file: a JSON array or an object with the key `tasks`.

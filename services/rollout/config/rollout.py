@@ -78,7 +78,8 @@ class BurnInConfig(ConfigModel):
 class EngineConfig(ConfigModel):
     """The inference engine. CPU and GPU share one code path, and differ only in these options."""
 
-    kind: Literal["vllm", "fake"] = "vllm"
+    # `tinker`: a service that speaks Tinker's protocol, which learner.engine = "tinker" implies.
+    kind: Literal["vllm", "fake", "tinker"] = "vllm"
     device: Literal["cpu", "cuda"] = "cuda"
     # GPUs that hold one copy of the model.
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
@@ -131,7 +132,7 @@ class EngineConfig(ConfigModel):
     @property
     def transfers(self) -> tuple[str, ...]:
         """Backends over which the engine can receive weights, best first."""
-        if self.kind == "fake":
+        if self.kind != "vllm":
             return ()
         return ("nccl", "ipc", "gloo") if self.device == "cuda" else ("ipc", "gloo")
 
