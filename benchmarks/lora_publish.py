@@ -42,7 +42,8 @@ from services.common.domain.policy import PolicyId
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, canary_token_ids, score_tokens
+from services.learner.rank.canary import canary_token_ids
+from services.learner.rank.model import Policy, score_tokens
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.rollout.adapters.vllm_options import ServedModel

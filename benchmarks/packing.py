@@ -40,8 +40,9 @@ from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import PackTargets, Row, RowPacker
+from services.learner.rank.packed_rows import PackTargets, RowPacker
 from services.learner.rank.policy_loading import load_policy
+from services.learner.rank.rows import Row
 from services.learner.types import TrainSequence
 
 # As in Qwen3-8B, an untied head has 8 % of the parameters.

@@ -16,8 +16,9 @@ from services.common.domain.attempts import StopReason
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
+from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer, learning_rate
+from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence

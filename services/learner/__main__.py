@@ -19,12 +19,15 @@ from services.wire.registry import load_registry
 if TYPE_CHECKING:
     from services.learner.dependencies import LearnerDependencies
     from services.learner.dumps.run_dumps import RunDumps
+    from services.learner.hosted.hosted_ranks import HostedRanks
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
     from services.learner.weights.live_sender import LiveSender
     from services.learner.weights.publication_child import PublicationChild
 
 _WEIGHT_SERVER = "services.learner.weights.weight_server"
+# Of the run, in which a service may be waited for.
+_STAGES = ("start ranks", "train", "publish", "checkpoint")
 
 
 def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
@@ -33,8 +36,9 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
 
     async def run_learner_service(runtime: Runtime[LearnerConfig]) -> None:
         with private_folder(f"{_memory_name(runtime)}-learner") as memory:
-            check_model_files(runtime.shared.policy, runtime.run_dir)
-            await _stage_model(runtime)
+            if runtime.config.engine == "ranks":
+                check_model_files(runtime.shared.policy, runtime.run_dir)
+                await _stage_model(runtime)
             async with _opened_dependencies(runtime, memory) as vendors:
                 await run_learner(runtime, vendors)
 
@@ -55,8 +59,9 @@ async def _opened_dependencies(
 
     config, policy = runtime.config, runtime.shared.policy
     tokenizer = tokenizer_digests_of(policy)
-    cluster = _build_cluster(runtime)
-    ranks = _build_ranks(runtime, memory, cluster)
+    hosted = config.engine == "tinker"
+    cluster = None if hosted else _build_cluster(runtime)
+    ranks = (_build_hosted if hosted else _build_ranks)(runtime, memory, cluster)
     weights, sender = _build_publication_servers(runtime)
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
     sinks = [JsonlAlarmSink(runtime.run_dir / ALARMS_FILE, runtime.run_id)]
@@ -68,7 +73,8 @@ async def _opened_dependencies(
             if part is not None:
                 ending.push_async_callback(part.close)
         address = await weights.start_process(server_config_of(runtime))
-        store, export = _open_remote_store(runtime), _make_exporter(policy)
+        # A service's checkpoints hold no weights.
+        store, export = _open_remote_store(runtime), None if hosted else _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
             *(sender, dumps or Dumps()),
@@ -84,7 +90,7 @@ def _build_publication_servers(
     from services.learner.weights.publication_child import PublicationChild, sender_config_of
 
     logs = runtime.run_dir / "logs"
-    config = sender_config_of(runtime)
+    config = sender_config_of(runtime) if runtime.config.engine == "ranks" else None
     sender = LiveSender(config, logs / "learner-sender.log") if config else None
     return PublicationChild(_WEIGHT_SERVER, logs / "learner-weights.log"), sender
 
@@ -114,6 +120,25 @@ def _build_ranks(
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
     policy = runtime.shared.policy
     return LocalRanks(_memory_name(runtime), policy, runtime.config, log, memory, cluster)
+
+
+def _build_hosted(
+    runtime: Runtime[LearnerConfig], memory: Path, _: "RayCluster | None"
+) -> "HostedRanks":
+    """Return what stands in for ranks when a Tinker service trains. Raises ConfigError."""
+    from services.learner.checkpoints.adapters.model_assets import vocabulary_of
+    from services.learner.hosted.adapters.tinker_trainer import TinkerTrainer
+    from services.learner.hosted.hosted_ranks import HostedRanks, HostedSite
+    from services.learner.hosted.step_book import StepBook
+
+    config, policy = runtime.config, runtime.shared.policy
+    site = HostedSite(_memory_name(runtime), memory, policy, vocabulary_of(policy))
+    service = TinkerTrainer(
+        *(policy.tinker, site.base_model, config.lora.rank if config.lora else 0),
+        *(runtime.shared.seed, runtime.run_id),
+        note_progress=lambda: [runtime.watchdog.note_progress(each) for each in _STAGES],
+    )
+    return HostedRanks(site, config, service, StepBook(runtime.run_dir))
 
 
 def _build_cluster(runtime: Runtime[LearnerConfig]) -> "RayCluster | None":

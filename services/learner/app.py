@@ -30,6 +30,7 @@ from services.learner.run.assembly import RunState, build_run_state, build_train
 from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import (
     check_data_are_the_same,
+    check_engine_is_the_same,
     check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
@@ -61,6 +62,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         if "jsonl" in config.tracking.backends:
             await report_lost_metrics(journal, runtime.run_dir / METRICS_FILE)
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
+        await check_engine_is_the_same(journal, config.engine)
         await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)

@@ -10,8 +10,9 @@ import pytest
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.policy_loading import load_policy
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel

@@ -11,7 +11,8 @@ from services.common.weights import fingerprint as reference
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import canary_token_ids, score_tokens
+from services.learner.rank.canary import canary_token_ids
+from services.learner.rank.model import score_tokens
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.reference import ReferencePolicy

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.common.domain.policy import PolicyId
-from services.learner.rank.model import canary_token_ids, score_tokens
+from services.learner.rank.canary import canary_token_ids
+from services.learner.rank.model import score_tokens
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.weight_slots import WeightSlots
 from services.rollout.types import Publication

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.common.files.json_files import read_json_object
 from services.common.process.private_process import refuse_core_dumps
 from services.common.rpc.errors import ConfigError
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
@@ -14,6 +15,7 @@ from services.common.text.printable_text import print_visible
 from services.learner.checkpoints.adapters.model_assets import assets_of, folder_under
 from services.learner.checkpoints.export import ExportError, export_adapters, export_model
 from services.learner.run_files.checkpoint_manifest import (
+    HOSTED_STATE,
     DamagedCheckpointError,
     ForeignCheckpointError,
     verify_checkpoint,
@@ -64,6 +66,12 @@ def _export_step(run_dir: Path, step: int | None, out: Path, *, adapters: bool) 
         raise ExportError(f"{run_dir} has no checkpoint of step {chosen}; it has those of {kept}")
     folder = run_dir / "checkpoints" / steps[chosen]
     verify_checkpoint(folder)
+    if (folder / HOSTED_STATE).exists():
+        address = read_json_object(folder / HOSTED_STATE).get("address")
+        raise ExportError(
+            f"the weights of {folder} are at the Tinker service that trained it: `tinker checkpoint"
+            f" download {address}` fetches them"
+        )
     if adapters:
         export_adapters(folder, assets_of(policy), out)
     else:

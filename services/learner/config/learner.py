@@ -1,7 +1,8 @@
 """The learner's part of a run spec, `[learner]`."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,7 @@ from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
+from services.learner.config.hosted import check_hosted
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
@@ -243,7 +245,19 @@ class LearnerConfig(ServiceConfig):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_service_has_no_guard(cls, given: Any) -> Any:
+        """Switch the guard off with `engine = "tinker"`, unless the spec says otherwise."""
+        if not isinstance(given, Mapping) or given.get("engine") != "tinker":
+            return given
+        table: Mapping[str, Any] = given
+        guard = table.get("guard", {})
+        return {**table, "guard": {"mode": "off", **guard}} if isinstance(guard, Mapping) else given
+
     def check(self, shared: SharedConfig) -> None:
+        if self.engine == "tinker":
+            check_hosted(self, shared.policy)
         published = shared.policy.adapter_rank
         if published is None:
             return

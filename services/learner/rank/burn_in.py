@@ -12,13 +12,15 @@ from services.common.process.process_memory import peak_memory_bytes
 from services.learner.algo.objective import Objective
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.gradient_accumulator import GradientAccumulator
-from services.learner.rank.model import Policy, canary_token_ids
+from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Row, RowPacker
-from services.learner.rank.step_preparation import TrainExample
+from services.learner.rank.packed_rows import RowPacker
+from services.learner.rank.rows import Row
+from services.learner.rank.step_examples import TrainExample
 from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks, burn_in_lengths
 from services.learner.types import TrainSequence
 

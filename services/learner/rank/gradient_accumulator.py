@@ -14,8 +14,9 @@ from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, Pack, PackTargets, RowPacker, split_by_row
-from services.learner.rank.step_preparation import TrainExample
+from services.learner.rank.packed_rows import Pack, PackTargets, RowPacker, split_by_row
+from services.learner.rank.rows import ByRow
+from services.learner.rank.step_examples import TrainExample
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from services.learner.rank.sharding import (
 )
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CANARY_TOKENS = 32
 IDLE_SEGMENTS = Segments([np.zeros(1, np.int32)])
 
 
@@ -201,13 +200,6 @@ def body_states(
         **pass_arguments(routed),
     )
     return output.last_hidden_state[0]
-
-
-def canary_token_ids(vocab_size: int) -> np.ndarray:
-    """Return token ids [32] int32, spread over the vocabulary; a function of its size."""
-    golden = 0.6180339887498949
-    spots = (np.arange(1, CANARY_TOKENS + 1, dtype=np.float64) * golden) % 1.0
-    return (spots * vocab_size).astype(np.int32)
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from services.learner.rank.gradient_accumulator import (
     RankTokenStats,
 )
 from services.learner.rank.optimizer import Optimizer, OptimizerUpdate
-from services.learner.rank.packed_rows import ByRow
-from services.learner.rank.step_preparation import TrainExample
+from services.learner.rank.rows import ByRow
+from services.learner.rank.step_examples import TrainExample
 
 # The process's output is the rank's log.
 _log = logging.getLogger(__name__)

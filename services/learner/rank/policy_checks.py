@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from services.learner.algo.packing import Segments
-from services.learner.rank.model import CANARY_TOKENS, Policy, canary_token_ids, score_tokens
+from services.learner.rank.canary import CANARY_TOKENS, canary_token_ids
+from services.learner.rank.model import Policy, score_tokens
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.sharding import reshard_unless_grad
 

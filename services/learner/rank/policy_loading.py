@@ -17,8 +17,9 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.block_compilation import CompiledBlocks
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.lora import ADAPTER, Adapters, add_adapters, freeze_model
-from services.learner.rank.model import DTYPES, Policy, canary_token_ids
+from services.learner.rank.model import DTYPES, Policy
 from services.learner.rank.model_loading import (
     ModelError,
     read_model,

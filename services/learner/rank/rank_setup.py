@@ -17,11 +17,12 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
 from services.learner.rank.adapter_files import BASE_MARK, BaseRecord, check_mergeable
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpointing_choice import fit_checkpointing
 from services.learner.rank.critic import OPTIMIZER_PREFIX, Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
-from services.learner.rank.model import DTYPES, Policy, canary_token_ids
+from services.learner.rank.model import DTYPES, Policy
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy, load_split_body, load_split_policy

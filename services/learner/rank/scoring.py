@@ -8,7 +8,8 @@ from torch import Tensor
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, Pack, PackTargets, Row, RowPacker, split_by_row
+from services.learner.rank.packed_rows import Pack, PackTargets, RowPacker, split_by_row
+from services.learner.rank.rows import ByRow, Row
 
 
 def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk: int) -> ByRow:

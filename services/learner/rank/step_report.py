@@ -1,32 +1,14 @@
-"""Metrics and histograms of a step, and the mismatch of each version."""
+"""Metrics of a step's updates."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from services.learner.algo.mismatch import measure_mismatch, measure_version_mismatch
-from services.learner.rank import step_histograms as histograms
 from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.gradient_accumulator import MiniBatchSums
 from services.learner.rank.model_updates import UpdateHistory, UpdateOutcome
-from services.learner.rank.packed_rows import ByRow
-from services.learner.rank.step_preparation import PreparedBatch, TrainExample
-from services.learner.types import Histogram, Standing, StepTokens, TrainBatch, VersionMismatch
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStats:
-    """Logprobs, entropy and correction weights of the trained rows; arrays [policy tokens], by
-    row."""
-
-    # At the start of the step.
-    logprobs: ByRow
-    # In the first epoch.
-    entropy: ByRow
-    corrections: ByRow
+from services.learner.rank.step_examples import TrainExample
+from services.learner.rank.token_report import concat_arrays
 
 
 def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict[str, float]:
@@ -107,8 +89,8 @@ def critic_metrics(history: UpdateHistory, examples: Sequence[TrainExample]) -> 
       trained on, with the values before the step; 0 if returns do not vary"""
     sums, ever = _sum_outcomes(history.made_in_first_epoch), _sum_outcomes(history.made_outcomes)
     updates = [outcome.critic for outcome in history.made_outcomes if outcome.critic is not None]
-    returns = _concat_arrays([e.returns for e in examples if e.returns is not None])
-    values = _concat_arrays([e.values for e in examples if e.values is not None])
+    returns = concat_arrays([e.returns for e in examples if e.returns is not None])
+    values = concat_arrays([e.values for e in examples if e.values is not None])
     spread = float(returns.var()) if len(returns) else 0.0
     left = float((returns - values).var()) if spread else 0.0
     return {
@@ -119,112 +101,8 @@ def critic_metrics(history: UpdateHistory, examples: Sequence[TrainExample]) -> 
     }
 
 
-def mismatch_metrics(
-    evidence: TokenStats, examples: Mapping[int, TrainExample]
-) -> dict[str, float]:
-    """Compare trainer, at the start of the step, and sampler; see `Mismatch.to_metrics`."""
-    logprobs, behaviour = _paired_logprobs(evidence.logprobs, examples)
-    return measure_mismatch(torch.from_numpy(logprobs), torch.from_numpy(behaviour)).to_metrics()
-
-
-def post_update_kl(before: ByRow, after: ByRow) -> float:
-    """Return the k3 estimate of KL(policy before || after) per token; 0 without scores."""
-    indices = sorted(after)
-    old, new = (_concat_arrays([scores[i] for i in indices]) for scores in (before, after))
-    found = measure_mismatch(torch.from_numpy(new), torch.from_numpy(old))
-    return found.kl / max(1, found.tokens)
-
-
-def version_mismatches(
-    batch: TrainBatch, evidence: TokenStats, examples: Mapping[int, TrainExample]
-) -> dict[int, VersionMismatch]:
-    """Measure the mismatch of each version that began a sequence.
-
-    That version is the trainer's at the step's start minus the sequence's lag."""
-    by_version: dict[int, list[int]] = {}
-    for index in sorted(evidence.logprobs):
-        version = batch.step - 1 - examples[index].row.staleness
-        by_version.setdefault(version, []).append(index)
-    found: dict[int, VersionMismatch] = {}
-    for version, indices in sorted(by_version.items()):
-        chosen = {index: evidence.logprobs[index] for index in indices}
-        logprobs, behaviour = _paired_logprobs(chosen, examples)
-        found[version] = measure_version_mismatch(
-            torch.from_numpy(logprobs), torch.from_numpy(behaviour)
-        )
-    return found
-
-
-def step_histograms(
-    batch: TrainBatch,
-    prepared: PreparedBatch,
-    evidence: TokenStats,
-    examples: Mapping[int, TrainExample],
-) -> dict[str, Histogram]:
-    """Return histograms by policy token, except for the lengths.
-
-    - mismatch/logprob_abs_diff, mismatch/is_ratio: trainer, at the step's start, against sampler
-    - policy/token_entropy: nats, in the first epoch
-    - policy/advantage: for all sequences, including untrained ones
-    - policy/response_tokens: policy tokens of each attempt"""
-    logprobs, behaviour = _paired_logprobs(evidence.logprobs, examples)
-    difference = logprobs - behaviour
-    lengths: dict[tuple[str, int], int] = {}
-    for sequence in batch.sequences:
-        key = (sequence.group_id, sequence.attempt_index)
-        lengths[key] = lengths.get(key, 0) + int(sequence.policy_mask.sum())
-    values = {
-        "mismatch/logprob_abs_diff": ([np.abs(difference)], histograms.MAGNITUDES),
-        "mismatch/is_ratio": ([np.exp(difference.clip(-20, 20))], histograms.RATIOS),
-        "policy/token_entropy": (list(evidence.entropy.values()), histograms.MAGNITUDES),
-        "policy/advantage": (prepared.advantages, histograms.ADVANTAGES),
-        "policy/response_tokens": ([list(lengths.values())], histograms.LENGTHS),
-    }
-    return {name: histograms.bin_values(*pair) for name, pair in values.items()}
-
-
-def step_tokens(
-    prepared: PreparedBatch, evidence: TokenStats, examples: Mapping[int, TrainExample]
-) -> StepTokens:
-    """Return the values for every policy token of the batch."""
-    advantages = tuple(values.astype(np.float32) for values in prepared.advantages)
-    unknown = [np.full(len(values), np.nan, np.float32) for values in advantages]
-
-    def fill_gaps(found: ByRow) -> tuple[NDArray[np.float32], ...]:
-        return tuple(found.get(index, gap) for index, gap in enumerate(unknown))
-
-    return StepTokens(
-        tuple(_standing(examples.get(index)) for index in range(len(advantages))),
-        advantages,
-        fill_gaps(evidence.logprobs),
-        fill_gaps(evidence.entropy),
-        fill_gaps(evidence.corrections),
-    )
-
-
-def _standing(example: TrainExample | None) -> Standing:
-    if example is None:
-        return Standing.LEFT_OUT
-    return Standing.TRAINED if example.moves else Standing.NO_SIGNAL
-
-
 def _sum_outcomes(outcomes: Sequence[UpdateOutcome]) -> MiniBatchSums:
     return sum((outcome.sums for outcome in outcomes), MiniBatchSums())
-
-
-def _paired_logprobs(
-    logprobs: ByRow, examples: Mapping[int, TrainExample]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the trainer's and sampler's logprobs of the same tokens, in batch order."""
-    indices = sorted(logprobs)
-    return (
-        _concat_arrays([logprobs[index] for index in indices]),
-        _concat_arrays([examples[index].row.behaviour for index in indices]),
-    )
-
-
-def _concat_arrays(arrays: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-    return np.concatenate([np.zeros(0), *arrays]).astype(np.float64)
 
 
 def _mean_or_zero(values: Sequence[float]) -> float:

@@ -13,7 +13,8 @@ from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
 from services.learner.algo.summed_losses import COUPLED, SUMMED_LOSSES, TargetInputs
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import Pack, Row, RowPacker
+from services.learner.rank.packed_rows import Pack, RowPacker
+from services.learner.rank.rows import Row
 from services.learner.training_types import TargetBatch, TargetScores, TargetSequence
 
 

@@ -9,23 +9,20 @@ from services.learner.algo.objective import Objective
 from services.learner.algo.plugin_registry import load_plugins
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank import step_report
+from services.learner.rank import step_report, token_report
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.gradient_accumulator import GradientAccumulator
 from services.learner.rank.model import Policy
 from services.learner.rank.model_updates import JointUpdater, UpdateHistory
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.reference import ReferencePolicy
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_preparation import (
-    BatchPreparer,
-    NotFiniteError,
-    PreparedBatch,
-    TrainExample,
-)
-from services.learner.rank.step_report import TokenStats
+from services.learner.rank.step_examples import PreparedBatch, TrainExample, norm_tokens_of
+from services.learner.rank.step_preparation import BatchPreparer, NotFiniteError
+from services.learner.rank.token_report import TokenStats
 from services.learner.types import StepResult, TrainBatch
 
 # The process's output is the rank's log.
@@ -62,7 +59,7 @@ class Trainer:
         self._rank = rank
         replicas = replicas or Replicas()
         packer = RowPacker(policy, rank.pack_tokens, replicas)
-        norm_tokens = _norm_tokens(algorithm, policy)
+        norm_tokens = norm_tokens_of(algorithm, policy.max_model_len)
         self._packer = packer
         self._preparer = BatchPreparer(
             policy, reference, critic, algorithm, packer, rank.head_chunk, norm_tokens
@@ -108,7 +105,7 @@ class Trainer:
         examples = {example.row.index: example for example in prepared.examples}
         evidence = self._gather_token_stats(examples, history)
         metrics = step_report.policy_metrics(history, len(prepared.mini_batches), lr)
-        metrics |= step_report.mismatch_metrics(evidence, examples)
+        metrics |= token_report.mismatch_metrics(evidence, examples)
         metrics |= step_report.routing_metrics(history)
         metrics |= step_report.compilation_metrics(self._policy.compiled)
         metrics |= self._post_update_metrics(examples, evidence, history)
@@ -120,9 +117,9 @@ class Trainer:
             metrics,
             time.monotonic() - started,
             skipped=len(history.made_outcomes) < len(history.outcomes),
-            histograms=step_report.step_histograms(batch, prepared, evidence, examples),
-            versions=step_report.version_mismatches(batch, evidence, examples),
-            tokens=step_report.step_tokens(prepared, evidence, examples),
+            histograms=token_report.step_histograms(batch, prepared, evidence, examples),
+            versions=token_report.version_mismatches(batch, evidence, examples),
+            tokens=token_report.step_tokens(prepared, evidence, examples),
         )
 
     def _gather_token_stats(
@@ -162,21 +159,10 @@ class Trainer:
             if budget >= 0 or not chosen:
                 chosen.append(row)
         after = score_rows(self._policy, chosen, self._packer, chunk=self._rank.head_chunk)
-        return {"policy/post_update_kl": step_report.post_update_kl(evidence.logprobs, after)}
+        return {"policy/post_update_kl": token_report.post_update_kl(evidence.logprobs, after)}
 
 
 def _check_algorithm(algorithm: AlgorithmConfig) -> None:
     load_plugins(algorithm.plugins)
     ADVANTAGES.get(algorithm.advantage)
     Objective(algorithm)
-
-
-def _norm_tokens(algorithm: AlgorithmConfig, policy: Policy) -> int:
-    """Return the constant of the reduction sequence_mean_token_sum_norm; others ignore it."""
-    if algorithm.norm_tokens is not None:
-        return algorithm.norm_tokens
-    if policy.max_model_len is not None:
-        return policy.max_model_len
-    if algorithm.reduction == "sequence_mean_token_sum_norm":
-        raise ValueError("algorithm.norm_tokens: set it, because the model has no max_model_len")
-    return 1

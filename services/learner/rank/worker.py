@@ -14,10 +14,11 @@ from safetensors import SafetensorError
 
 from services.common.process.process_memory import peak_memory_bytes
 from services.learner.rank.burn_in import BurnIn
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import canary_token_ids, score_tokens
-from services.learner.rank.optimizer import learning_rate
+from services.learner.rank.learning_rate import learning_rate
+from services.learner.rank.model import score_tokens
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.serving_rank import ServingRank, ServingSetup, load_served

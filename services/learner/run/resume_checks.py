@@ -49,6 +49,17 @@ async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigest
         )
 
 
+async def check_engine_is_the_same(journal: Journal, engine: str) -> None:
+    """Check that the same kind of engine trains as before: neither reads the other's checkpoints.
+    Raises ConfigError."""
+    began = await _initial_value(journal, "engine", engine)
+    if began != engine:
+        raise ConfigError(
+            f"learner.engine: {engine!r}, but the run started with {began!r}: set it to that, or"
+            " start a new run"
+        )
+
+
 async def check_publications_are_alike(journal: Journal, policy: PolicyConfig) -> None:
     """Check that the run publishes the same kind of weights: fingerprints of adapters and of
     merged weights are not comparable. Raises ConfigError."""

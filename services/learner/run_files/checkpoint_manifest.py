@@ -18,6 +18,8 @@ from services.common.files.durable_files import sha256_of, write_durably
 from services.common.rpc.errors import ConfigError
 
 MANIFEST = "manifest.json"
+# The only other file of a checkpoint whose model is at a Tinker service: its address there.
+HOSTED_STATE = "tinker.json"
 # Format of the folder: 1 had one file for the model and one for the optimizer; 2 has the files
 # of all ranks.
 FORMAT = 2

@@ -24,8 +24,8 @@ from services.learner.checkpoints import export_command as command
 from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpoint import write_rank_files
-from services.learner.rank.model import canary_token_ids
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL

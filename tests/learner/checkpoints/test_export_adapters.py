@@ -17,7 +17,8 @@ from services.learner.checkpoints.export import ExportError, export_adapters, ex
 from services.learner.checkpoints.number_formats import decode_numbers, encode_numbers
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.model import Policy, canary_token_ids
+from services.learner.rank.canary import canary_token_ids
+from services.learner.rank.model import Policy
 from services.learner.run_files.rank_record import RECORD_FILE
 from tests.support.checkpoints import write_checkpoint
 from tests.support.rank_configs import policy_config

@@ -16,8 +16,9 @@ from services.learner.rank.adapter_files import BASE_MARK
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.rank_setup import load_models
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.worker import FirstRank
 from services.learner.ranks.protocol import decode_publication

@@ -13,9 +13,10 @@ from services.learner.algo.objective import Objective
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.gradient_accumulator import GradientAccumulator
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_preparation import TrainExample
+from services.learner.rank.step_examples import TrainExample
 from tests.support.tiny_ranks import make_batch, make_trainer
 
 

@@ -22,12 +22,14 @@ from transformers import (
 from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, canary_token_ids, score_tokens
+from services.learner.rank.model import Policy, score_tokens
 from services.learner.rank.model_loading import ModelError
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.policy_checks import check_attention
 from services.learner.rank.policy_loading import load_policy, prepare_policy
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB, YARN, reference_logprobs

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.optimizer import Optimizer, learning_rate
+from services.learner.rank.learning_rate import learning_rate
+from services.learner.rank.optimizer import Optimizer
 
 
 def rates(schedule: str, *, warmup: int = 2, total: int = 6) -> list[float]:

@@ -25,8 +25,9 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Pack, PackTargets, Row, RowCluster, RowPacker
+from services.learner.rank.packed_rows import Pack, PackTargets, RowCluster, RowPacker
 from services.learner.rank.policy_loading import load_policy
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence

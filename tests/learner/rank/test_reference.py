@@ -13,10 +13,11 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.reference import ReferencePolicy
+from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots

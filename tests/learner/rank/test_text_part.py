@@ -17,8 +17,9 @@ from services.learner.checkpoints.export import export_adapters, export_model
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.adapter_files import BaseRecord, check_mergeable
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.initial_weights import FileTensors, open_initial_weights
-from services.learner.rank.model import Policy, canary_token_ids, score_tokens
+from services.learner.rank.model import Policy, score_tokens
 from services.learner.rank.model_loading import ModelError, find_own_files, read_model
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import has_all_tensors

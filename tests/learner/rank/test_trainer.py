@@ -10,7 +10,7 @@ from services.common.models.activation_memory import Checkpointing
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards
 from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import split_groups
+from services.learner.rank.rows import split_groups
 from services.learner.types import TrainBatch
 from tests.support.tiny_ranks import (
     make_batch,

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from services.common.adapters.model_hub import fetch_files, stage_model
+from services.common.files.json_files import read_json_object
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.fingerprint import TokenizerDigests, tokenizer_digests
-from services.learner.checkpoints.export import ASSETS, has_adapters, holds_other_parts
+from services.learner.checkpoints.export import ASSETS, CONFIG, has_adapters, holds_other_parts
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -19,6 +20,18 @@ def tokenizer_digests_of(policy: PolicyConfig) -> TokenizerDigests:
         return tokenizer_digests(folder)
     except FileNotFoundError:
         raise ConfigError(f"policy.model: {policy.model} has no tokenizer.json") from None
+
+
+def vocabulary_of(policy: PolicyConfig) -> int:
+    """Return the size of a model's vocabulary, from its configuration. Raises ConfigError."""
+    folder = fetch_files(policy.model, policy.revision, [CONFIG])
+    try:
+        settings = read_json_object(folder / CONFIG)
+        return int({**settings, **(settings.get("text_config") or {})}["vocab_size"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"policy.model: {policy.model} has no {CONFIG} with its vocab_size: {error!r}"
+        ) from error
 
 
 def assets_of(policy: PolicyConfig) -> Path:

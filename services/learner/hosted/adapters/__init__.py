@@ -1,0 +1,1 @@
+"""The service by Tinker's own client."""

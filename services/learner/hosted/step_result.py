@@ -1,0 +1,100 @@
+"""The result of a step from the answers of a service: the fields that our own ranks report, as far
+as answers tell."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.spec.spec import PolicyConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.hosted.ports import Answer
+from services.learner.rank import token_report
+from services.learner.rank.rows import ByRow
+from services.learner.rank.step_examples import (
+    ModelScores,
+    PreparedBatch,
+    TrainExample,
+    find_targets,
+    make_examples,
+    norm_tokens_of,
+    rows_of,
+)
+from services.learner.rank.token_report import TokenStats
+from services.learner.training_types import TargetScores
+from services.learner.types import StepResult, StepTokens, TrainBatch
+
+_LOSS, _GRAD_NORM = "loss:sum", "grad_norm"
+
+
+def prepare(batch: TrainBatch, algorithm: AlgorithmConfig, policy: PolicyConfig) -> PreparedBatch:
+    """Return a batch's examples. Raises ValueError for rewards that cannot be compared."""
+    targets = find_targets(batch, rows_of(batch), ModelScores(), algorithm)
+    norm_tokens = norm_tokens_of(algorithm, policy.max_model_len)
+    return make_examples(batch, targets, ModelScores(), algorithm, norm_tokens)
+
+
+def make_result(
+    batch: TrainBatch,
+    prepared: PreparedBatch,
+    parts: Sequence[Sequence[TrainExample]],
+    answers: Sequence[Answer],
+    metrics: Mapping[str, float],
+    started: float,
+) -> StepResult:
+    """Return the result of a step, with `metrics` of the caller's.
+
+    `parts` are the mini-batches that were sent, in each epoch; `answers` alternate between the
+    scores and the metrics of an update. The trainer's logprobs are those of the first epoch."""
+    scores = [each for each in answers if isinstance(each, TargetScores)]
+    updates = [each for each in answers if isinstance(each, Mapping)]
+    first = scores[: len(parts)]
+    logprobs: ByRow = {}
+    for part, found in zip(parts, first, strict=True):
+        for example, values in zip(part, found.logprobs, strict=True):
+            logprobs[example.row.index] = values[example.row.positions].astype(np.float32)
+    stats = TokenStats(logprobs, {}, {})
+    examples = {example.row.index: example for example in prepared.examples}
+    losses = sum(found.metrics.get(_LOSS, 0.0) for found in first)
+    norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
+    own = {
+        "policy/loss": losses / max(1, len(prepared.mini_batches)),
+        "policy/updates": float(len(updates)),
+        "policy/skipped": 0.0,
+        **({"policy/grad_norm": float(np.mean(norms))} if norms else {}),
+        **token_report.mismatch_metrics(stats, examples),
+        **metrics,
+    }
+    tokens = token_report.step_tokens(prepared, stats, examples)
+    return StepResult(
+        own,
+        time.monotonic() - started,
+        skipped=False,
+        histograms=token_report.step_histograms(batch, prepared, stats, examples),
+        versions=token_report.version_mismatches(batch, stats, examples),
+        tokens=_of_whole_sequences(tokens, batch),
+    )
+
+
+def _of_whole_sequences(tokens: StepTokens, batch: TrainBatch) -> StepTokens:
+    """Return values for every policy token of the batch, also of those that were cut off: these
+    have no advantage, and nothing is known of them."""
+    counts = [int(sequence.policy_mask.sum()) for sequence in batch.sequences]
+
+    def fill(
+        columns: Sequence[NDArray[np.float32]], value: float
+    ) -> tuple[NDArray[np.float32], ...]:
+        return tuple(
+            np.pad(values, (0, count - len(values)), constant_values=value)
+            for values, count in zip(columns, counts, strict=True)
+        )
+
+    return replace(
+        tokens,
+        advantages=fill(tokens.advantages, 0.0),
+        logprobs=fill(tokens.logprobs, np.nan),
+        entropy=fill(tokens.entropy, np.nan),
+        corrections=fill(tokens.corrections, np.nan),
+    )
