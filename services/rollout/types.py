@@ -79,7 +79,8 @@ class Completion:
 
     `spans` are in order and their lengths sum to the number of tokens; there are several if weights
     changed during the sampling. `cut` is True if it ran into the token limit, `timed_out` if time
-    ran out first; it may then have no tokens.
+    ran out first; it may then have no tokens. For `waited_s` seconds of it the engine's service
+    answered nobody.
     """
 
     token_ids: NDArray[np.int32]
@@ -89,6 +90,7 @@ class Completion:
     timed_out: bool = False
     # Covers all tokens from `Sampling.experts_from` on except the last.
     experts: Experts | None = None
+    waited_s: float = 0.0
 
 
 def join_completions(pieces: Sequence[Completion]) -> Completion:

@@ -1,4 +1,4 @@
-"""Checks of vLLM's answers at the boundary."""
+"""Checks of engines' answers at the boundary."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from services.rollout.ports import EngineError
 from services.rollout.types import Completion
 
 
-def check_completion(completion: Completion) -> Completion:
+def check_completion(completion: Completion, engine: str = "vLLM") -> Completion:
     """Raise EngineError unless every token has a logprob and a policy.
 
     A fault missed here would be trained on, or refused by the learner without naming its source."""
@@ -17,9 +17,9 @@ def check_completion(completion: Completion) -> Completion:
     spanned = sum(span.length for span in completion.spans)
     if not tokens == len(completion.logprobs) == spanned:
         counts = f"{tokens} tokens, {len(completion.logprobs)} logprobs, policies of {spanned}"
-        raise EngineError(f"vLLM answered with {counts}")
+        raise EngineError(f"{engine} answered with {counts}")
     if not np.isfinite(completion.logprobs).all():
-        raise EngineError("vLLM answered with a logprob that is no number")
+        raise EngineError(f"{engine} answered with a logprob that is no number")
     return completion
 
 

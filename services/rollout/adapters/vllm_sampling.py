@@ -26,7 +26,7 @@ def turn_params(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=_derive_seed(sampling, length) if seeded else None,
+        seed=derive_seed(sampling, length) if seeded else None,
         max_tokens=max_tokens,
         logprobs=0,
         stop_token_ids=list(stop),
@@ -56,7 +56,7 @@ def make_params(**given: Any) -> "SamplingParams":
     return SamplingParams(flat_logprobs=True, **(defaults | given))
 
 
-def _derive_seed(sampling: Sampling, length: int) -> int | None:
+def derive_seed(sampling: Sampling, length: int) -> int | None:
     """Derive a seed for every turn of an attempt; None for greedy."""
     if sampling.temperature == 0:
         return None

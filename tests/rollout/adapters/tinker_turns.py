@@ -1,0 +1,109 @@
+"""A Tinker engine on the real front door behind a faulty proxy, with scripted peers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+
+from services.common.domain.policy import PolicyId
+from services.common.spec.spec import TinkerConfig
+from services.common.weights.sampler_reference import write_reference
+from services.rollout.adapters.tinker_engine import TinkerEngine
+from services.rollout.types import Publication
+from services.rollout.work.service_use import ServiceUse
+from services.tinker.types import SampleOrder, SampleResult
+from tests.support.faulty_tinker import FaultyTinker, faulty_tinker
+from tests.support.tinker_front import KEY, serving_front
+from tests.tinker.work.desk_doubles import BASE, ScriptedEngine, ScriptedTrainer
+
+STOP_ID = 999
+CANARY = np.array([5, 6, 7], np.int32)
+
+
+@dataclass(slots=True)
+class ScriptedTurns(ScriptedEngine):
+    """Turns of three tokens, the last of which ends them; the first two depend on the weights."""
+
+    orders: list[SampleOrder] = field(default_factory=list[SampleOrder])
+    # As a service that leaves out the end of a turn.
+    drops_end: bool = False
+
+    async def sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
+        self.orders.append(order)
+        # Not `super()`, which slots break.
+        result = await ScriptedEngine.sample(self, sampler_id, order)
+        [answer] = result.answers
+        cut = order.max_tokens < 3
+        ids = np.append(answer.token_ids[:2], np.int32(STOP_ID))[: order.max_tokens]
+        ids = ids[:2] if self.drops_end else ids
+        logprobs = -ids.astype(np.float32) / 1000
+        spans = [(answer.spans[0][0], len(ids))]
+        answer = replace(
+            answer, token_ids=ids, logprobs=logprobs, stopped=not cut, spans=spans
+        )
+        scores = -order.prompt_ids.astype(np.float32) / 100
+        scores[0] = np.nan
+        return SampleResult([answer], scores if order.prompt_logprobs else None)
+
+
+@dataclass
+class Stage:
+    """The engine, everything behind it, and addresses of saved weights."""
+
+    engine: TinkerEngine
+    use: ServiceUse
+    sampler: ScriptedTurns
+    proxy: FaultyTinker
+    addresses: Sequence[str]
+    folder: Path
+
+    async def load(self, version: int) -> PolicyId:
+        """Serve the weights of an address."""
+        policy = PolicyId(1, version)
+        path = self.folder / "reference"
+        manifest = write_reference(path, self.addresses[version])
+        size = path.stat().st_size
+        await self.engine.load_weights(
+            Publication(policy, manifest, size, "shared_memory", str(path), CANARY, 20.0), path
+        )
+        return policy
+
+
+@asynccontextmanager
+async def staged_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, patience_s: float = 60.0
+) -> AsyncGenerator[Stage]:
+    """An engine that serves the first of two weights."""
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    sampler, use = ScriptedTurns(), ServiceUse()
+    async with (
+        serving_front(folder, ScriptedTrainer(), sampler) as url,
+        faulty_tinker(url) as proxy,
+    ):
+        addresses = await asyncio.to_thread(_save_weights, url)
+        config = TinkerConfig(url=proxy.url, patience_s=patience_s)
+        engine = await TinkerEngine.start_engine(config, "run-1", [STOP_ID], use)
+        stage = Stage(engine, use, sampler, proxy, addresses, folder)
+        try:
+            await stage.load(0)
+            yield stage
+        finally:
+            proxy.heal()
+            await engine.close()
+
+
+def _save_weights(url: str) -> Sequence[str]:
+    """Train a model for a step, and return the addresses of its weights before and after."""
+    client = tinker.ServiceClient(base_url=url, api_key=KEY)
+    trainer = client.create_lora_training_client(BASE, rank=8).result()
+    before = trainer.save_weights_for_sampler("before").result().path
+    trainer.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
+    after = trainer.save_weights_for_sampler("after").result().path
+    client.holder.close()
+    return before, after
