@@ -27,12 +27,11 @@ from services.launcher.control import budget, spec_check
 from services.launcher.control.actions import RunNote
 from services.launcher.control.device_claims import make_claim
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
-from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs, kept_commit
 from services.launcher.run_spec import RunSpec, parse_spec
 from services.launcher.state import LEARNER, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
-from services.launcher.store.run_files import JOURNAL, describe_missing
+from services.launcher.store.run_files import JOURNAL, describe_missing, recover_stored_run
 
 ERROR_DOMAIN = "launcher.flotilla"
 MAX_REPLICAS = 256
