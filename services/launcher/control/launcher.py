@@ -17,8 +17,6 @@ from services.launcher.backends.ports import (
     Backend,
     BackendError,
     BackendFactories,
-    BackendUnreachable,
-    CleanupEvidence,
     LaunchSpec,
     QueuePlace,
     ResourceOffer,
@@ -40,7 +38,7 @@ from services.launcher.control.single_flight import SharedWork, WorkCancelledErr
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
 from services.launcher.run_spec import RunSpec, parse_spec
-from services.launcher.state import Cleanup, Run, RunState
+from services.launcher.state import Cleanup, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import write_spec
 
@@ -293,7 +291,11 @@ class Launcher:
         # No defect may leave processes without a supervisor.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
-            supervisor.run = await self._give_up_run(supervisor, f"the launcher failed: {error!r}")
+            backend, why = (
+                self.get_backend(supervisor.config.backend),
+                f"the launcher failed: {error!r}",
+            )
+            supervisor.run = await reaper.give_up_run(self.store, backend, supervisor.run, why)
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
@@ -303,18 +305,6 @@ class Launcher:
             supervisor.changed.notify_all()
             verified = supervisor.run.cleanup is Cleanup.VERIFIED
             await self._equipment.registries.close(run_id, forget=verified)
-
-    async def _give_up_run(self, supervisor: Supervisor, error: str) -> Run:
-        run, backend = supervisor.run, self.get_backend(supervisor.config.backend)
-        units = [r.unit for r in run.replicas.values() if r.unit is not None]
-        try:
-            await asyncio.gather(*(backend.kill_replica(unit) for unit in units))
-            evidence = await backend.clean_run(run.run_id)
-        except BackendUnreachable as unreachable:
-            evidence = CleanupEvidence(False, f"the backend is unreachable: {unreachable}")
-        cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
-        run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
-        return reaper.abandon_run(self.store, run, error)
 
     def get_run(self, run_id: str) -> StoredRun:
         stored = self.store.get_run(run_id)
