@@ -42,10 +42,9 @@ from services.launcher.cli.spec_start import check_before_start
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.cli.watch import print_detach_hints
 from services.launcher.control.prepare_commands import PrepareError
-from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.security.launcher_address import address_from_environment
-from services.launcher.store.run_files import JOURNAL, SPEC_FILE
+from services.launcher.store.run_files import JOURNAL, SPEC_FILE, recover_stored_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from grpc import StatusCode
 
-from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError, ServiceError
-from services.common.spec.spec import named_writer
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -27,17 +25,14 @@ from services.launcher.control import budget, spec_check
 from services.launcher.control.actions import RunNote
 from services.launcher.control.device_claims import make_claim
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
-from services.launcher.control.recover_from_folder import recover_stored_run
-from services.launcher.control.spec_changes import diff_specs, kept_commit
+from services.launcher.control.spec_changes import continue_spec
 from services.launcher.run_spec import RunSpec, parse_spec
 from services.launcher.state import LEARNER, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
-from services.launcher.store.run_files import JOURNAL, describe_missing
+from services.launcher.store.run_files import JOURNAL, describe_missing, recover_stored_run
 
 ERROR_DOMAIN = "launcher.flotilla"
 MAX_REPLICAS = 256
-# Stored in place of the digest of a request that must not begin a run.
-CANCELLED_DIGEST = "cancelled"
 
 
 def refusal_error(
@@ -86,8 +81,12 @@ class Admission:
         before = self._load_resumable(order) if order.resume else None
         spec = await self.parse_checked(order.spec_json or (before.spec_json if before else ""))
         notes: tuple[RunNote, ...] = ()
-        if before is not None:
-            spec, notes = self._continue_spec(before, spec)
+        try:
+            if before is not None:
+                begun = (self._folder / order.resume / JOURNAL).exists()
+                spec, notes = continue_spec(before, spec, begun=begun)
+        except ConfigError as error:
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         taken = self._store.list_run_ids() | {path.name for path in self._folder.iterdir()}
         run_id = order.resume or _make_run_id(spec.name, datetime.now(UTC), taken)
         offers = await self.collect_offers(spec, run_id)
@@ -170,31 +169,6 @@ class Admission:
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
 
-    def _continue_spec(
-        self, before: StoredRun, spec: RunSpec
-    ) -> tuple[RunSpec, tuple[RunNote, ...]]:
-        """Return the spec with which a run resumes: on the commit of its model, unless it names
-        another. Refuse another name, and changes to keys on which the journal and checkpoints of a
-        begun run depend."""
-        run_id, known = before.run.run_id, json.loads(before.spec_json)
-        if before.run.name != spec.name:
-            message = f"name: run {run_id} is of spec {before.run.name!r}, not {spec.name!r}"
-            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
-        if (self._folder / run_id / JOURNAL).exists():
-            found = [c.format_change() for c in diff_specs(known, spec.tables) if c.fixed_reason]
-            if found:
-                lines = "\n".join(f"  {each}" for each in found)
-                head = f"run {run_id} cannot resume with these changes; start a new run:"
-                raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", f"{head}\n{lines}")
-        if commit := kept_commit(known, spec.tables):
-            spec = spec.with_revision(commit)
-        writer = named_writer(known)
-        if writer is None or writer == own_version():
-            return spec, ()
-        return spec, (
-            RunNote(f"the run was written by {writer}, and goes on under {own_version()}"),
-        )
-
 
 def check_scale(run: Run, service: str, replicas: int) -> None:
     """Refuse a number of replicas that this run's service cannot have."""
@@ -208,19 +182,6 @@ def check_scale(run: Run, service: str, replicas: int) -> None:
     if not 1 <= replicas <= most:
         message = f"{service} can have 1 to {most} replicas, not {replicas}"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
-
-
-def resolve_repeat(request_id: str, known: tuple[str, str], digest: str) -> str:
-    """Return the run that an earlier StartRun with this id began. Refuse an id that another
-    request has used."""
-    known_digest, run_id = known
-    if known_digest == CANCELLED_DIGEST:
-        message = f"request_id {request_id!r} was cancelled before it began a run"
-        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
-    if known_digest != digest:
-        message = f"request_id {request_id!r} was used for another request, of run {run_id}"
-        raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
-    return run_id
 
 
 def _make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:

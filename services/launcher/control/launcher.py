@@ -17,8 +17,6 @@ from services.launcher.backends.ports import (
     Backend,
     BackendError,
     BackendFactories,
-    BackendUnreachable,
-    CleanupEvidence,
     LaunchSpec,
     QueuePlace,
     ResourceOffer,
@@ -26,13 +24,11 @@ from services.launcher.backends.ports import (
 from services.launcher.control import reaper, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.control.admission import (
-    CANCELLED_DIGEST,
     Admission,
     AdmittedRun,
     StartOrder,
     check_scale,
     refusal_error,
-    resolve_repeat,
 )
 from services.launcher.control.background_loops import run_safely
 from services.launcher.control.device_claims import make_claim
@@ -42,11 +38,13 @@ from services.launcher.control.single_flight import SharedWork, WorkCancelledErr
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
 from services.launcher.run_spec import RunSpec, parse_spec
-from services.launcher.state import Cleanup, Run, RunState
+from services.launcher.state import Cleanup, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import write_spec
 
 _CLOSING = "this launcher is shutting down"
+# Stored in place of the digest of a request that must not begin a run.
+_CANCELLED_DIGEST = "cancelled"
 REAP_EVERY_S = 300.0
 _LOOK_S = 0.5
 _NEXT_LAUNCHER = (
@@ -77,7 +75,7 @@ class Launcher:
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         # Keys: (request_id, digest).
-        self._beginning: SharedWork[tuple[str, str], str] = SharedWork()
+        self._beginning: SharedWork[tuple[str, str], None] = SharedWork()
         self._active: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
@@ -168,22 +166,28 @@ class Launcher:
             message = "request_id is empty: choose one, and send the same one on a retry"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         digest = order.digest
-        try:
-            return await self._beginning.join_or_begin(
+        with suppress(WorkCancelledError):
+            await self._beginning.join_or_begin(
                 (request_id, digest),
                 lambda: self._admit_and_begin(request_id, order),
             )
-        except WorkCancelledError as error:
-            known = self.store.get_request(request_id)
-            if known is None and self._closing:
-                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING) from error
-            return resolve_repeat(request_id, known or (CANCELLED_DIGEST, ""), digest)
+        known = self.store.get_request(request_id)
+        if known is None:
+            self._refuse_if_closing()
+        known_digest, run_id = known or (_CANCELLED_DIGEST, "")
+        if known_digest == _CANCELLED_DIGEST:
+            message = f"request_id {request_id!r} was cancelled before it began a run"
+            raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+        if known_digest != digest:
+            message = f"request_id {request_id!r} was used for another request, of run {run_id}"
+            raise refusal_error(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+        return run_id
 
-    async def _admit_and_begin(self, request_id: str, order: StartOrder) -> str:
+    async def _admit_and_begin(self, request_id: str, order: StartOrder) -> None:
+        """Begin the run of a request, unless the ledger has an answer to it."""
         async with self._starting:
-            known = self.store.get_request(request_id)
-            if known is not None:
-                return resolve_repeat(request_id, known, order.digest)
+            if self.store.get_request(request_id) is not None:
+                return
             self._refuse_if_closing()
             admitted = await self._admission.admit_run(order)
             run_id, config = admitted.run.run_id, admitted.spec.config
@@ -207,7 +211,6 @@ class Launcher:
             finally:
                 if run_id not in self._active:
                     await self.get_backend(config.backend).release_devices(run_id)
-        return run_id
 
     def _refuse_if_closing(self) -> None:
         if self._closing:
@@ -288,7 +291,11 @@ class Launcher:
         # No defect may leave processes without a supervisor.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
-            supervisor.run = await self._give_up_run(supervisor, f"the launcher failed: {error!r}")
+            backend, why = (
+                self.get_backend(supervisor.config.backend),
+                f"the launcher failed: {error!r}",
+            )
+            supervisor.run = await reaper.give_up_run(self.store, backend, supervisor.run, why)
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
@@ -298,18 +305,6 @@ class Launcher:
             supervisor.changed.notify_all()
             verified = supervisor.run.cleanup is Cleanup.VERIFIED
             await self._equipment.registries.close(run_id, forget=verified)
-
-    async def _give_up_run(self, supervisor: Supervisor, error: str) -> Run:
-        run, backend = supervisor.run, self.get_backend(supervisor.config.backend)
-        units = [r.unit for r in run.replicas.values() if r.unit is not None]
-        try:
-            await asyncio.gather(*(backend.kill_replica(unit) for unit in units))
-            evidence = await backend.clean_run(run.run_id)
-        except BackendUnreachable as unreachable:
-            evidence = CleanupEvidence(False, f"the backend is unreachable: {unreachable}")
-        cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
-        run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
-        return reaper.abandon_run(self.store, run, error)
 
     def get_run(self, run_id: str) -> StoredRun:
         stored = self.store.get_run(run_id)
@@ -349,7 +344,7 @@ class Launcher:
         async with self._starting:
             known = self.store.get_request(request_id)
             if known is None:
-                self.store.save_request(request_id, CANCELLED_DIGEST, "")
+                self.store.save_request(request_id, _CANCELLED_DIGEST, "")
                 return ""
         return known[1]
 
@@ -371,7 +366,7 @@ class Launcher:
         """Take a run that never began out of the queue, and leave nothing of it."""
         await self._leave_unsupervised(run_id)
         await self._equipment.registries.close(run_id, forget=True)
-        self.store.forget_run(run_id, CANCELLED_DIGEST)
+        self.store.forget_run(run_id, _CANCELLED_DIGEST)
 
     async def _leave_unsupervised(self, run_id: str) -> None:
         task = self._tasks[run_id]

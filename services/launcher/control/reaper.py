@@ -14,7 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from services.common.telemetry import log
 from services.launcher import clock
-from services.launcher.backends.ports import Backend, BackendUnreachable, OrphanResource
+from services.launcher.backends.ports import (
+    Backend,
+    BackendUnreachable,
+    CleanupEvidence,
+    OrphanResource,
+)
 from services.launcher.control import ledger_writer, prepare_commands
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
@@ -152,6 +157,19 @@ def has_recent_suspects(store: Ledger, backends: Iterable[str]) -> bool:
     """Return whether a run that ended recently may have left something to search for."""
     ended = [each.ended or 0.0 for name in backends for each in store.list_suspects(name)]
     return any(clock.now() < at + SUSPECTED_FOR_S for at in ended)
+
+
+async def give_up_run(store: Ledger, backend: Backend, run: Run, error: str) -> Run:
+    """Kill what a run has left, and record that it has failed for a reason of its launcher."""
+    units = [r.unit for r in run.replicas.values() if r.unit is not None]
+    try:
+        await asyncio.gather(*(backend.kill_replica(unit) for unit in units))
+        evidence = await backend.clean_run(run.run_id)
+    except BackendUnreachable as unreachable:
+        evidence = CleanupEvidence(False, f"the backend is unreachable: {unreachable}")
+    cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
+    run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
+    return abandon_run(store, run, error)
 
 
 def abandon_run(store: Ledger, run: Run, error: str) -> Run:

@@ -1,13 +1,18 @@
-"""Differences between a run's spec and the one with which it is to resume. Pure."""
+"""The spec with which a run resumes, and its differences from the run's own. Pure."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.spec.config import SECRET_KEY
-from services.common.spec.spec import parse_shared
+from services.common.process.own_version import own_version
+from services.common.spec.config import SECRET_KEY, ConfigError
+from services.common.spec.spec import named_writer, parse_shared
 from services.common.spec.spec_values import diff_values, format_value
+from services.launcher.control.actions import RunNote
+from services.launcher.run_spec import RunSpec
+from services.launcher.store.row_codec import StoredRun
 
 # Keys that a begun run can never change, and the reasons.
 _FIXED = {
@@ -46,6 +51,29 @@ class SpecChange:
         if SECRET_KEY.search(self.key):
             text = f"{self.key}: differs"
         return f"{text} (cannot change: {self.fixed_reason})" if self.fixed_reason else text
+
+
+def continue_spec(
+    before: StoredRun, spec: RunSpec, *, begun: bool
+) -> tuple[RunSpec, tuple[RunNote, ...]]:
+    """Return the spec with which a run resumes, and notes for people: on the commit of its model,
+    unless it names another. Raises ConfigError for another name, and for changes to keys on which
+    the journal and checkpoints of a run that has `begun` depend."""
+    run_id, known = before.run.run_id, json.loads(before.spec_json)
+    if before.run.name != spec.name:
+        raise ConfigError(f"name: run {run_id} is of spec {before.run.name!r}, not {spec.name!r}")
+    found = [c for c in diff_specs(known, spec.tables) if c.fixed_reason] if begun else []
+    if found:
+        lines = "\n".join(f"  {change.format_change()}" for change in found)
+        head = f"run {run_id} cannot resume with these changes; start a new run:"
+        raise ConfigError(f"{head}\n{lines}")
+    if commit := kept_commit(known, spec.tables):
+        spec = spec.with_revision(commit)
+    writer = named_writer(known)
+    if writer is None or writer == own_version():
+        return spec, ()
+    note = RunNote(f"the run was written by {writer}, and goes on under {own_version()}")
+    return spec, (note,)
 
 
 def kept_commit(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:

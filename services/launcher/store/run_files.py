@@ -1,13 +1,25 @@
-"""Names of the files in a run's folder, and the check that a run can resume from them."""
+"""Names of the files in a run's folder, and what a run is resumed from there."""
 
+import json
 import re
 from pathlib import Path
 
 from services.common.run_folder.journal_file import JOURNAL_FILE as JOURNAL
 from services.common.run_folder.journal_file import LOCK
-from services.launcher.state import ReplicaKey
+from services.common.spec.config import ConfigError
+from services.common.spec.spec import parse_shared
+from services.launcher.state import ReplicaKey, Run, RunState
+from services.launcher.store.row_codec import StoredRun
 
-__all__ = ["JOURNAL", "RUN_ID_PATTERN", "SPEC_FILE", "describe_missing", "log_path", "write_spec"]
+__all__ = [
+    "JOURNAL",
+    "RUN_ID_PATTERN",
+    "SPEC_FILE",
+    "describe_missing",
+    "log_path",
+    "recover_stored_run",
+    "write_spec",
+]
 
 RUN_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 SPEC_FILE = "spec.json"
@@ -22,6 +34,24 @@ def write_spec(run_dir: Path, text: str) -> None:
     """Make the run's folder, and write the spec that it runs with. Raises OSError."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / SPEC_FILE).write_text(text)
+
+
+def recover_stored_run(runs: Path, run_id: str) -> StoredRun | None:
+    """Return a run without an entry in the ledger from its folder, which was restored or copied
+    from another machine; None if there is no such run."""
+    run_dir = runs / run_id
+    if not RUN_ID_PATTERN.fullmatch(run_id) or run_dir.is_symlink():
+        return None
+    spec, journal = run_dir / SPEC_FILE, run_dir / JOURNAL
+    if not (spec.is_file() and journal.is_file()):
+        return None
+    text = spec.read_text(encoding="utf-8")
+    try:
+        name = parse_shared(json.loads(text), where=str(spec)).name
+    except (ConfigError, ValueError, AttributeError, TypeError):
+        return None
+    run = Run(run_id=run_id, name=name, wanted={}, state=RunState.STOPPED)
+    return StoredRun(run, text, journal.stat().st_mtime, None)
 
 
 def describe_missing(runs: Path, run_id: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from services.common.rpc.errors import ConfigError
 from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
-from tests.launcher.control.test_recover_from_folder import refusal, run_cli, write_run
+from tests.launcher.store.test_run_files import refusal, run_cli, write_run
 from tests.support.launcher import serving, spec
 
 

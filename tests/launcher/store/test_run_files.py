@@ -13,7 +13,7 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import rpc
 from services.common.run_folder.journal_file import open_read_only
-from services.launcher.control.recover_from_folder import recover_stored_run
+from services.launcher.store.run_files import recover_stored_run
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import open_journal
