@@ -105,6 +105,7 @@ async def build_train_loop(
             RemainingTime(plan_of(config, eval_sets)),
             checkpoint_metrics=state.checkpoints.metrics,
             launcher_metrics=lambda: runtime.launcher_metrics,
+            tinker_names=config.engine == "tinker",
         ),
         summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
         status=state.status,

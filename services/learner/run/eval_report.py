@@ -68,6 +68,12 @@ class Evaluation:
     def unfinished_groups(self) -> list[str]:
         return [group_id for group_id in self._set_of if group_id not in self._results]
 
+    @property
+    def num_samples(self) -> int:
+        """Number of graded attempts of the main set so far."""
+        found = (r for i, r in self._results.items() if self._set_of[i] == MAIN_SET)
+        return sum(result.attempts for result in found)
+
     def build_report(self) -> dict[str, Any]:
         """Report by set: figures over all tasks and by environment, see `summarize_results`."""
         return {chosen.config.name: self._set_report(chosen) for chosen in self._sets}

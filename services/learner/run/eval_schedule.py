@@ -115,6 +115,8 @@ class EvalSchedule:
         await self.journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
+        if self.config.engine == "tinker":
+            logged["eval/num_samples"] = float(evaluation.num_samples)
         sinks = self.sinks
         sinks.tracker.log_metrics(version, logged, {})
         self.dumps.offer_eval(evaluation.eval_id, evaluation.moment, version, logged)

@@ -16,6 +16,7 @@ from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.run_clock import RunClock
 from services.learner.tracking.histograms import step_histograms
 from services.learner.tracking.step_metrics import StepMetrics, step_facts, step_times
+from services.learner.tracking.tinker_metrics import tinker_metrics
 from services.learner.types import StepResult
 
 # Reported to the launcher only; 0 while it is unknown, which replaces an earlier start's.
@@ -56,8 +57,10 @@ class StepRecorder:
         *,
         checkpoint_metrics: Callable[[], Mapping[str, float]],
         launcher_metrics: Callable[[], Mapping[str, float]],
+        tinker_names: bool,
     ) -> None:
-        """Create it; `launcher_metrics` are the run's costs, as the launcher reports them."""
+        """Create it; `launcher_metrics` are the run's costs, as the launcher reports them. With
+        `tinker_names` trackers get `tinker_metrics` too."""
         self._tally = dispatcher.tally
         self._journal = journal
         self._sinks = sinks
@@ -68,6 +71,7 @@ class StepRecorder:
         self._remaining = remaining
         self._checkpoint_metrics = checkpoint_metrics
         self._launcher_metrics = launcher_metrics
+        self._tinker_names = tinker_names
         self._metrics = StepMetrics(dispatcher)
 
     async def record_step(
@@ -104,7 +108,11 @@ class StepRecorder:
         metrics["throughput/trajectories"] = float(received)
         metrics.update(self._launcher_metrics())
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
-        sinks.tracker.log_metrics(base + 1, metrics, histograms)
+        logged = metrics
+        if self._tinker_names:
+            epoch = metrics["sampling/epoch"]
+            logged = metrics | tinker_metrics(batch.all_groups, times, epoch, result.tokens)
+        sinks.tracker.log_metrics(base + 1, logged, histograms)
         sinks.status.update_metrics({**metrics, **self._seconds_left(base + 1)}, step=base + 1)
         await self._remember_step(base + 1)
 

@@ -41,7 +41,7 @@ def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, His
         "reward/distribution": build_histogram(r for group in groups for r in group.rewards),
         "environment/turns": build_histogram(r.trajectory.counts.turns for r in records),
         "environment/policy_tokens": build_histogram(r.policy_tokens for r in records),
-        "environment/episode_seconds": build_histogram(_episode_seconds(r) for r in records),
+        "environment/episode_seconds": build_histogram(episode_seconds(r) for r in records),
         "async/staleness": build_histogram(
             version - r.oldest_version for r in records if r.oldest_version is not None
         ),
@@ -49,6 +49,7 @@ def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, His
     return {name: shape for name, shape in spread.items() if shape is not None}
 
 
-def _episode_seconds(record: AttemptRecord) -> float:
+def episode_seconds(record: AttemptRecord) -> float:
+    """Return the seconds of opening, generating, tools and grading."""
     counts, turns = record.trajectory.counts, record.trajectory.turns
     return counts.open_s + counts.grade_s + sum(t.generate_s + t.tools_s for t in turns)

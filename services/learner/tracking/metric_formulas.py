@@ -53,7 +53,7 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         "reward/avg_raw_reward": _mean(every),
         "reward/variance_per_prompt": _mean(float(np.var(g.rewards)) for g in groups),
     }
-    for env, own in _by_env(groups).items():
+    for env, own in group_by_env(groups).items():
         prefix = f"reward/{env}"
         positive = [r for g in own for r in g.rewards if r > 0]
         metrics[f"{prefix}/pass_at_n"] = _mean(max(g.rewards) >= PASS_REWARD for g in own)
@@ -78,7 +78,7 @@ def environment_metrics(
     - call_seconds_p50/p95: a turn's time in tools
     """
     metrics: dict[str, float] = {}
-    for env, own in _by_env(groups).items():
+    for env, own in group_by_env(groups).items():
         attempts = [record.trajectory for group in own for record in group.graded]
         calls = sum(t.counts.tool_calls for t in attempts)
         errors = sum(sum(t.counts.tool_errors.values()) for t in attempts)
@@ -180,7 +180,8 @@ def _graded_records(batch: Batch) -> list[AttemptRecord]:
     return [record for group in batch.all_groups for record in group.graded]
 
 
-def _by_env(groups: Sequence[ReadyGroup]) -> dict[str, list[ReadyGroup]]:
+def group_by_env(groups: Sequence[ReadyGroup]) -> dict[str, list[ReadyGroup]]:
+    """Sort groups by environment, as it is named in metrics."""
     found: dict[str, list[ReadyGroup]] = {}
     for group in groups:
         found.setdefault(_env_label(group.spec.task.env_key), []).append(group)
