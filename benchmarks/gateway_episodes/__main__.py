@@ -51,7 +51,7 @@ from services.rollout.types import OpenRequest
 T = TypeVar("T")
 
 BUDGET_S, CALL_S, GRADE_S = 300.0, 60.0, 120.0
-SETTLE_S = 30.0
+SETTLE_S = 120.0
 # Of the pool of processes that are started ahead, which is no episode's.
 _POOL = "warm_servers"
 

@@ -39,7 +39,7 @@ def network() -> Generator[None]:
 async def _wait_for(process: asyncio.subprocess.Process, word: str) -> list[str]:
     """The rest of the next line that begins with the word; log lines are skipped."""
     assert process.stdout is not None
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while line := (await process.stdout.readline()).decode():
             if line.startswith(f"{word} "):
                 return line.split()[1:]
