@@ -21,6 +21,16 @@ SECRETS = {
     *("NEBIUS_TENANT_ID", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "SLACK_BOT_TOKEN"),
     *("CHECKPOINT_REMOTE", "DATA_SOURCE", "SLACK_CHANNEL", "FLOTILLA_LAUNCHER"),
 }
+# Of "Fleet Task Training (Tinker)".
+TINKER_INPUTS = {
+    *("modality", "env_key", "max_tasks", "model_name", "max_steps", "batch_size"),
+    *("n_samples_per_prompt", "data_version", "start_over"),
+}
+TINKER_SECRETS = {
+    *("TINKER_API_KEY", "TINKER_BASE_URL", "FLEET_API_KEY", "WANDB_API_KEY_TOOL_USE"),
+    *("WANDB_API_KEY_COMPUTER_USE", "DATA_SOURCE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    *("SLACK_BOT_TOKEN", "SLACK_CHANNEL"),
+}
 
 
 def read(path: Path) -> dict[Any, Any]:
@@ -31,8 +41,8 @@ def steps(path: Path) -> list[dict[str, Any]]:
     return [step for job in read(path)["jobs"].values() for step in job["steps"]]
 
 
-def train() -> dict[Any, Any]:
-    return read(ROOT / ".github/workflows/train-skypilot.yml")
+def train(stem: str = "train-skypilot") -> dict[Any, Any]:
+    return read(ROOT / f".github/workflows/{stem}.yml")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -60,9 +70,9 @@ def test_every_action_is_pinned_to_a_commit_and_keeps_no_credentials(path: Path)
             assert step["with"]["persist-credentials"] is False
 
 
-def request() -> dict[str, Any]:
-    """The inputs of the training workflow. YAML 1.1 reads `on` as true."""
-    return train()[True]["workflow_dispatch"]["inputs"]
+def request(stem: str = "train-skypilot") -> dict[str, Any]:
+    """The inputs of a training workflow. YAML 1.1 reads `on` as true."""
+    return train(stem)[True]["workflow_dispatch"]["inputs"]
 
 
 def test_the_training_workflow_takes_what_it_is_known_to_take() -> None:
@@ -78,15 +88,15 @@ def test_every_spec_that_may_be_chosen_is_there() -> None:
         assert (ROOT / f"deploy/runs/{name}.toml").is_file()
 
 
-def named_step(name: str) -> dict[str, Any]:
-    (job,) = train()["jobs"].values()
+def named_step(name: str, stem: str = "train-skypilot") -> dict[str, Any]:
+    (job,) = train(stem)["jobs"].values()
     (found,) = [step for step in job["steps"] if step.get("id") == name]
     return found
 
 
 def unread(step: dict[str, Any], variables: set[str]) -> set[str]:
     """Return the variables that the step's script does not name."""
-    script = (ROOT / step["run"]).read_text()
+    script = (ROOT / step["run"]).read_text() + (ROOT / ".ci/submit").read_text()
     return {name for name in variables if not re.search(rf"\b{name}\b", script)}
 
 
@@ -134,3 +144,39 @@ def test_reaping_is_scheduled_and_ci_runs_what_everybody_runs() -> None:
     assert read(ROOT / ".github/workflows/reap.yml")[True]["schedule"]
     ci = steps(ROOT / ".github/workflows/ci.yml")
     assert ci[-1]["run"] == ".ci/run"
+
+
+def test_the_tinker_workflow_takes_what_the_reference_takes() -> None:
+    inputs = request("train-tinker")
+    assert train("train-tinker")["name"] == "Fleet Task Training (Tinker)"
+    assert set(inputs) == TINKER_INPUTS
+    assert all("default" in each for each in inputs.values())
+    chosen = {name: each["default"] for name, each in inputs.items()}
+    assert (chosen["max_steps"], chosen["batch_size"], chosen["n_samples_per_prompt"]) == (
+        *("50", "8", "4"),
+    )
+    assert inputs["model_name"]["options"] == ["Qwen/Qwen3-8B", "Qwen/Qwen3-VL-30B-A3B-Instruct"]
+
+
+def test_every_input_and_secret_of_the_tinker_workflow_reaches_its_script() -> None:
+    submit = named_step("submit", "train-tinker")
+    text = " ".join(map(str, submit["env"].values()))
+    assert {name for name in TINKER_INPUTS if f"inputs.{name} " in text} == TINKER_INPUTS
+    assert set(re.findall(r"secrets\.(\w+)", text)) == TINKER_SECRETS
+    variables = {name for name, value in submit["env"].items() if "inputs." in value}
+    assert unread(submit, variables | {"TINKER_BASE_URL", "SLACK_CHANNEL"}) == set()
+
+
+def test_the_tinker_workflow_trains_one_run_at_a_time_and_ends_it_in_time() -> None:
+    workflow = train("train-tinker")
+    (job,) = workflow["jobs"].values()
+    assert workflow["concurrency"] == {"group": "train-tinker"}
+    assert named_step("cancel", "train-tinker")["if"] == "cancelled()"
+    spec = tomllib.loads((ROOT / "deploy/runs/fleet-tinker.toml").read_text())
+    assert 60 * spec["launcher"]["max_hours"] < job["timeout-minutes"]
+
+
+@pytest.mark.parametrize("name", sorted(TINKER_INPUTS | TINKER_SECRETS))
+def test_docs_name_every_input_and_secret_of_the_tinker_workflow(name: str) -> None:
+    page = (ROOT / "docs/workflows.md").read_text()
+    assert f"`{name}`" in page or f"`{name[:14]}*`" in page
