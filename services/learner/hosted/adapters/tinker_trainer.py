@@ -58,7 +58,8 @@ class TinkerTrainer:
     ) -> None:
         """Create it; `note_progress` is called while something is waited for."""
         # Where the client turns a batch into a message.
-        training_resource.forward_backward_request_to_proto = _StableRequest
+        sending: Any = training_resource
+        sending.forward_backward_request_to_proto = _StableRequest
         self._config = config
         self._base_model = base_model
         self._lora_rank = lora_rank

@@ -1,0 +1,29 @@
+"""A real front door with a scripted trainer, its key in the environment."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.learner.hosted.hosted_runs import ShapedTrainer
+from tests.support.tinker_front import KEY, serving_front
+from tests.tinker.work.desk_doubles import ScriptedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class HostedFront:
+    url: str
+    trainer: ShapedTrainer
+
+
+@pytest.fixture(autouse=True)
+def own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncGenerator[HostedFront]:
+    trainer = ShapedTrainer()
+    async with serving_front(tmp_path / "server", trainer, ScriptedEngine()) as url:
+        yield HostedFront(url, trainer)
