@@ -22,19 +22,12 @@ from services.learner.training_types import AdamUpdate, TargetBatch, TargetSeque
 from services.learner.types import TrainBatch, TrainSequence
 
 
-def cut_sequences(batch: TrainBatch, most_tokens: int | None) -> tuple[TrainBatch, int]:
+def cut_sequences(batch: TrainBatch, most_tokens: int) -> tuple[TrainBatch, int]:
     """Return a batch without policy tokens beyond `most_tokens`, which cannot be trained on, and
     how many sequences had some."""
-    limit = most_tokens or 0
-    cut = [
-        _cut(each, limit) if limit and _is_long(each, limit) else each for each in batch.sequences
-    ]
-    count = sum(one is not other for one, other in zip(cut, batch.sequences, strict=True))
-    return replace(batch, sequences=tuple(cut)), count
-
-
-def _is_long(sequence: TrainSequence, most_tokens: int) -> bool:
-    return bool(sequence.policy_mask[most_tokens:].any())
+    count = sum(bool(each.policy_mask[most_tokens:].any()) for each in batch.sequences)
+    cut = tuple(_cut(each, most_tokens) for each in batch.sequences)
+    return replace(batch, sequences=cut), count
 
 
 def _cut(sequence: TrainSequence, most_tokens: int) -> TrainSequence:

@@ -59,7 +59,7 @@ class TinkerTrainer:
         """Create it; `note_progress` is called while something is waited for."""
         # Where the client turns a batch into a message.
         sending: Any = training_resource
-        sending.forward_backward_request_to_proto = _StableRequest
+        sending.forward_backward_request_to_proto = StableRequest
         self._config = config
         self._base_model = base_model
         self._lora_rank = lora_rank
@@ -211,7 +211,7 @@ def _send(client: Any, order: Order) -> Awaitable[Any]:
     if isinstance(order, TargetBatch):
         send = client.forward if order.forward_only else client.forward_backward
         loss: Any = order.loss
-        return send([_datum(row) for row in order.sequences], loss, dict(order.options) or None)
+        return send([make_datum(row) for row in order.sequences], loss, dict(order.options) or None)
     if isinstance(order, SaveOrder):
         save = client.save_state if order.kind == "state" else client.save_weights_for_sampler
         return save(order.name)
@@ -227,7 +227,7 @@ def _send(client: Any, order: Order) -> Awaitable[Any]:
     )
 
 
-def _datum(row: TargetSequence) -> types.Datum:
+def make_datum(row: TargetSequence) -> types.Datum:
     inputs: dict[str, Any] = {"target_tokens": row.target_ids, **row.inputs}
     ids = types.ModelInput.from_ints(row.token_ids.tolist())
     return types.Datum(model_input=ids, loss_fn_inputs=inputs)
@@ -258,7 +258,7 @@ async def _finish_session(holder: InternalClientHolder) -> None:
         )
 
 
-class _StableRequest:
+class StableRequest:
     """A batch as the client sends it, but as the same bytes in all processes.
 
     Protobuf orders its maps at random, anew in each process; a service that compares a repeated
