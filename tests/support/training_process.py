@@ -38,8 +38,9 @@ max_rank = 8
 class TrainingProcess:
     """A service, called as its clients do it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, stub: Any) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, address: str, stub: Any) -> None:
         self.process = process
+        self.address = address
         self.stub = stub
 
     @property
@@ -133,7 +134,8 @@ async def training_process(folder: Path, model: Path) -> AsyncGenerator[Training
     try:
         address = await _address(process)
         async with rpc.channel(address, token=TOKEN, timeout_s=600) as channel:
-            yield TrainingProcess(process, training_service_pb2_grpc.TrainingServiceStub(channel))
+            stub = training_service_pb2_grpc.TrainingServiceStub(channel)
+            yield TrainingProcess(process, address, stub)
     finally:
         if process.returncode is None:
             process.terminate()
