@@ -142,10 +142,14 @@ class TinkerEngine:
     async def burn_in(
         self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
     ) -> Completion:
-        """Sample like a turn, which may end before `max_tokens`: there is no memory to test."""
+        """Sample like a turn, which may end before `max_tokens`: there is no memory to test. Its
+        time does not run while the service answers nobody."""
         seed = 0 if self._seeded else None
         params = tinker.SamplingParams(max_tokens=max_tokens, seed=seed, stop=self._stop)
-        return await self._sample(token_ids, params, timeout_s)
+        while True:
+            answer = await self._sample(token_ids, params, timeout_s)
+            if not (answer.timed_out and answer.waited_s):
+                return answer
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         """Let new requests be answered by the weights whose address a publication holds, however

@@ -43,9 +43,7 @@ class ScriptedTurns(ScriptedEngine):
         ids = ids[:2] if self.drops_end else ids
         logprobs = -ids.astype(np.float32) / 1000
         spans = [(answer.spans[0][0], len(ids))]
-        answer = replace(
-            answer, token_ids=ids, logprobs=logprobs, stopped=not cut, spans=spans
-        )
+        answer = replace(answer, token_ids=ids, logprobs=logprobs, stopped=not cut, spans=spans)
         scores = -order.prompt_ids.astype(np.float32) / 100
         scores[0] = np.nan
         return SampleResult([answer], scores if order.prompt_logprobs else None)
