@@ -67,7 +67,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     from services.common.aio.concurrency import run_unless, run_until_first
     from services.common.rpc import rpc
 
-    use = _prepare_service_use(runtime.shared, runtime.config)
+    use = prepare_service_use(runtime.shared, runtime.config)
     from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
@@ -256,7 +256,7 @@ def _may_need_torch(shared: SharedConfig, config: RolloutConfig) -> bool:
     return bool(given or shared.policy.trust_remote_code)
 
 
-def _prepare_service_use(shared: SharedConfig, config: RolloutConfig) -> "ServiceUse | None":
+def prepare_service_use(shared: SharedConfig, config: RolloutConfig) -> "ServiceUse | None":
     """Return the book of what is used of a Tinker service, if one is the engine; then this process
     needs no torch. Raises ConfigError without the service's client."""
     if config.engine.kind != "tinker":
