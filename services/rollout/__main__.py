@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from services.rollout.episodes.episode import AttemptRunner
     from services.rollout.ports import Engine
     from services.rollout.work.burn_in import BurnIn
+    from services.rollout.work.service_use import ServiceUse
     from services.rollout.work.weight_updater import WeightUpdater
     from services.rollout.work.worker import Worker
 
-DOC = """Samples trajectories with vLLM: leases groups of attempts from the learner, plays them in
-environments of the env_gateway, submits them, and loads new weights meanwhile.
+DOC = """Samples trajectories with vLLM, or at a Tinker service: leases groups of attempts from the
+learner, plays them in environments of the env_gateway, submits them, and loads new weights
+meanwhile.
 
 It needs no inbound port; its own service is for inspection. To run it alone:
 
@@ -64,6 +66,8 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common.aio.concurrency import run_unless, run_until_first
     from services.common.rpc import rpc
+
+    use = prepare_service_use(runtime.shared, runtime.config)
     from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
@@ -74,10 +78,10 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
         with runtime.loading():
             model = await asyncio.to_thread(read_model_files, runtime.shared, runtime.config)
             machines = await stack.enter_async_context(_joined_machines(runtime, model, memory))
-            engine = await _start_engine(runtime, model, machines)
+            engine = await _start_engine(runtime, model, machines, use)
         stack.push_async_callback(engine.close)
         # Peers may never come; a drain must not wait for them.
-        parts = await run_unless(runtime.drain, _connect_peers(runtime, model, engine, memory))
+        parts = await run_unless(runtime.drain, _connect_peers(runtime, model, engine, memory, use))
         if parts is None:
             return
         stack.push_async_callback(parts.environment.wait_until_closed)
@@ -94,7 +98,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
                 parts.follower.keep_updating(),
                 parts.environment.keep_renewing(),
                 _watch_engine(engine, parts.burn_in),
-                _keep_reporting(parts, engine, serving),
+                _keep_reporting(parts, engine, serving, use),
             )
         except EngineDead as error:
             # A Ctrl-C reaches the engine's own process too: no failure when draining anyway.
@@ -103,7 +107,11 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
 
 
 async def _connect_peers(
-    runtime: Runtime[RolloutConfig], model: "ModelFiles", engine: "Engine", memory: Path
+    runtime: Runtime[RolloutConfig],
+    model: "ModelFiles",
+    engine: "Engine",
+    memory: Path,
+    use: "ServiceUse | None",
 ) -> "_WorkerParts":
     from services.common.rpc import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
@@ -136,7 +144,9 @@ async def _connect_peers(
     feed = PolicyClient(
         learner, identity, epoch, weights=weights, transfers=transfers, device_ids=devices
     )
-    follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
+    patience_s = runtime.shared.policy.tinker.patience_s if use else 0.0
+    staged = memory / "staged.safetensors"
+    follower = WeightUpdater(feed, engine, staged, watchdog, patience_s=patience_s)
     groups = GroupClient(learner, identity, epoch)
     burn_in = BurnIn(
         engine,
@@ -145,7 +155,7 @@ async def _connect_peers(
         model.tokenizer.draw_ordinary,
         follower.wait_for_first_weights,
     )
-    return _make_parts(runtime, engine, environment, groups, runner, follower, burn_in)
+    return _make_parts(runtime, engine, environment, groups, runner, follower, burn_in, use)
 
 
 def _make_parts(
@@ -156,6 +166,7 @@ def _make_parts(
     runner: "AttemptRunner",
     follower: "WeightUpdater",
     burn_in: "BurnIn",
+    use: "ServiceUse | None",
 ) -> "_WorkerParts":
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.work.worker import Worker
@@ -168,6 +179,7 @@ def _make_parts(
         config.options,
         watchdog=runtime.watchdog,
         settled=follower.wait_until_judged,
+        waits=lambda: use is not None and bool(use.reason),
     )
     service = RolloutService(
         runtime.worker_id,
@@ -178,6 +190,7 @@ def _make_parts(
         lambda: engine.policy,
         runtime.drain,
         config.attempt_timeout_s,
+        use,
     )
     return _WorkerParts(environment, follower, burn_in, worker, service)
 
@@ -205,17 +218,19 @@ def _engine_dead(error: Exception) -> Exception:
 
 
 def _make_status(service: "RolloutService") -> ReplicaStatus:
-    ready = service.phase in ("sampling", "updating")
+    ready = service.phase in ("sampling", "updating", "waiting")
     return ReplicaStatus(service.phase, ready, metrics=service.collect_metrics())
 
 
-async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Serving") -> None:
+async def _keep_reporting(
+    parts: "_WorkerParts", engine: "Engine", serving: "Serving", use: "ServiceUse | None"
+) -> None:
     """Keep health and metrics in line with the worker's state."""
     from services.rollout.api import prometheus
 
     while True:
         version = engine.policy.version if engine.policy else -1
-        prometheus.show_worker_metrics(parts.worker, version, parts.burn_in.metrics)
+        prometheus.show_worker_metrics(parts.worker, version, parts.burn_in.metrics, use)
         serving.set_serving(_make_status(parts.service).serving)
         await asyncio.sleep(STATUS_INTERVAL_S)
 
@@ -227,13 +242,37 @@ def check_here(shared: SharedConfig, config: RolloutConfig) -> str:
     Raises ConfigError."""
     from services.common.adapters.hidden_torch import hide_torch
 
-    # vLLM's options and parsers, and the model's own code, may need torch.
-    if not (config.engine.options or config.dialect.parser or shared.policy.trust_remote_code):
+    if not _may_need_torch(shared, config):
         hide_torch()
     from services.rollout.adapters.vllm_arguments import check_engine_options
 
     unseen = (check_engine_options(config.engine), check_dialect(shared, config))
     return "; ".join(each for each in unseen if each)
+
+
+def _may_need_torch(shared: SharedConfig, config: RolloutConfig) -> bool:
+    """Return whether vLLM's options or parsers, or the model's own code, may need torch."""
+    given = config.engine.options or config.dialect.parser
+    return bool(given or shared.policy.trust_remote_code)
+
+
+def prepare_service_use(shared: SharedConfig, config: RolloutConfig) -> "ServiceUse | None":
+    """Return the book of what is used of a Tinker service, if one is the engine; then this process
+    needs no torch. Raises ConfigError without the service's client."""
+    if config.engine.kind != "tinker":
+        return None
+    from services.common.adapters.hidden_torch import hide_torch
+    from services.common.process.extras import install_command
+    from services.rollout.work.service_use import ServiceUse
+
+    if find_spec("tinker") is None:
+        raise ConfigError(
+            'rollout.engine.kind = "tinker": Tinker\'s client is not installed;'
+            f" {install_command('tinker-engine')}"
+        )
+    if not _may_need_torch(shared, config):
+        hide_torch()
+    return ServiceUse()
 
 
 def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
@@ -292,8 +331,13 @@ def _shared_address(runtime: Runtime[RolloutConfig]) -> str:
 
 
 async def _start_engine(
-    runtime: Runtime[RolloutConfig], model: "ModelFiles", machines: "EngineMachines | None"
+    runtime: Runtime[RolloutConfig],
+    model: "ModelFiles",
+    machines: "EngineMachines | None",
+    use: "ServiceUse | None",
 ) -> "Engine":
+    if use is not None:
+        return await _start_tinker(runtime, model, use)
     config = runtime.config
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine
@@ -309,6 +353,20 @@ async def _start_engine(
     served = ServedModel(model.folder, runtime.shared.policy, stop)
     try:
         return await start_engines(config.engine, served, machines)
+    except EngineDead as error:
+        raise _engine_dead(error) from error
+
+
+async def _start_tinker(
+    runtime: Runtime[RolloutConfig], model: "ModelFiles", use: "ServiceUse"
+) -> "Engine":
+    from services.rollout.adapters.tinker_engine import TinkerEngine
+    from services.rollout.ports import EngineDead
+
+    tinker, stop = runtime.shared.policy.tinker, model.dialect.stop_ids
+    seeded = runtime.config.engine.seeded
+    try:
+        return await TinkerEngine.start_engine(tinker, runtime.run_id, stop, use, seeded=seeded)
     except EngineDead as error:
         raise _engine_dead(error) from error
 

@@ -17,6 +17,7 @@ from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.work.burn_in import BurnIn
 from services.rollout.work.options import WorkerOptions
+from services.rollout.work.service_use import ServiceUse
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
 from tests.support.fake_peers import TOKEN
@@ -38,7 +39,9 @@ class RolloutClient:
 
 
 @asynccontextmanager
-async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[RolloutClient]:
+async def client(
+    environment: FakeEnvironment | None = None, use: ServiceUse | None = None
+) -> AsyncGenerator[RolloutClient]:
     fake = engine(turns(LOOK, "<done>"))
     drain = asyncio.Event()
     runner = AttemptRunner(fake, environment or FakeEnvironment(), tokenizer(), dialect(), limits())
@@ -52,6 +55,7 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[R
         lambda: fake.policy,
         drain,
         5.0,
+        use,
     )
     server = rpc.server(token=TOKEN)
     rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(service, server)
@@ -64,6 +68,24 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[R
 
 def kinds(events: list[pb.SampleGroupResponse], index: int = 0) -> list[str | None]:
     return [e.WhichOneof("event") for e in events if e.attempt_index == index]
+
+
+async def test_what_is_used_of_a_service_is_told_and_so_is_a_wait_for_it() -> None:
+    use = ServiceUse()
+    use.note_answer(prompt_tokens=10, sampled_tokens=3)
+    async with client(use=use) as it:
+        status = await it.stub.GetStatus(pb.GetStatusRequest())
+        assert status.phase == "sampling"
+        assert status.metrics["tokens/prompt_total"] == 10.0
+        assert status.metrics["tokens/sampled_total"] == 3.0
+        assert status.metrics["service/waiting_seconds"] == 0.0
+        use.note_state("it is away", asyncio.get_running_loop().time() - 60.0)
+        status = await it.stub.GetStatus(pb.GetStatusRequest())
+        assert status.phase == "waiting"
+        assert 60.0 <= status.metrics["service/waiting_seconds"] < 120.0
+    async with client() as it:
+        status = await it.stub.GetStatus(pb.GetStatusRequest())
+        assert not [name for name in status.metrics if name.startswith(("tokens/", "service/"))]
 
 
 async def test_a_group_is_sampled_turn_by_turn() -> None:

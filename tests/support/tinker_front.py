@@ -13,7 +13,7 @@ from services.tinker.ports import SamplingPeer, TrainingPeer
 from services.tinker.work.desk import open_desk
 
 KEY = "tml-0123456789abcdef"
-_POLL_S = 1.0
+_POLL_S = 20.0
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.adapters.model_hub import stage_model
+from services.common.adapters.model_hub import fetch_files, stage_model
 from services.common.models.expert_models import check_routing_replay
 from services.common.models.multimodal_models import check_trainable_folder
 from services.common.rpc.errors import ConfigError
@@ -16,6 +16,9 @@ from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
 from services.rollout.ports import Dialect
 from services.rollout.tokenizer_port import TemplateError
+
+# Tokenizer, chat template and configuration: all that is needed where a service has the weights.
+_WITHOUT_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 
 log = get_logger(__name__)
 
@@ -34,9 +37,13 @@ class ModelFiles:
 
 
 def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
-    """Fetch the model if necessary, read its files, and rehearse the dialect. Raises
-    ConfigError."""
-    folder = stage_model(shared.policy.model, shared.policy.revision)
+    """Fetch the model if necessary, without its weights if a service has them, read its files, and
+    rehearse the dialect. Raises ConfigError."""
+    model, revision = shared.policy.model, shared.policy.revision
+    if config.engine.kind == "tinker":
+        folder = fetch_files(model, revision, _WITHOUT_WEIGHTS)
+    else:
+        folder = stage_model(model, revision)
     return read_model_folder(folder, shared.policy, config.dialect)
 
 

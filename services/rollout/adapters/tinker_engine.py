@@ -142,10 +142,14 @@ class TinkerEngine:
     async def burn_in(
         self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
     ) -> Completion:
-        """Sample like a turn, which may end before `max_tokens`: there is no memory to test."""
+        """Sample like a turn, which may end before `max_tokens`: there is no memory to test. Its
+        time does not run while the service answers nobody."""
         seed = 0 if self._seeded else None
         params = tinker.SamplingParams(max_tokens=max_tokens, seed=seed, stop=self._stop)
-        return await self._sample(token_ids, params, timeout_s)
+        while True:
+            answer = await self._sample(token_ids, params, timeout_s)
+            if not (answer.timed_out and answer.waited_s):
+                return answer
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         """Let new requests be answered by the weights whose address a publication holds, however
@@ -155,9 +159,8 @@ class TinkerEngine:
         except ReferenceFileError as error:
             raise ConfigError(str(error)) from error
         try:
-            session = self._sessions[-1]
-            if await session.has_ended():
-                session = await self._open_session()
+            async with self._opening:
+                session = await self._find_session()
             sampler = await self._keep_trying(lambda: session.open_sampler(address))
         except Exception as error:
             self._raise_if_dead(error)
@@ -228,7 +231,9 @@ class TinkerEngine:
         for _ in range(MOST_LOSSES):
             session, sampler = served.session, served.sampler
             try:
-                return await self._keep_trying(lambda one=sampler: call(one))
+                answer = await self._keep_trying(lambda one=sampler: call(one))
+                session.note_answer()
+                return answer
             except Exception as error:
                 self._raise_if_dead(error)
                 failed = isinstance(error, tinker.RequestFailedError)
@@ -245,14 +250,18 @@ class TinkerEngine:
             if served.sampler is not lost:
                 return
             try:
-                if await served.session.has_ended():
-                    served.session = await self._open_session()
+                served.session = await self._find_session()
                 served.sampler = await self._keep_trying(
                     lambda: served.session.open_sampler(served.address)
                 )
             except Exception as error:
                 self._raise_if_dead(error)
                 raise EngineError(f"{served.address}: {describe(error)}") from error
+
+    async def _find_session(self) -> TinkerSession:
+        """Return an open session. Raises EngineDead, and the client's errors."""
+        newest = self._sessions[-1]
+        return await self._open_session() if await newest.has_ended() else newest
 
     async def _open_session(self) -> TinkerSession:
         """Open a session, from now on the newest. Raises EngineDead, and the client's errors."""
@@ -279,10 +288,10 @@ class TinkerEngine:
         """Raise EngineDead if nothing can be had of the service after this error."""
         if isinstance(error, EngineDead):
             raise error
-        cause = error.__cause__ or error
-        if getattr(cause, "status_code", getattr(error, "status_code", None)) in _WRONG_KEY:
-            self._die(describe(error))
-            raise EngineDead(self._death.result()) from error
+        for cause in (error, error.__cause__):
+            if cause is not None and getattr(cause, "status_code", None) in _WRONG_KEY:
+                self._die(describe(cause))
+                raise EngineDead(self._death.result()) from error
 
     def _die(self, reason: str) -> None:
         if not self._death.done():

@@ -48,6 +48,10 @@ class TinkerSession:
         stale = time.monotonic() - _FRESH_S
         return next((why for when, why in tuple(self._troubles.values()) if when > stale), "")
 
+    def note_answer(self) -> None:
+        """Note that a request was answered: whatever failed before, the service is there."""
+        self._troubles.clear()
+
     async def open_sampler(self, address: str) -> tinker.SamplingClient:
         """Return a client that samples with saved weights. Raises the client's errors."""
         return await self._client.create_sampling_client(model_path=address).result_async()

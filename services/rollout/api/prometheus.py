@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from services.common.rpc.deadlines import loop_time
 from services.common.telemetry import metrics
 
 if TYPE_CHECKING:
+    from services.rollout.work.service_use import ServiceUse
     from services.rollout.work.worker import Worker
     from services.rollout.work.worker_totals import WorkerTotals
 
@@ -21,9 +23,13 @@ BURN_IN_HELP = {
 
 
 def show_worker_metrics(
-    worker: "Worker", policy_version: int, burn_in: Mapping[str, float]
+    worker: "Worker",
+    policy_version: int,
+    burn_in: Mapping[str, float],
+    use: "ServiceUse | None" = None,
 ) -> None:
-    """Show the worker's current counters and state; -1 stands for no policy."""
+    """Show the worker's current counters and state; -1 stands for no policy. With `use` the engine
+    is a service that is paid for."""
     gauges = {
         "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
         "flotilla_held_leases": ("Leases held", worker.lease_count),
@@ -31,10 +37,20 @@ def show_worker_metrics(
     }
     gauges |= {f"flotilla_{name}": (BURN_IN_HELP[name], burn_in[name]) for name in burn_in}
     families = _make_counters(worker.totals)
+    if use is not None:
+        help = "How long the service that samples has been answering nobody"
+        gauges["flotilla_service_waiting_seconds"] = help, use.waiting_s(loop_time())
+        families.append(_count_tokens(use))
     families += [
         metrics.gauge(name, help, (), {(): float(value)}) for name, (help, value) in gauges.items()
     ]
     metrics.show("rollout", families)
+
+
+def _count_tokens(use: "ServiceUse") -> Metric:
+    counts = {("prompt",): float(use.prompt_tokens), ("sampled",): float(use.sampled_tokens)}
+    help = "Tokens of all requests that the service has answered"
+    return metrics.counter("flotilla_service_tokens", help, ("kind",), counts)
 
 
 def _make_counters(totals: "WorkerTotals") -> list[Metric]:

@@ -12,12 +12,14 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.policy import PolicyId
+from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.text.parsing import ParseError, TextLimits, parse_json
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import Sampling
 from services.rollout.work.burn_in import BurnIn
+from services.rollout.work.service_use import ServiceUse
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
 from services.wire.policy import encode_policy
@@ -46,7 +48,9 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         policy: Callable[[], PolicyId | None],
         drain: asyncio.Event,
         attempt_timeout_s: float,
+        use: ServiceUse | None = None,
     ) -> None:
+        """Build the service; `use` is the book of an engine that is a service itself."""
         self._worker_id = worker_id
         self._worker = worker
         self._follower = follower
@@ -55,11 +59,14 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         self._policy = policy
         self._drain = drain
         self._budget_s = 2 * attempt_timeout_s
+        self._use = use
 
     @property
     def phase(self) -> str:
         if self._drain.is_set():
             return "draining"
+        if self._use is not None and self._use.reason:
+            return "waiting"
         if self._follower.updating:
             return "updating"
         if self._policy() is None:
@@ -82,7 +89,8 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         }
         ends = {f"ended/{reason}": count for reason, count in totals.stop_reasons.items()}
         floats = {name: float(value) for name, value in (counted | ends).items()}
-        return floats | self._burn_in.metrics
+        used = self._use.collect_metrics(loop_time()) if self._use else {}
+        return floats | self._burn_in.metrics | used
 
     async def GetStatus(
         self,

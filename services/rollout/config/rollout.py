@@ -225,11 +225,27 @@ class RolloutConfig(ServiceConfig):
 
     def check(self, shared: SharedConfig) -> None:
         self._check_routing_replay(shared)
+        if self.engine.kind == "tinker" and (ignored := self._ignored_at_a_service(shared)):
+            raise ConfigError("\n  ".join(['rollout.engine.kind = "tinker": leave out', *ignored]))
         if self.max_input_length >= (room := shared.policy.max_model_len):
             raise ConfigError(
                 f"policy.max_model_len: {room} is less than rollout.max_input_length + 1,"
                 f" {self.max_input_length} + 1: raise the former or lower the latter"
             )
+
+    def _ignored_at_a_service(self, shared: SharedConfig) -> list[str]:
+        """Return what only an engine of our own heeds, with the reason."""
+        ours = sorted(self.engine.model_fields_set - {"kind", "seeded"})
+        found = [f"rollout.engine.{key}: it is an option of vLLM" for key in ours]
+        if self.burn_in.answer_tokens is not None:
+            found.append("rollout.burn_in.answer_tokens: there is no memory to test")
+        if shared.policy.adapter_rank is not None:
+            found.append("policy.adapter_rank: learner.lora.rank says it to the service")
+        if shared.policy.routing_replay != "off":
+            found.append("policy.routing_replay: the service names no experts")
+        if shared.policy.rope_scaling is not None:
+            found.append("policy.rope_scaling: the service has positions of its own")
+        return found
 
     def _check_routing_replay(self, shared: SharedConfig) -> None:
         engine = self.engine
@@ -271,6 +287,10 @@ class RolloutConfig(ServiceConfig):
         burn-in."""
         if not self.burn_in.enabled:
             return None
+        if self.engine.kind == "tinker":
+            # The service is asked once whether it takes a prompt of this length.
+            prompt = min(self.max_input_length, max_model_len - 1)
+            return BurnInLengths(prompt, 1, self.burn_in.timeout_s)
         longest = min(self.max_generate_length, max_model_len - 1)
         answer = min(self.burn_in.answer_tokens or longest, longest)
         room = max_model_len - answer

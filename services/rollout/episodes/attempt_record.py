@@ -39,6 +39,8 @@ class AttemptState:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     # End of the attempt's time, on the clock of `started`.
     ends: float = inf
+    # Seconds of it in which the engine's service answered nobody.
+    waited_s: float = 0.0
 
     @property
     def is_single_turn(self) -> bool:

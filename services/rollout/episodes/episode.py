@@ -125,7 +125,8 @@ class AttemptRunner:
     ) -> StopReason:
         """Play all turns, within the budget that is left after reserving time for grading.
 
-        The time to open the environment does not count against the policy. Raises CutShort."""
+        The time to open the environment does not count against the policy, nor does a wait for the
+        engine's service. Raises CutShort."""
         whole = self._limits.attempt_timeout_s
         left = attempt.budget_s - (time.monotonic() - state.started)
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
@@ -134,9 +135,11 @@ class AttemptRunner:
             stop = await self._play_turns(attempt, episode, state, observe)
         except OutOfTime:
             stop = StopReason.TIMEOUT
-        if stop is not StopReason.TIMEOUT or (
-            state.counts.turns and allowed >= MIN_TIME_SHARE * whole
-        ):
+        if stop is not StopReason.TIMEOUT:
+            return stop
+        if state.waited_s:
+            raise CutShort(f"the service that samples answered nobody for {state.waited_s:.0f} s")
+        if state.counts.turns and allowed >= MIN_TIME_SHARE * whole:
             return stop
         raise CutShort(
             f"{state.counts.turns} turns in the {max(allowed, 0.0):.1f} s that were left of "

@@ -82,6 +82,7 @@ class TurnSampler:
                     transcript.for_engine(), sampling, most, left
                 )
         self._watchdog.note_progress(_GENERATE)
+        state.waited_s += completion.waited_s
         return completion
 
     def within_time(self, state: AttemptState, grace_s: float = 0.0) -> "_TimeLeft":

@@ -42,11 +42,20 @@ class WeightUpdater:
     new weights are verified the engine keeps the old ones."""
 
     def __init__(
-        self, feed: PolicyFeed, engine: Engine, staged: Path, watchdog: Watchdog | None = None
+        self,
+        feed: PolicyFeed,
+        engine: Engine,
+        staged: Path,
+        watchdog: Watchdog | None = None,
+        *,
+        patience_s: float = 0.0,
     ) -> None:
+        """Build the loop; the engine may take `patience_s` for a canary, if that is longer than the
+        publication's timeout."""
         self._watchdog = watchdog or Watchdog()
         self._feed = feed
         self._engine = engine
+        self._patience_s = patience_s
         self._staged = staged
         self._kept = KeptWeights(staged.with_name(f"{staged.name}.kept"))
         self._newest: Publication | None = None
@@ -169,7 +178,7 @@ class WeightUpdater:
 
         Weights that cannot be checked must not be served: raises EngineDead, also if the engine
         does not answer within the publication's timeout."""
-        limit_s = publication.timeout_s
+        limit_s = max(publication.timeout_s, self._patience_s)
         try:
             async with asyncio.timeout(limit_s):
                 return await self._engine.compute_logprobs(publication.canary_token_ids)

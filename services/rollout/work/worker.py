@@ -22,6 +22,7 @@ from services.rollout.work.worker_totals import WorkerTotals
 # A learner that answers an empty poll at once must not be polled in a tight loop.
 EMPTY_POLL_PAUSE_S = 0.05
 RELEASE_TIMEOUT_S = 5.0
+WAIT_PAUSE_S = 0.5
 
 log = get_logger(__name__)
 
@@ -32,7 +33,8 @@ class Worker:
 
     A group larger than the free room runs whole if the learner grants it: the learner does so only
     for an idle worker, and the engine queues attempts beyond its own limit. `settled` waits while
-    the engine's newest weights are still being judged."""
+    the engine's newest weights are still being judged. While the engine `waits` for its service, no
+    try begins: it could only fail."""
 
     def __init__(
         self,
@@ -43,12 +45,14 @@ class Worker:
         watchdog: Watchdog | None = None,
         *,
         settled: Callable[[], Awaitable[object]] | None = None,
+        waits: Callable[[], bool] | None = None,
     ) -> None:
         self._watchdog = watchdog or Watchdog()
         self._learner = learner
         self._runner = runner
         self._policy = policy
         self._settled = settled
+        self._waits = waits or (lambda: False)
         self._options = options
         self._groups: dict[str, asyncio.Task[None]] = {}
         self._capacity_freed = asyncio.Event()
@@ -212,6 +216,8 @@ class Worker:
     ) -> Trajectory | None:
         """Run one try; return None if there is no time, or these weights are no longer the
         lease's."""
+        while self._waits() and time.monotonic() < end:  # noqa: ASYNC110 (nothing tells its end)
+            await asyncio.sleep(WAIT_PAUSE_S)
         left = end - time.monotonic()
         if left <= 0 or not self._may_serve(lease):
             return None

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from services.common.domain.policy import PolicyId
 from services.common.rpc.errors import ConfigError
@@ -14,22 +14,30 @@ from services.rollout.adapters.tinker_engine import TinkerEngine
 from services.rollout.ports import EngineError, TransportFailed
 from services.rollout.types import PolicySpan, Publication, Sampling
 from services.rollout.work.service_use import ServiceUse
-from tests.rollout.adapters.tinker_turns import CANARY, STOP_ID, Stage, staged_engine
+from tests.rollout.adapters.tinker_turns import (
+    CANARY,
+    COLLECTED,
+    PROMPT,
+    STOP_ID,
+    Stage,
+    staged_engine,
+)
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.filterwarnings(
-    # The client leaves connections to garbage collection.
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-)
-PROMPT = np.array([11, 12, 13, 14], np.int32)
+pytestmark = [COLLECTED, pytest.mark.asyncio(loop_scope="module")]
 SAMPLING = Sampling(temperature=1.0, seed=7)
 
 
-@pytest.fixture
-async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stage]:
-    async with staged_engine(tmp_path, monkeypatch) as one:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Stage]:
+    async with staged_engine(tmp_path_factory.mktemp("front")) as one:
         yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stage(served: Stage) -> Stage:
+    await served.reset()
+    return served
 
 
 async def test_a_turn_is_the_sampled_tokens_with_their_end(stage: Stage) -> None:
@@ -117,9 +125,9 @@ async def test_a_turn_without_its_end_is_refused(stage: Stage) -> None:
 
 
 async def test_weights_that_the_service_does_not_have_leave_the_old_ones(stage: Stage) -> None:
-    stage.addresses = [*stage.addresses, "tinker://nobody/sampler_weights/nothing"]
-    with pytest.raises(TransportFailed, match="tinker://nobody/sampler_weights/nothing"):
-        await stage.load(2)
+    nowhere = "tinker://nobody/sampler_weights/nothing"
+    with pytest.raises(TransportFailed, match=nowhere):
+        await stage.load(2, nowhere)
     assert stage.engine.policy == PolicyId(1, 0)
     assert (await stage.engine.generate(PROMPT, SAMPLING, 16)).spans[0].policy == PolicyId(1, 0)
 

@@ -21,8 +21,13 @@ from tests.support.faulty_tinker import FaultyTinker, faulty_tinker
 from tests.support.tinker_front import KEY, serving_front
 from tests.tinker.work.desk_doubles import BASE, ScriptedEngine, ScriptedTrainer
 
+# The client leaves connections to garbage collection.
+COLLECTED = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 STOP_ID = 999
 CANARY = np.array([5, 6, 7], np.int32)
+PROMPT = np.array([11, 12, 13, 14], np.int32)
 
 
 @dataclass(slots=True)
@@ -36,15 +41,15 @@ class ScriptedTurns(ScriptedEngine):
     async def sample(self, sampler_id: str, order: SampleOrder) -> SampleResult:
         self.orders.append(order)
         # Not `super()`, which slots break.
-        result = await ScriptedEngine.sample(self, sampler_id, order)
-        [answer] = result.answers
-        cut = order.max_tokens < 3
+        [answer] = (await ScriptedEngine.sample(self, sampler_id, order)).answers
         ids = np.append(answer.token_ids[:2], np.int32(STOP_ID))[: order.max_tokens]
         ids = ids[:2] if self.drops_end else ids
-        logprobs = -ids.astype(np.float32) / 1000
-        spans = [(answer.spans[0][0], len(ids))]
         answer = replace(
-            answer, token_ids=ids, logprobs=logprobs, stopped=not cut, spans=spans
+            answer,
+            token_ids=ids,
+            logprobs=-ids.astype(np.float32) / 1000,
+            stopped=order.max_tokens >= 3,
+            spans=[(answer.spans[0][0], len(ids))],
         )
         scores = -order.prompt_ids.astype(np.float32) / 100
         scores[0] = np.nan
@@ -53,7 +58,7 @@ class ScriptedTurns(ScriptedEngine):
 
 @dataclass
 class Stage:
-    """The engine, everything behind it, and addresses of saved weights."""
+    """The engine, everything behind it, and addresses of two saved weights."""
 
     engine: TinkerEngine
     use: ServiceUse
@@ -62,40 +67,46 @@ class Stage:
     addresses: Sequence[str]
     folder: Path
 
-    async def load(self, version: int) -> PolicyId:
-        """Serve the weights of an address."""
+    async def load(self, version: int, address: str = "") -> PolicyId:
+        """Serve weights of an address, which the version chooses if none is given."""
         policy = PolicyId(1, version)
         path = self.folder / "reference"
-        manifest = write_reference(path, self.addresses[version])
+        manifest = write_reference(path, address or self.addresses[version])
         size = path.stat().st_size
         await self.engine.load_weights(
             Publication(policy, manifest, size, "shared_memory", str(path), CANARY, 20.0), path
         )
         return policy
 
+    async def reset(self) -> None:
+        """Serve the first weights, without faults, as if nothing had happened."""
+        self.proxy.heal()
+        self.sampler.gate, self.sampler.drops_end = None, False
+        await self.load(0)
+        self.proxy.calls.clear()
+        self.sampler.orders.clear()
+        self.use.prompt_tokens = self.use.sampled_tokens = 0
+
 
 @asynccontextmanager
-async def staged_engine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, patience_s: float = 60.0
-) -> AsyncGenerator[Stage]:
+async def staged_engine(folder: Path) -> AsyncGenerator[Stage]:
     """An engine that serves the first of two weights."""
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
     sampler, use = ScriptedTurns(), ServiceUse()
-    async with (
-        serving_front(folder, ScriptedTrainer(), sampler) as url,
-        faulty_tinker(url) as proxy,
-    ):
-        addresses = await asyncio.to_thread(_save_weights, url)
-        config = TinkerConfig(url=proxy.url, patience_s=patience_s)
-        engine = await TinkerEngine.start_engine(config, "run-1", [STOP_ID], use)
-        stage = Stage(engine, use, sampler, proxy, addresses, folder)
-        try:
-            await stage.load(0)
-            yield stage
-        finally:
-            proxy.heal()
-            await engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_API_KEY", KEY)
+        patch.setenv("TINKER_TELEMETRY", "0")
+        async with (
+            serving_front(folder, ScriptedTrainer(), sampler) as url,
+            faulty_tinker(url) as proxy,
+        ):
+            addresses = await asyncio.to_thread(_save_weights, url)
+            config = TinkerConfig(url=proxy.url)
+            engine = await TinkerEngine.start_engine(config, "run-1", [STOP_ID], use)
+            try:
+                yield Stage(engine, use, sampler, proxy, addresses, folder)
+            finally:
+                proxy.heal()
+                await engine.close()
 
 
 def _save_weights(url: str) -> Sequence[str]:

@@ -279,6 +279,28 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
     assert b"look at it" in episode.grades[0][1]
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 5.0])
+async def test_time_that_runs_out_after_a_wait_for_the_service_is_no_evidence(
+    waited_s: float,
+) -> None:
+    class Waits(FakeEngine):
+        async def generate(self, *given: Any, **named: Any) -> Completion:
+            return replace(await super().generate(*given, **named), waited_s=waited_s)
+
+    environment = FakeEnvironment()
+    fake = Waits(tokenizer(), dialect().stop_ids[0], turns(LOOK), seconds=0.3, policy=POLICY)
+    bounds = limits(attempt_timeout_s=0.9)
+    played = AttemptRunner(fake, environment, tokenizer(), dialect(), bounds)
+    trajectory = await played.run_attempt(attempt())
+    assert environment.episodes[0].closed
+    if waited_s:
+        assert (trajectory.failure, trajectory.reward) == (FailureKind.ABORTED, None)
+        assert "the service that samples answered nobody for" in trajectory.detail
+        assert not environment.episodes[0].grades
+    else:
+        assert (trajectory.stop_reason, trajectory.is_graded) == (StopReason.TIMEOUT, True)
+
+
 async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
     class HasTimeForOne(FakeEngine):
         async def generate(self, *given: Any, **named: Any) -> Completion:

@@ -101,7 +101,9 @@ def list_staged(folder: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[UpdaterSetup]:
+async def following(
+    tmp_path: Path, learner: FakeLearner, *, patience_s: float = 0.0
+) -> AsyncGenerator[UpdaterSetup]:
     fake = engine(turns("x"))
     fake.__class__ = RecordingEngine
     assert isinstance(fake, RecordingEngine)
@@ -116,7 +118,7 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Upda
             channel, IDENTITY, RunEpoch(), weights=partial(rpc.channel, token=TOKEN)
         )
         staged = tmp_path / "staged"
-        follower = WeightUpdater(feed, fake, staged)
+        follower = WeightUpdater(feed, fake, staged, patience_s=patience_s)
         task = asyncio.create_task(follower.keep_updating())
         try:
             yield UpdaterSetup(learner, fake, staged, follower, task)
@@ -301,6 +303,20 @@ async def test_an_engine_that_does_not_answer_the_canary_ends_the_worker(tmp_pat
         with pytest.raises(EngineDead, match="could not be scored: no answer after 2 s"):
             await asyncio.wait_for(asyncio.shield(it.running), 30.0)
         assert it.outcomes() == [(1, "ENGINE_FAILED")]
+
+
+async def test_a_service_that_answers_the_canary_late_is_waited_for(tmp_path: Path) -> None:
+    class Late(RecordingEngine):
+        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+            await asyncio.sleep(0.5)
+            return await super().compute_logprobs(token_ids)
+
+    async with following(tmp_path, FakeLearner(), patience_s=60.0) as it:
+        it.engine.__class__ = Late
+        brief = publication(tmp_path / "v1", 1, publish_timeout=rpc.to_duration(0.2))
+        it.learner.updates.put_nowait(brief)
+        await until(lambda: it.learner.reports)
+        assert it.outcomes() == [(1, "APPLIED")]
 
 
 async def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:

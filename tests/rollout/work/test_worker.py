@@ -64,6 +64,7 @@ class WorkerSetup:
     worker: Worker
     drain: asyncio.Event
     settled: asyncio.Event
+    waiting: asyncio.Event
     running: "asyncio.Task[None]"
 
     def outcomes(self) -> dict[tuple[int, int], str | None]:
@@ -83,7 +84,7 @@ async def setup(
 ) -> AsyncGenerator[WorkerSetup]:
     gateway = gateway or FakeGateway()
     fake = engine(turns(*texts), seconds)
-    drain, settled = asyncio.Event(), asyncio.Event()
+    drain, settled, waiting = asyncio.Event(), asyncio.Event(), asyncio.Event()
     settled.set()
 
     def add(server: grpc.aio.Server) -> None:
@@ -99,13 +100,24 @@ async def setup(
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
         client = GroupClient(channel, IDENTITY, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
-        worker = Worker(client, attempts, policy, options, settled=settled.wait)
+        worker = Worker(
+            client, attempts, policy, options, settled=settled.wait, waits=waiting.is_set
+        )
         running = asyncio.create_task(
             run_until_first(worker.run_until_drained(drain), environment.keep_renewing())
         )
         try:
             yield WorkerSetup(
-                learner, gateway, environment, fake, chosen, worker, drain, settled, running
+                learner,
+                gateway,
+                environment,
+                fake,
+                chosen,
+                worker,
+                drain,
+                settled,
+                waiting,
+                running,
             )
         finally:
             drain.set()
@@ -125,6 +137,18 @@ async def test_a_leased_group_comes_back_whole() -> None:
         assert [request.opening for request in it.gateway.opened] == [3, 3, 3]
         assert it.learner.polls[0].holding.version == POLICY.version
         _check_whole(it.learner.submitted[0])
+
+
+async def test_no_try_begins_while_the_engine_waits_for_its_service() -> None:
+    learner = FakeLearner()
+    async with setup(learner) as it:
+        it.waiting.set()
+        learner.leases.append(lease(attempts=2))
+        await until(lambda: len(learner.renewed) >= 2)
+        assert not it.gateway.opened
+        it.waiting.clear()
+        await until(lambda: len(learner.submitted) == 2)
+        assert it.outcomes() == {(0, 0): "reward", (1, 0): "reward"}
 
 
 async def test_tools_are_sent_once_to_each_epoch_of_the_learner() -> None:

@@ -134,7 +134,9 @@ class GetStatusResponse(google.protobuf.message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     phase: builtins.str
-    """`loading`, `attaching`, `burn-in`, `sampling`, `updating`, `draining`."""
+    """`loading`, `attaching`, `burn-in`, `sampling`, `updating`, `draining`; `waiting` while the
+    engine is a service that answers nobody.
+    """
     worker_id: builtins.str
     running_attempts: builtins.int
     leases: builtins.int
