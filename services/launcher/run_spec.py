@@ -12,6 +12,7 @@ from services.common.spec.config import canonical_json
 from services.common.spec.spec import SharedConfig, parse_shared
 from services.common.spec.spec_loading import expand_spec
 from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
+from services.launcher.config import tinker_rules
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -46,6 +47,11 @@ class RunSpec:
     @property
     def sha256(self) -> bytes:
         return hashlib.sha256(self.text.encode()).digest()
+
+    @property
+    def uses_tinker(self) -> bool:
+        """Whether a Tinker service trains and samples, so that no process has GPUs or weights."""
+        return tinker_rules.uses_tinker(self.tables)
 
     def machines_of(self, service: str) -> int:
         """Return the number of machines of one replica of a service. The service must have
@@ -93,8 +99,11 @@ def parse_spec(text: str, where: str = "spec") -> RunSpec:
 
 def read_spec(tables: Mapping[str, Any], where: str = "spec") -> RunSpec:
     """Read the parts of a loaded spec that the launcher understands. Raises ConfigError."""
-    shared = parse_shared(tables, where=where)
-    return RunSpec(tables, shared, parse_launcher(tables, where=where))
+    shared, config = parse_shared(tables, where=where), parse_launcher(tables, where=where)
+    problems = [*tinker_rules.list_contradictions(tables, config)]
+    if problems:
+        raise BadSpecError("\n".join(f"{where}: {problem}" for problem in problems))
+    return RunSpec(tables, shared, config)
 
 
 def may_span(service: str) -> bool:

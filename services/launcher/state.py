@@ -66,12 +66,35 @@ class Cleanup(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCount:
+    """Tokens that a Tinker service bills: of prompts, sampled, and trained on."""
+
+    prompt: int = 0
+    sampled: int = 0
+    trained: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.sampled + self.trained
+
+    def since(self, before: "TokenCount") -> "TokenCount":
+        """Return those that came after `before`."""
+        return TokenCount(
+            self.prompt - before.prompt,
+            self.sampled - before.sampled,
+            self.trained - before.trained,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost in US dollars: spent so far, also by service, and per hour at present."""
+    """Cost in US dollars: spent so far, also by service, and per hour at present; with the tokens
+    that are part of it."""
 
     accrued: float = 0.0
     per_hour: float = 0.0
     by_service: Mapping[str, float] = field(default_factory=dict[str, float])
+    tokens: TokenCount = TokenCount()
 
 
 # Final state of a run that was drained towards an outcome.
@@ -225,9 +248,10 @@ class Run:
     unreachable: str = ""
     # URL of the run's page at a tracker; empty if there is none.
     tracker_url: str = ""
-    # Cost up to `metered`.
+    # Cost up to `metered`, and the tokens that each of its processes had reported by then.
     cost: Cost = field(default_factory=Cost)
     metered: float = 0.0
+    tokens: Mapping[str, TokenCount] = field(default_factory=dict[str, TokenCount])
     replicas: Mapping[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica])
 
     @property

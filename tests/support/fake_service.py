@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.process.service_main import Runtime, run_service_process
@@ -33,6 +34,10 @@ class FakeConfig(ConfigModel):
     held_by: str = ""
     # Variables whose values are in the message of the crash, as vendors' libraries have them.
     repeats: tuple[str, ...] = ()
+    # Who trains or samples, as in a real spec.
+    engine: Any = None
+    # Tokens that a rollout uses of each kind from one heartbeat to the next, and a learner a step.
+    tokens: int = 0
 
 
 def run(service: str) -> None:
@@ -53,6 +58,7 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
     def reports() -> ReplicaStatus:
         alarmed = bool(config.alarmed_by) and Path(config.alarmed_by).exists()
         status.alarms = [ALARM] if alarmed else []
+        status.metrics = _used_tokens(runtime.service, config, status)
         return status
 
     runtime.report_status(reports)
@@ -62,6 +68,17 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
         await _learn(runtime, status)
     else:
         await (asyncio.Event() if config.deaf else runtime.drain).wait()
+
+
+def _used_tokens(service: str, config: FakeConfig, status: ReplicaStatus) -> dict[str, float]:
+    """Return the metrics with the totals of tokens, if there are any."""
+    metrics = {**status.metrics}
+    if config.tokens and service == "learner":
+        metrics["tokens/trained_total"] = float(status.step * config.tokens)
+    if config.tokens and service == "rollout":
+        for name in ("tokens/prompt_total", "tokens/sampled_total"):
+            metrics[name] = metrics.get(name, 0.0) + config.tokens
+    return metrics
 
 
 def _crash(runtime: Runtime[FakeConfig]) -> None:

@@ -3,9 +3,11 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import TypeAdapter
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
@@ -33,6 +35,7 @@ SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
     for name in ("notice", "warning", "error")
 }
 _NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
+_COST = TypeAdapter(Cost)
 # Metrics of a run in a list of runs.
 _HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
 
@@ -90,6 +93,8 @@ def _cost_to_pb(found: Cost, stored: StoredRun) -> run_pb.Cost:
         per_hour=found.per_hour,
         max_cost=limits.get("max_cost", 0.0),
         max_hours=limits.get("max_hours", 0.0),
+        max_tokens=limits.get("max_tokens", 0),
+        tokens=run_pb.TokenCount(**asdict(found.tokens)),
         accrued_by_service=found.by_service,
         estimated_by_service=budget.cost_by_service(
             stored.prices, stored.run.wanted, limits.get("max_hours")
@@ -105,7 +110,7 @@ def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
         case "replica":
             response.replica.CopyFrom(run_pb.ServiceReplica(**found.body))
         case "cost":
-            response.cost.CopyFrom(_cost_to_pb(Cost(**found.body), stored))
+            response.cost.CopyFrom(_cost_to_pb(_COST.validate_python(found.body), stored))
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
         case "alarm":

@@ -150,7 +150,7 @@ def _print_services(read: RunSpec, runs: Path) -> None:
     total = budget.hourly_cost(prices, read.config.replica_counts())
     beyond = "" if known else ", plus unknown prices" if total else ""
     print_visible(f"  in total: {_format_price(total if total or known else None)}{beyond}")
-    for line in _format_limits(read.config, prices, total):
+    for line in (*_format_limits(read.config, prices, total), *_format_token_limits(read)):
         print_visible(f"  {line}")
     for warning in cost_estimate.list_warnings(read):
         print_visible(f"warning: {warning}")
@@ -175,6 +175,23 @@ def _format_limits(
     if config.max_cost is not None:
         hours = config.max_cost / total
         yield f"launcher.max_cost, ${config.max_cost:,.2f}, is reached in {hours:.1f} h"
+
+
+def _format_token_limits(read: RunSpec) -> Iterator[str]:
+    """Yield lines about what a Tinker service bills to the run, besides its machines."""
+    config, prices = read.config, read.config.token_prices
+    if not read.uses_tinker:
+        return
+    if prices is None:
+        yield "tokens of the Tinker service: price unknown; launcher.token_prices sets it"
+    else:
+        yield (
+            f"tokens of the Tinker service, a million: ${prices.prompt:g} of prompts,"
+            f" ${prices.sample:g} sampled, ${prices.train:g} trained; launcher.max_cost"
+            f" {'is not set' if config.max_cost is None else 'includes them'}"
+        )
+    if config.max_tokens is not None:
+        yield f"launcher.max_tokens: {config.max_tokens:,}"
 
 
 def _make_offerer() -> cost_estimate.OfferMaker:

@@ -14,7 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
-from services.launcher.cli.run_view import STATE_NAMES, RunBoard, alarm_text, duration_text
+from services.launcher.cli.run_view import (
+    STATE_NAMES,
+    RunBoard,
+    alarm_text,
+    count_tokens,
+    duration_text,
+)
 from services.launcher.cli.terminal import Terminal
 
 TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
@@ -92,6 +98,14 @@ def format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
     }
 
 
+def _list_figures(board: RunBoard) -> dict[str, str]:
+    """Return the board's headline metrics by heading; of a run that is billed by tokens also their
+    number and its cost."""
+    tokens = sum(count_tokens(board.cost).values())
+    billed = {"tokens": f"{tokens:,}", "cost": f"${board.cost.accrued:,.2f}"} if tokens else {}
+    return {**format_metrics(board.metrics), **billed}
+
+
 class PlainView:
     """View with one line for each event and each step."""
 
@@ -107,7 +121,7 @@ class PlainView:
             return
         self._shown = (board.phase, board.step)
         parts = [f"step {board.step}/{board.total_steps}", board.phase_text]
-        parts += [f"{heading} {value}" for heading, value in format_metrics(board.metrics).items()]
+        parts += [f"{heading} {value}" for heading, value in _list_figures(board).items()]
         envs = [f"{env} {value:.0%}" for env, value in sorted(board.pass_by_env().items())]
         parts += [f"({', '.join(envs)})"] if envs else []
         if alarms := [name for name, alarm in board.alarms.items() if alarm.severity > NOTICE]:
@@ -132,7 +146,7 @@ class LiveView:
 
 def draw_board(board: RunBoard, width: int = _WIDE) -> Group:
     """Render the board for a terminal of this width."""
-    cells = format_metrics(board.metrics)
+    cells = _list_figures(board)
     cells |= {
         f"training {env}": f"{value:.0%}" for env, value in sorted(board.pass_by_env().items())
     }

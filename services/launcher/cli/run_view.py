@@ -8,6 +8,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 # The learner's estimate at the end of a step; 0 while it has none.
 _SECONDS_LEFT = "timing/seconds_left"
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
+TOKEN_KINDS = ("prompt", "sampled", "trained")
 STATE_NAMES = {
     number: name.removeprefix("RUN_STATE_").lower() for name, number in pb.RunState.items()
 }
@@ -23,6 +24,7 @@ class RunBoard:
     step: int = 0
     total_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    cost: pb.Cost = field(default_factory=pb.Cost)
     # Raised alarms by name.
     alarms: dict[str, alarm_pb.Alarm] = field(default_factory=dict[str, alarm_pb.Alarm])
     # The learner's estimate of the remaining time and when it came; the newest event's time.
@@ -42,6 +44,9 @@ class RunBoard:
                 return f"{name} {replica.state}" if known != replica.state else ""
             case "progress":
                 self._take_progress(event.progress, event.time.seconds + event.time.nanos / 1e9)
+                return ""
+            case "cost":
+                self.cost = event.cost
                 return ""
             case "raised":
                 self.alarms[alarm_name(event.raised)] = event.raised
@@ -107,6 +112,11 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def count_tokens(cost: pb.Cost) -> dict[str, int]:
+    """Return the tokens that a run was billed for, by their kind."""
+    return {kind: getattr(cost.tokens, kind) for kind in TOKEN_KINDS}
 
 
 def format_cleanup(run: pb.Run) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli.progress_view import HELD_OUT, TRAINING
-from services.launcher.cli.run_view import STATE_NAMES
+from services.launcher.cli.run_view import STATE_NAMES, count_tokens
 
 # Incremented when a field changes its meaning or is removed, but not for new fields.
 VERSION = 1
@@ -55,7 +55,11 @@ def _run_to_json(run: pb.Run) -> dict[str, Any]:
         "unreachable": run.unreachable,
         "cleanup": _enum_to_word(pb.Cleanup.Name(run.cleanup), "CLEANUP_"),
         "cleanup_detail": run.cleanup_detail,
-        "cost": {"accrued": run.cost.accrued, "per_hour": run.cost.per_hour},
+        "cost": {
+            "accrued": run.cost.accrued,
+            "per_hour": run.cost.per_hour,
+            "tokens": count_tokens(run.cost),
+        },
         "directory": run.directory,
         "alarms": [_alarm_to_json(alarm) for alarm in run.alarms],
         "services": [_replica_to_json(replica) for replica in run.replicas],

@@ -12,6 +12,7 @@ from services.launcher.cli.run_view import (
     ENDED,
     STATE_NAMES,
     alarm_text,
+    count_tokens,
     duration_text,
     format_outcome,
 )
@@ -99,6 +100,11 @@ def format_ending(run: pb.Run) -> str:
         parts = run.cost.estimated_by_service
         if parts and run.state not in ENDED:
             words.append(f"estimated ${sum(parts.values()):,.2f} by max_hours")
+    tokens = count_tokens(run.cost)
+    if any(tokens.values()):
+        limit = f" of {run.cost.max_tokens:,}" if run.cost.max_tokens else ""
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in tokens.items())
+        words.append(f"tokens {sum(tokens.values()):,}{limit} ({kinds})")
     if run.outcome:
         words.append(f"outcome {format_outcome(run)}")
     if run.cleanup not in _QUIET_CLEANUPS:

@@ -12,7 +12,7 @@ from services.common.spec.number_ranges import Seconds
 from services.launcher.config.local import LocalConfig
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.config.sky import SkyConfig
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, TokenCount
 
 
 class ServiceShape(ConfigModel):
@@ -28,6 +28,19 @@ class LearnerShape(ConfigModel):
     gpus: int = Field(default=0, ge=0, le=64)
 
 
+class TokenPrices(ConfigModel):
+    """What a Tinker service takes for tokens, in US dollars per million."""
+
+    prompt: float = Field(ge=0, le=1e6)
+    sample: float = Field(ge=0, le=1e6)
+    train: float = Field(ge=0, le=1e6)
+
+    def price_tokens(self, count: TokenCount) -> float:
+        """Return the price of these tokens in US dollars."""
+        dollars = count.prompt * self.prompt + count.sampled * self.sample
+        return (dollars + count.trained * self.train) / 1e6
+
+
 class LauncherConfig(ConfigModel):
     """Settings for starting, watching and ending a run."""
 
@@ -38,6 +51,10 @@ class LauncherConfig(ConfigModel):
     # US dollars, and hours since the run began. The limit reached first drains and stops it.
     max_cost: float | None = Field(default=None, gt=0, le=1e9)
     max_hours: float | None = Field(default=None, gt=0, le=10 * 8766)
+    # With learner.engine = "tinker": what the service's tokens cost, as part of max_cost; and how
+    # many it may bill, of prompts, sampled and trained on together, before the run stops.
+    token_prices: TokenPrices | None = None
+    max_tokens: int | None = Field(default=None, ge=1, le=2**53)
     notify: NotifyConfig = NotifyConfig()
     # Analyze each evaluation once its episodes are dumped, by a process of low priority.
     analysis: bool = True

@@ -3,6 +3,7 @@ ServiceErrors."""
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from services.launcher.backends.ports import (
     QueuePlace,
     ResourceOffer,
 )
+from services.launcher.config import tinker_rules
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.control.actions import RunNote
@@ -87,13 +89,15 @@ class Admission:
                 spec, notes = continue_spec(before, spec, begun=begun)
         except ConfigError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+        if spec.uses_tinker:
+            notes = (*notes, *_make_tinker_notes())
         taken = self._store.list_run_ids() | {path.name for path in self._folder.iterdir()}
         run_id = order.resume or _make_run_id(spec.name, datetime.now(UTC), taken)
         offers = await self.collect_offers(spec, run_id)
         prices = {launch.key[0]: offer.dollars_per_hour or 0.0 for launch, _, offer in offers}
         cost = before.run.cost if before else Cost()
         try:
-            budget.check_budget(spec.config, prices, cost.accrued)
+            budget.check_budget(spec.config, prices, cost)
         except budget.OverBudgetError as error:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         run = Run(
@@ -104,6 +108,7 @@ class Admission:
             backend=spec.config.backend,
             cost=cost,
             metered=time.time(),
+            tokens=before.run.tokens if before else {},
             priority=order.priority,
         )
         return AdmittedRun(run, spec, prices, notes)
@@ -168,6 +173,19 @@ class Admission:
             message = f"run {run_id} is complete; to continue it, pass a spec with more steps"
             raise refusal_error(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
+
+
+def _make_tinker_notes() -> tuple[RunNote, ...]:
+    """Return what people should know of a run at a Tinker service. Refuse it without a key."""
+    key = tinker_rules.KEY_VARIABLE
+    if not os.environ.get(key, "").strip():
+        message = (
+            f"{key} is not set in the environment of this launcher: with {tinker_rules.ENGINE} it"
+            " is the key of the service. Export it, and start the launcher anew: one that is idle"
+            " ends by itself"
+        )
+        raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+    return tuple(RunNote(f"{tinker_rules.ENGINE}: {limit}") for limit in tinker_rules.LIMITS)
 
 
 def check_scale(run: Run, service: str, replicas: int) -> None:

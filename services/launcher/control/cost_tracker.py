@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control import budget
+from services.launcher.control.token_counts import sum_tokens
 from services.launcher.ports import CostMeter, MeterTick, MeterVerdict
-from services.launcher.state import Run
+from services.launcher.state import Run, TokenCount
 
 # Longest interval between two cost updates.
 EVERY_S = 60.0
@@ -21,29 +23,36 @@ class CostTracker:
     prices: Mapping[str, float]
     begun: float
 
-    def next_count_due(self, run: Run) -> float | None:
+    def next_count_due(self, run: Run, tokens: Mapping[str, TokenCount]) -> float | None:
         """Return when to count the cost next even if nothing changes: after a minute, or when
-        a limit is reached."""
+        a limit is reached. `tokens` are the present counts of the run's processes."""
         if self.meter is None:
             return None
-        dues = [run.metered + EVERY_S]
-        if self.config.max_hours is not None and not run.is_ending:
-            dues.append(self.begun + self.config.max_hours * 3600)
-        if self.config.max_cost is not None and run.cost.per_hour > 0 and not run.is_ending:
-            left = self.config.max_cost - run.cost.accrued
-            dues.append(run.metered + left / run.cost.per_hour * 3600)
+        dues, config = [run.metered + EVERY_S], self.config
+        if run.is_ending:
+            return dues[0]
+        if config.max_hours is not None:
+            dues.append(self.begun + config.max_hours * 3600)
+        cost = budget.add_tokens(run.cost, sum_tokens(tokens), config.token_prices)
+        if budget.crosses_limit(config, run.cost, cost):
+            dues.append(run.metered)
+        if config.max_cost is not None and cost.per_hour > 0:
+            left = config.max_cost - cost.accrued
+            dues.append(run.metered + left / cost.per_hour * 3600)
         return min(dues)
 
-    def count_cost(self, before: Run, run: Run, now: float) -> tuple[Run, MeterVerdict | None]:
-        """Return `run` with the cost up to now of the replicas in `before`; the verdict is
-        None if counting is not due."""
-        due = self.next_count_due(before)
+    def count_cost(
+        self, before: Run, run: Run, now: float, tokens: Mapping[str, TokenCount]
+    ) -> tuple[Run, MeterVerdict | None]:
+        """Return `run` with the cost up to now of the replicas in `before` and of these tokens of
+        its processes; the verdict is None if counting is not due."""
+        due = self.next_count_due(before, tokens)
         if self.meter is None or due is None:
             return run, None
         if _priced_replicas(before) == _priced_replicas(run) and now < due:
             return run, None
-        spent = self.meter(self._make_tick(before, now))
-        counted = replace(run, cost=spent.cost, metered=now)
+        spent = self.meter(self._make_tick(replace(before, tokens=tokens), now))
+        counted = replace(run, cost=spent.cost, metered=now, tokens=tokens)
         # The changed replicas have another price per hour.
         rate = self.meter(self._make_tick(counted, now))
         return replace(counted, cost=rate.cost), spent

@@ -20,6 +20,7 @@ _FIXED = {
     "learner.data": "its tasks are those of this manifest",
     "policy.model": "its checkpoints and journal belong to this model",
     "policy.revision": "its checkpoints and journal belong to this model",
+    "policy.tinker.model": "its checkpoints belong to this model",
     "policy.dtype": "engine and trainer were compared in it",
     "policy.rope_scaling": "its weights were trained under it",
 }
@@ -41,6 +42,8 @@ class SpecChange:
         """Reason why a run that has begun cannot take the change; empty if it can."""
         if (self.key, self.new) == _CRITIC:
             return "its checkpoints hold no critic"
+        if self.key == "learner.engine" and "tinker" in (self.old, self.new):
+            return "its checkpoints are with those who trained it"
         found = (why for key, why in _FIXED.items() if f"{self.key}.".startswith(f"{key}."))
         return next(found, "")
 

@@ -35,6 +35,7 @@ from services.launcher.control.launch_spec import make_launch_spec
 from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
 from services.launcher.control.replica_actions import ReplicaController
+from services.launcher.control.token_counts import note_tokens
 from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
 from services.launcher.run_progress import Progress, RaisedAlarms
 from services.launcher.run_spec import RunSpec
@@ -95,6 +96,8 @@ class Supervisor:
         self._cost_tracker = CostTracker(
             dependencies.hooks.meter, self.config, stored.prices, stored.begun
         )
+        # Tokens that its processes have reported; the ledger has those up to the last count.
+        self._tokens = stored.run.tokens
         self._submitted = stored.begun
         # Replicas whose devices were freed while the run continues.
         self._freed: set[ReplicaKey] = set()
@@ -236,7 +239,8 @@ class Supervisor:
 
     async def _sleep_until_due(self) -> None:
         now = clock.now()
-        dues = [next_reconcile_due(self.run, now), self._cost_tracker.next_count_due(self.run)]
+        count_due = self._cost_tracker.next_count_due(self.run, self._tokens)
+        dues = [next_reconcile_due(self.run, now), count_due]
         patience = min([_LOOK_AROUND_S, *(due - now for due in dues if due is not None)])
         await wait_for_event(self._wake, patience)
 
@@ -297,6 +301,8 @@ class Supervisor:
         if not self.roster.record_heartbeat(key, incarnation, listed, clock.now()):
             raise UnregisteredError(key)
         self._silent.discard(key)
+        if self._spec.uses_tinker:
+            self._tokens = note_tokens(self._tokens, key[0], incarnation, progress.metrics)
         if self.roster.version != version:
             self.changed.notify_all()
         run = transitions.mark_heartbeat(self.run, key, progress.phase, serving)
@@ -439,7 +445,7 @@ class Supervisor:
         if self.run.state is RunState.QUEUED:
             return run, notes
         now = clock.now()
-        run, verdict = self._cost_tracker.count_cost(self.run, run, now)
+        run, verdict = self._cost_tracker.count_cost(self.run, run, now, self._tokens)
         if verdict is None:
             return run, notes
         if verdict.stop is not None:

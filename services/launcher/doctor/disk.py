@@ -8,7 +8,7 @@ from typing import Any
 
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.shared_memory import SHARED_MEMORY
-from services.launcher.doctor.findings import Finding, fail, ok, warn
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import (
     estimate_trainer,
@@ -23,6 +23,8 @@ from services.launcher.state import LEARNER
 
 
 async def probe_disk(context: RunContext) -> list[Finding]:
+    if context.plan.uses_tinker:
+        raise NotApplicableError("checkpoints are at the Tinker service, here only their addresses")
     model = await measure_policy(context)
     section, policy = context.get_section(LEARNER), context.shared.policy
     kept = checkpoint_bytes(model, policy, section)

@@ -9,7 +9,7 @@ import psutil
 from services.launcher.backends.local.gpu_reservations import visible_gpus
 from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
+from services.launcher.doctor.findings import Finding, NotApplicableError, Status, fail, ok, warn
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
 from services.launcher.doctor.memory_estimate import (
     EngineMemory,
@@ -56,6 +56,8 @@ def check_requested(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding
 
 async def measure_needs(context: RunContext) -> MemoryNeeds:
     """Return what a run needs. Raises FindingError, NotApplicableError."""
+    if context.plan.uses_tinker:
+        raise NotApplicableError("the weights are at the Tinker service, none are here")
     model = await measure_policy(context)
     learner, rollout = context.get_section(LEARNER), context.get_section(ROLLOUT)
     if context.backend != "local" and not context.gpus:

@@ -38,12 +38,16 @@ async def probe_model(context: RunContext) -> list[Finding]:
     local = await asyncio.to_thread(Path(policy.model).is_dir)
     found = None if local else await look_up_policy(context)
     folder = await fetch_policy_folder(context)
+    at_tinker = context.plan.uses_tinker
     try:
-        check_trainable_folder(folder)
+        if not at_tinker:
+            check_trainable_folder(folder)
     except ConfigError as error:
         return [fail(str(error), "docs/models.md lists what is trained")]
     if found is None:
         raise NotApplicableError(f"{policy.model} is a folder")
+    if at_tinker:
+        return [ok(f"of {policy.model}, only its tokenizer: at commit {found.commit[:12]}")]
     return [_report_commit(policy, found), *_check_room(context, found)]
 
 

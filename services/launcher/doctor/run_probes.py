@@ -16,7 +16,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.probe_list import PROBES, Probe
 from services.launcher.doctor.run_context import RunContext, read_sections
-from services.launcher.security.service_variables import variables_of_any_service
+from services.launcher.security.service_variables import TINKER_PLACES, variables_of_any_service
 
 SPEC = "spec"
 _SPEC_LIMIT_S = 60.0
@@ -76,7 +76,7 @@ def _make_timeout_finding(limit_s: float) -> Finding:
 
 def _redact_result(result: ProbeResult, context: RunContext) -> ProbeResult:
     config = context.plan.config
-    of_services = variables_of_any_service(context.plan)
+    of_services = set(variables_of_any_service(context.plan)) - {*TINKER_PLACES}
     named = (config.notify.slack.token_env, config.notify.webhook_env or "", *of_services)
     hidden = (
         replace(f, detail=hide_secrets(f.detail, context.environ, named)) for f in result.findings

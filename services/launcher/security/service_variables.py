@@ -12,6 +12,7 @@ from services.common.process.arguments import TOKEN_VARIABLE
 from services.common.rpc.tls import TLS_VARIABLE
 from services.common.text.redaction import find_references
 from services.launcher.config.backend_tables import FLEET_KEY, key_variables, without_replaced
+from services.launcher.config.tinker_rules import KEY_VARIABLE
 from services.launcher.run_spec import RunSpec
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
@@ -25,6 +26,8 @@ STORE_SECRETS = (
     "FLOTILLA_REMOTE_OPTIONS",
 )
 HUB_TOKEN = "HF_TOKEN"
+# Where a Tinker service is, and whom it bills: neither opens anything.
+TINKER_PLACES = ("TINKER_BASE_URL", "TINKER_PROJECT_ID")
 # Address and credentials of an MLflow server.
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{n}" for n in ("URI", "USERNAME", "PASSWORD", "TOKEN"))
 # Cloud credentials, as SkyPilot and the launcher read them.
@@ -46,7 +49,7 @@ SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
     FLEET_KEY: (GATEWAY,),
     WANDB_KEY: (LEARNER,),
     **dict.fromkeys((*STORE_SECRETS, *MLFLOW_SECRETS), (LEARNER,)),
-    HUB_TOKEN: (LEARNER, ROLLOUT),
+    **dict.fromkeys((HUB_TOKEN, KEY_VARIABLE, *TINKER_PLACES), (LEARNER, ROLLOUT)),
 }
 
 
@@ -58,6 +61,9 @@ def inherited_variables(spec: RunSpec, service: str) -> tuple[str, ...]:
     run's own identity is passed separately, and another run's must not leak in."""
     named = {*required_secrets(spec, service), *optional_secrets(spec, service)}
     named -= set(IDENTITY_VARIABLES)
+    if spec.uses_tinker and service in SECRET_OWNERS[KEY_VARIABLE]:
+        # The client has settings of its own.
+        named.add("TINKER_*")
     if service == LEARNER:
         section: Mapping[str, Any] = spec.tables.get(LEARNER, {})
         checkpoint: Mapping[str, Any] = section.get("checkpoint") or {}
@@ -75,8 +81,8 @@ def variables_of_any_service(spec: RunSpec) -> tuple[str, ...]:
 
 
 def required_secrets(spec: RunSpec, service: str) -> tuple[str, ...]:
-    """Return the names in order: the identity, those in the service's section, then
-    `launcher.sky.secrets`."""
+    """Return the names in order: the identity, those in the service's section and those that its
+    keys imply, then `launcher.sky.secrets`."""
     section: Mapping[str, Any] = spec.tables.get(service, {})
     keys: list[str] = []
     if service == GATEWAY:
@@ -85,6 +91,8 @@ def required_secrets(spec: RunSpec, service: str) -> tuple[str, ...]:
     named = [*find_references(section), *keys]
     if service == LEARNER and "wandb" in tracker_backends(section):
         named.append(WANDB_KEY)
+    if spec.uses_tinker and service in SECRET_OWNERS[KEY_VARIABLE]:
+        named.append(KEY_VARIABLE)
     return tuple(dict.fromkeys((*IDENTITY_VARIABLES, *named, *spec.config.sky.secrets)))
 
 
@@ -98,6 +106,8 @@ def optional_secrets(spec: RunSpec, service: str) -> tuple[str, ...]:
         named = (*named, *MLFLOW_SECRETS)
     if _is_at_hub(spec.tables):
         named = (*named, HUB_TOKEN)
+    if spec.uses_tinker:
+        named = (*named, *TINKER_PLACES)
     return tuple(name for name in named if service in SECRET_OWNERS[name])
 
 

@@ -7,9 +7,10 @@ from services.common.files.table_dump import dump_command
 from services.common.process.own_version import own_version
 from services.launcher.store.write_transaction import write_transaction
 
-SCHEMA_VERSION = 7
-# It has one more table, which nothing read. Left as it is: a launcher that still runs may write it.
-_WITH_TRANSITIONS = 6
+SCHEMA_VERSION = 8
+# Their runs count no tokens, and the first has one more table, which nothing reads. Their writers
+# would drop the tokens of a run, so a ledger that was opened here is no longer theirs.
+_FORMER = (6, 7)
 
 # `run_json` and `replica_json` hold the Run without its replicas, and one Replica.
 _SCHEMA = """
@@ -66,8 +67,10 @@ def open_ledger(path: Path) -> sqlite3.Connection:
 
 
 def prepare_schema(db: sqlite3.Connection, path: str) -> None:
-    """Create the tables of a new ledger. Raises LedgerError for one of another version."""
+    """Create the tables of a new ledger, and take over one of a former version. Raises LedgerError
+    for one of another version."""
     if _has_tables(db, path):
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return
     db.execute("PRAGMA journal_mode=WAL")
     with write_transaction(db):
@@ -80,7 +83,7 @@ def prepare_schema(db: sqlite3.Connection, path: str) -> None:
 
 def _has_tables(db: sqlite3.Connection, path: str) -> bool:
     found = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if found not in (0, _WITH_TRANSITIONS, SCHEMA_VERSION):
+    if found not in (0, *_FORMER, SCHEMA_VERSION):
         raise LedgerError(
             f"{path} has format {found}, but {own_version()} reads and writes format"
             f" {SCHEMA_VERSION}. Use the flotilla that wrote it, or another --runs folder."

@@ -107,7 +107,11 @@ RUN_FIELDS: dict[str, Any] = {
     "unreachable": "",
     "cleanup": None,
     "cleanup_detail": "",
-    "cost": {"accrued": 0.0, "per_hour": 0.0},
+    "cost": {
+        "accrued": 0.0,
+        "per_hour": 0.0,
+        "tokens": {"prompt": 0, "sampled": 0, "trained": 0},
+    },
     "metrics": {"reward/avg_pass_at_1": 0.75, "eval/all/pass_at_1": 0.5},
 }
 

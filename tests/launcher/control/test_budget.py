@@ -1,13 +1,15 @@
 """Costs of a run, by a clock that jumps arbitrarily."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.config.launcher import LauncherConfig, ServiceShape
+from services.launcher.config.launcher import LauncherConfig, ServiceShape, TokenPrices
 from services.launcher.control import budget
 from services.launcher.ports import MeterTick, MeterVerdict
-from services.launcher.state import Cost, Outcome, Replica, Run, RunState, Unit
+from services.launcher.state import Cost, Outcome, Replica, Run, RunState, TokenCount, Unit
 
 SERVICES = ("env_gateway", "learner", "rollout")
 PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}
@@ -142,10 +144,10 @@ def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
 ) -> None:
     config = LauncherConfig(max_cost=max_cost, rollout=ServiceShape(replicas=2))
     if starts:
-        budget.check_budget(config, PRICES, accrued)
+        budget.check_budget(config, PRICES, Cost(accrued))
         return
     with pytest.raises(budget.OverBudgetError) as caught:
-        budget.check_budget(config, PRICES, accrued)
+        budget.check_budget(config, PRICES, Cost(accrued))
     message = str(caught.value)
     assert message.startswith("launcher.max_cost: one hour costs $12.50")
     assert "1 learner at $8.00, 2 rollout at $2.00" in message
@@ -154,7 +156,7 @@ def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
 
 def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing_costs() -> None:
     with pytest.raises(budget.OverBudgetError, match="no prices"):
-        budget.check_budget(LauncherConfig(max_cost=5.0), {}, 5.0)
+        budget.check_budget(LauncherConfig(max_cost=5.0), {}, Cost(5.0))
 
 
 def test_the_maximum_cost_is_listed_by_service_where_there_is_a_price_and_an_end() -> None:
@@ -176,3 +178,66 @@ def test_the_learner_gets_the_cost_of_a_thousand_trajectories() -> None:
         "cost/per_1000_trajectories": 5.0,
     }
     assert "cost/per_1000_trajectories" not in budget.cost_metrics(cost, {})
+
+
+TOKEN_PRICES = TokenPrices(prompt=0.5, sample=2.0, train=1.5)
+USED = TokenCount(4_000_000, 1_000_000, 2_000_000)
+
+
+def token_tick(cost: Cost, used: TokenCount, **config: Any) -> MeterTick:
+    """A tick of no time in which a process has reported these tokens."""
+    run = Run("demo-1", "demo", {}, state=RunState.RUNNING, tokens={"process": used})
+    return MeterTick(run, LauncherConfig(**config), {}, cost, 0.0, 0.0)
+
+
+def test_tokens_cost_their_price_beside_machines_and_nothing_without_one() -> None:
+    spent = Cost(1.0, 0.0, {"learner": 1.0})
+    cost = budget.meter_cost(token_tick(spent, USED, token_prices=TOKEN_PRICES)).cost
+    assert cost == Cost(8.0, 0.0, {"learner": 1.0, "tokens": 7.0}, USED)
+    assert budget.meter_cost(token_tick(spent, USED)).cost == Cost(1.0, 0.0, {"learner": 1.0}, USED)
+
+
+def test_tokens_keep_the_price_at_which_they_were_counted() -> None:
+    cost = budget.meter_cost(token_tick(Cost(), USED, token_prices=TOKEN_PRICES)).cost
+    dearer = TokenPrices(prompt=0.0, sample=10.0, train=0.0)
+    more = TokenCount(USED.prompt, USED.sampled + 1_000_000, USED.trained)
+    cost = budget.meter_cost(token_tick(cost, more, token_prices=dearer)).cost
+    assert cost == Cost(17.0, 0.0, {"tokens": 17.0}, more)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_cost": 7.0, "token_prices": TOKEN_PRICES}, {"max_tokens": 7_000_000}]
+)
+def test_a_run_is_warned_and_stopped_by_its_tokens(limit: dict[str, Any]) -> None:
+    (key,) = [key for key in limit if key.startswith("max")]
+    near = TokenCount(3_300_000, 800_000, 1_600_000)
+    warned = budget.meter_cost(token_tick(Cost(), near, **limit))
+    assert warned.stop is None and f"80% of launcher.{key} are used" in warned.note
+    verdict = budget.meter_cost(token_tick(warned.cost, USED, **limit))
+    assert verdict.stop is Outcome.BUDGET
+    assert verdict.note.startswith(f"launcher.{key} is reached: ")
+    config = LauncherConfig(**limit)
+    assert budget.crosses_limit(config, Cost(), warned.cost)
+    assert not budget.crosses_limit(config, warned.cost, warned.cost)
+    assert budget.crosses_limit(config, warned.cost, verdict.cost)
+
+
+def test_a_run_that_has_used_its_tokens_starts_again_only_with_more() -> None:
+    spent = Cost(tokens=USED)
+    with pytest.raises(budget.OverBudgetError, match=r"7,000,000 of 7,000,000 tokens are used"):
+        budget.check_budget(LauncherConfig(max_tokens=7_000_000), {}, spent)
+    budget.check_budget(LauncherConfig(max_tokens=7_000_001), {}, spent)
+
+
+def test_the_learner_gets_the_tokens_and_dollars_only_where_there_are_prices() -> None:
+    metrics = budget.cost_metrics(Cost(tokens=USED), {})
+    assert metrics == {
+        "cost/tokens_prompt": 4e6,
+        "cost/tokens_sampled": 1e6,
+        "cost/tokens_trained": 2e6,
+    }
+    assert budget.cost_metrics(Cost(7.0, tokens=USED), {}) == {
+        **metrics,
+        "cost/accrued": 7.0,
+        "cost/per_hour": 0.0,
+    }

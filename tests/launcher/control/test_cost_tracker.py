@@ -1,6 +1,9 @@
 """Costs of real runs of fake services at a launcher: queried, watched, limited."""
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -151,3 +154,54 @@ async def test_a_launcher_that_resumes_a_run_counts_on_from_what_was_spent(
         changed = spec(learner={"steps": 8, "step_s": 0.1})
         await served.start(changed, resume_run_id=run_id)
         assert (await served.ended(run_id)).cost.accrued > first
+
+
+def billed(most: int, **launcher: Any) -> dict[str, Any]:
+    """A spec of a run that a Tinker service bills, up to `most` tokens."""
+    return spec(
+        learner={"engine": "tinker", "steps": 100_000, "step_s": 0.05, "tokens": 100},
+        rollout={"tokens": 1_000},
+        launcher={"max_tokens": most, **launcher},
+    )
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-for-tests")
+
+
+@pytest.mark.usefixtures("key")
+async def test_tokens_of_killed_and_resumed_processes_add_up_to_a_limit_that_drains_the_run(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, hooks=HOOKS) as served:
+        prices = {"prompt": 1.0, "sample": 2.0, "train": 3.0}
+        run_id = await served.start(billed(40_000, token_prices=prices))
+        run = await served.until(run_id, lambda run: run.cost.tokens.sampled >= 4_000)
+        (rollout,) = [each for each in run.replicas if each.service == "rollout"]
+        os.kill(rollout.pid, signal.SIGKILL)
+        run = await served.ended(run_id)
+        assert any(replica.restarts for replica in run.replicas)
+        assert (run.state, run.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_BUDGET)
+        used = run.cost.tokens
+        assert used.prompt == used.sampled > 0 and used.trained > 0
+        assert 40_000 <= used.prompt + used.sampled + used.trained < 80_000
+        dollars = (used.prompt * 1.0 + used.sampled * 2.0 + used.trained * 3.0) / 1e6
+        assert run.cost.accrued_by_service["tokens"] == pytest.approx(dollars)
+        request = pb.WatchRunRequest(run_id=run_id)
+        events = [event async for event in served.runs.WatchRun(request)]
+        counts = [e.cost.tokens.sampled for e in events if e.WhichOneof("what") == "cost"]
+        assert counts == sorted(counts) and counts[-1] == used.sampled
+        notes = [event.message for event in events if event.message]
+        assert len([note for note in notes if "80% of launcher.max_tokens" in note]) == 1
+        assert len([note for note in notes if "launcher.max_tokens is reached" in note]) == 1
+    async with serving(tmp_path, hooks=HOOKS) as served:
+        assert (await served.get(run_id)).cost.tokens == used
+        with pytest.raises(grpc.aio.AioRpcError, match=r"launcher.max_tokens: .* are used"):
+            await served.start(billed(40_000), resume_run_id=run_id)
+        await served.start(billed(120_000), resume_run_id=run_id)
+        resumed = (await served.ended(run_id)).cost
+        every = resumed.tokens.prompt + resumed.tokens.sampled + resumed.tokens.trained
+        assert 120_000 <= every < 160_000
+        # They have no price any more.
+        assert resumed.accrued == run.cost.accrued

@@ -212,6 +212,7 @@ def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     }
     known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
     # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
-    # a repository has its data, keeps its checkpoints and sends its notifications open nothing.
-    places = {"CHECKPOINT_REMOTE", "DATA_SOURCE", "SLACK_CHANNEL"}
+    # a repository has its data, keeps its checkpoints and sends its notifications open nothing, nor
+    # do those of a Tinker service.
+    places = {"CHECKPOINT_REMOTE", "DATA_SOURCE", "SLACK_CHANNEL", *service_variables.TINKER_PLACES}
     assert known - {TLS_VARIABLE} - places <= set(Canaries().environ("http://hook"))

@@ -26,6 +26,7 @@ from services.launcher.state import (
     ReplicaState,
     Run,
     RunState,
+    TokenCount,
     Unit,
 )
 from services.launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
@@ -41,13 +42,14 @@ def test_a_ledger_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -
         Ledger(path)
 
 
-def test_a_ledger_of_the_format_before_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("former", [6, 7])
+def test_a_ledger_of_a_former_format_is_taken_over(tmp_path: Path, former: int) -> None:
     path = tmp_path / "launcher.sqlite"
     Ledger(path).close()
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE transitions (number INTEGER PRIMARY KEY, cause TEXT)")
         db.execute("INSERT INTO transitions (cause) VALUES ('of before')")
-        db.execute("PRAGMA user_version = 6")
+        db.execute(f"PRAGMA user_version = {former}")
         db.commit()
     store = Ledger(path)
     ended = write_a_life(store)
@@ -55,7 +57,7 @@ def test_a_ledger_of_the_format_before_is_read_and_written_as_it_is(tmp_path: Pa
     assert stored is not None and stored.run == ended
     store.close()
     assert rows(path, "SELECT cause FROM transitions") == [("of before",)]
-    assert rows(path, "PRAGMA user_version") == [(6,)]
+    assert rows(path, "PRAGMA user_version") == [(8,)]
 
 
 def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
@@ -85,7 +87,9 @@ def write_a_life(store: Ledger) -> Run:
             )
         ]
     )
-    failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
+    tokens = {LEARNER: TokenCount(trained=3), "an incarnation": TokenCount(1, 2)}
+    cost = Cost(1.5, 2.5, {LEARNER: 1.5}, TokenCount(1, 2, 3))
+    failed = replace(failed, cost=cost, metered=5.0, tokens=tokens)
     ledger_writer.write_run_change(store, run, failed, [RunNote("x")], "exited with code 1", [])
     ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LauncherConfig(drain_s=5.0), "enough")
     ledger_writer.write_run_change(store, failed, ended, [], "enough", [])

@@ -428,6 +428,31 @@ class Run(google.protobuf.message.Message):
 global___Run = Run
 
 @typing.final
+class TokenCount(google.protobuf.message.Message):
+    """Tokens that a Tinker service bills to a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: builtins.int
+    SAMPLED_FIELD_NUMBER: builtins.int
+    TRAINED_FIELD_NUMBER: builtins.int
+    prompt: builtins.int
+    """Of prompts."""
+    sampled: builtins.int
+    trained: builtins.int
+    """Trained on."""
+    def __init__(
+        self,
+        *,
+        prompt: builtins.int = ...,
+        sampled: builtins.int = ...,
+        trained: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prompt", b"prompt", "sampled", b"sampled", "trained", b"trained"]) -> None: ...
+
+global___TokenCount = TokenCount
+
+@typing.final
 class Cost(google.protobuf.message.Message):
     """Cost of a run, in US dollars. Services without a known price count as 0."""
 
@@ -471,19 +496,27 @@ class Cost(google.protobuf.message.Message):
     MAX_HOURS_FIELD_NUMBER: builtins.int
     ACCRUED_BY_SERVICE_FIELD_NUMBER: builtins.int
     ESTIMATED_BY_SERVICE_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
     accrued: builtins.float
     per_hour: builtins.float
     max_cost: builtins.float
     """Unlimited if 0."""
     max_hours: builtins.float
+    max_tokens: builtins.int
+    """Unlimited if 0."""
     @property
-    def accrued_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    def accrued_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Also of `tokens`, if they have a price."""
+
     @property
     def estimated_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Estimated cost of each until `max_hours`, with the currently wanted number
         of replicas; empty without that limit.
         """
 
+    @property
+    def tokens(self) -> global___TokenCount: ...
     def __init__(
         self,
         *,
@@ -493,8 +526,11 @@ class Cost(google.protobuf.message.Message):
         max_hours: builtins.float = ...,
         accrued_by_service: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         estimated_by_service: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        tokens: global___TokenCount | None = ...,
+        max_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accrued", b"accrued", "accrued_by_service", b"accrued_by_service", "estimated_by_service", b"estimated_by_service", "max_cost", b"max_cost", "max_hours", b"max_hours", "per_hour", b"per_hour"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accrued", b"accrued", "accrued_by_service", b"accrued_by_service", "estimated_by_service", b"estimated_by_service", "max_cost", b"max_cost", "max_hours", b"max_hours", "max_tokens", b"max_tokens", "per_hour", b"per_hour", "tokens", b"tokens"]) -> None: ...
 
 global___Cost = Cost
 

@@ -11,10 +11,11 @@ from services.launcher.backends.ports import BackendError, LaunchSpec, ResourceO
 from services.launcher.backends.sky import machine_candidates, task_documents
 from services.launcher.backends.sky.price_catalog import cheapest_price
 from services.launcher.backends.sky.status import Place
+from services.launcher.config import tinker_rules
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.run_spec import RunSpec
-from services.launcher.state import LEARNER
+from services.launcher.state import LEARNER, ROLLOUT
 
 REMOTE = "learner.checkpoint.remote"
 KEEP_HINT = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
@@ -85,6 +86,7 @@ def list_warnings(spec: RunSpec) -> list[str]:
     found = list(machine_candidates.check_shared_network(config.sky))
     if lost := describe_unkept(spec.tables.get(LEARNER, {}), config):
         found.append(f"{lost}; {KEEP_HINT}")
+    found += list_idle_gpus(spec)
     if config.max_hours is None:
         found.append(
             "launcher.max_hours is not set: machines end by themselves only after"
@@ -93,6 +95,17 @@ def list_warnings(spec: RunSpec) -> list[str]:
     if config.max_cost is None:
         found.append("launcher.max_cost is not set: nothing bounds what the run may cost")
     return found
+
+
+def list_idle_gpus(spec: RunSpec) -> list[str]:
+    """List the services that request GPUs which a run at a Tinker service leaves idle."""
+    if spec.config.backend != "sky" or not spec.uses_tinker:
+        return []
+    return [
+        f"launcher.sky.{service} requests GPUs, and with {tinker_rules.ENGINE} no process uses one"
+        for service in (LEARNER, ROLLOUT)
+        if any(m.accelerators for m in spec.config.sky.machines_for(service).candidates)
+    ]
 
 
 def describe_unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:

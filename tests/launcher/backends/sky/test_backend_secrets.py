@@ -200,3 +200,15 @@ def test_what_is_submitted_has_a_value_for_each_name_and_a_name_for_each_value()
     filled = task_documents.fill_secrets(document, {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"})
     assert filled == {"name": "a", "secrets": {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"}}
     assert document["secrets"] == {"FLOTILLA_TOKEN": None, "KEY": None}
+
+
+def test_both_sides_of_a_tinker_service_need_its_key_and_know_where_it_is() -> None:
+    spec = bare_spec({"learner": {"engine": "tinker"}}, config())
+    for service in (LEARNER, ROLLOUT):
+        assert "TINKER_API_KEY" in service_variables.required_secrets(spec, service)
+        where = service_variables.optional_secrets(spec, service)
+        assert where == ("TINKER_BASE_URL", "TINKER_PROJECT_ID")
+        assert set(inherited_variables(spec, service)) == {"TINKER_*", "TINKER_API_KEY", *where}
+    assert inherited_variables(spec, GATEWAY) == ()
+    for service in (LEARNER, ROLLOUT):
+        assert inherited_variables(bare_spec({}, config()), service) == ()

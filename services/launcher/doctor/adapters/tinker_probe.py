@@ -1,0 +1,89 @@
+"""Probe of the Tinker service of a run: one request for what it offers, within seconds.
+
+Plain HTTP: Tinker's own client would repeat the request for minutes, and a launcher may not have
+it."""
+
+import httpx
+
+from services.common.adapters.bounded_http import ask, object_of, open_client
+from services.launcher.backends.sky.cost_estimate import list_idle_gpus
+from services.launcher.config.tinker_rules import ENGINE, KEY_VARIABLE, LIMITS
+from services.launcher.doctor.findings import (
+    Finding,
+    FindingError,
+    NotApplicableError,
+    fail,
+    first_line,
+    ok,
+    warn,
+)
+from services.launcher.doctor.run_context import RunContext
+
+# As `tinker.lib.base_url`.
+HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+_REQUEST_S = 8.0
+_MODELS_SHOWN = 20
+
+
+async def probe_tinker(context: RunContext) -> list[Finding]:
+    """Check that the service answers, takes the key, and trains and samples the base model."""
+    if not context.plan.uses_tinker:
+        raise NotApplicableError(f"without {ENGINE} there is no Tinker service")
+    at = context.shared.policy.tinker.url or context.environ.get("TINKER_BASE_URL")
+    url = (at or HOSTED_URL).rstrip("/")
+    return [
+        _check_model(context, url, await _list_models(context, url)),
+        *(warn(text, "leave accelerators out") for text in list_idle_gpus(context.plan)),
+        *(ok(limit) for limit in LIMITS),
+    ]
+
+
+async def _list_models(context: RunContext, url: str) -> list[dict[str, object]]:
+    """Return the models that the service offers. Raises FindingError."""
+    key = context.environ.get(KEY_VARIABLE, "").strip()
+    if not key:
+        raise FindingError(fail, f"{KEY_VARIABLE} is not set", f"export {KEY_VARIABLE}")
+    try:
+        async with open_client(key, _REQUEST_S, headers={"X-API-Key": key}) as http:
+            answer = await ask(
+                http, "GET", f"{url}/api/v1/get_server_capabilities", whole_s=_REQUEST_S
+            )
+        if answer.status_code == 200:
+            return list((await object_of(answer))["supported_models"])
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        what = f"{url} cannot be reached: {error or type(error).__name__}"
+        raise FindingError(fail, what, "correct policy.tinker.url, or start the service") from error
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{url} does not answer as a Tinker service: {error!r}"
+        raise FindingError(fail, what, "correct policy.tinker.url") from error
+    raise FindingError(fail, *_explain_refusal(url, answer))
+
+
+def _explain_refusal(url: str, answer: httpx.Response) -> tuple[str, str]:
+    """Return what an answer other than 200 says, and what to do about it."""
+    status = answer.status_code
+    if status in (401, 403):
+        return f"{url} refuses the key in {KEY_VARIABLE} ({status})", f"export {KEY_VARIABLE} again"
+    if status == 402:
+        return f"{url} has no credit left for the account of {KEY_VARIABLE}", "add credit to it"
+    text = first_line(answer.text[:1000], 100)
+    return f"{url} answered {status}: {text}", "correct policy.tinker.url"
+
+
+def _check_model(context: RunContext, url: str, models: list[dict[str, object]]) -> Finding:
+    """Check that the base model is among them, and takes sequences of the run's length."""
+    policy = context.shared.policy
+    name = policy.tinker.model or policy.model
+    there = {str(model.get("model_name")): model for model in models}
+    if name not in there:
+        shown = ", ".join(sorted(there)[:_MODELS_SHOWN]) or "no model"
+        what = f"{url} has no model {name}, but {shown}"
+        return fail(what, "set policy.tinker.model to the base model's name there")
+    unable = [can for can in ("trainable", "sampleable") if there[name].get(can) is False]
+    if unable:
+        return fail(f"{name} is not {' and not '.join(unable)} at {url}", "choose another model")
+    longest = there[name].get("max_context_length")
+    if isinstance(longest, int) and longest < policy.max_model_len:
+        what = f"{name} takes {longest} tokens at {url}, policy.max_model_len is"
+        return fail(f"{what} {policy.max_model_len}", f"lower it to {longest}")
+    return ok(f"{url} takes the key, and trains {name}")
