@@ -1,8 +1,7 @@
 """The learner's part of a run spec, `[learner]`."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -245,15 +244,13 @@ class LearnerConfig(ServiceConfig):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_service_has_no_guard(cls, given: Any) -> Any:
+    @model_validator(mode="after")
+    def _a_service_has_no_guard(self) -> Self:
         """Switch the guard off with `engine = "tinker"`, unless the spec says otherwise."""
-        if not isinstance(given, Mapping) or given.get("engine") != "tinker":
-            return given
-        table: Mapping[str, Any] = given
-        guard = table.get("guard", {})
-        return {**table, "guard": {"mode": "off", **guard}} if isinstance(guard, Mapping) else given
+        # Not before the fields are read: after such a validator, lists of a spec are no tuples.
+        if self.engine != "tinker" or "mode" in self.guard.model_fields_set:
+            return self
+        return self.model_copy(update={"guard": self.guard.model_copy(update={"mode": "off"})})
 
     def check(self, shared: SharedConfig) -> None:
         if self.engine == "tinker":
