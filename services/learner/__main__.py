@@ -138,7 +138,7 @@ def _build_hosted(
         *(runtime.shared.seed, runtime.run_id),
         note_progress=lambda: [runtime.watchdog.note_progress(each) for each in _STAGES],
     )
-    return HostedRanks(site, config, service, StepBook(runtime.run_dir))
+    return HostedRanks(site, config, service, StepBook(runtime.run_dir, runtime.run_id))
 
 
 def _build_cluster(runtime: Runtime[LearnerConfig]) -> "RayCluster | None":

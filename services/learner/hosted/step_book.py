@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from services.common.files.durable_files import sync_path, write_durably
 from services.common.rpc.errors import ConfigError
@@ -61,6 +61,7 @@ class SavedState:
 class Page:
     """The content of the book."""
 
+    run_id: str
     # The model in use; None if the next start makes another.
     model: HostedModel | None = None
     # Versions at which it began, and that it has reached.
@@ -85,11 +86,12 @@ _PAGE = TypeAdapter(Page)
 class StepBook:
     """The book of one run. Every change is on disk when a method returns."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """Open the book, empty for a new run. Raises ConfigError if it cannot be read."""
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        """Open the book, empty for a new run. Raises ConfigError if it cannot be read, or is of
+        another run, whose model this one must not train."""
         self._folder = run_dir / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.page = _read_page(self._folder / _BOOK)
+        self.page = _read_page(self._folder / _BOOK, run_id)
 
     def write(self, **changes: Any) -> None:
         """Write the page with these changes."""
@@ -170,19 +172,20 @@ class StepBook:
         return self._folder / f"step-{step:06d}.safetensors"
 
 
-def _read_page(path: Path) -> Page:
+def _read_page(path: Path, run_id: str) -> Page:
     if not path.exists():
-        return Page()
+        return Page(run_id)
+    remedy = "without it the run goes on from its newest checkpoint: move it away"
     try:
         data = json.loads(path.read_text())
-        if data["format"] == FORMAT:
-            return _PAGE.validate_python(data)
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; without it the run goes on from its newest"
-            " checkpoint: move it away"
-        ) from error
-    raise ConfigError(
-        f"{path} has format {data['format']}, but this program reads and writes {FORMAT}: use the"
-        " version of the program that wrote it"
-    )
+        if data["format"] != FORMAT:
+            raise ConfigError(
+                f"{path} has format {data['format']}, but this program reads and writes {FORMAT}:"
+                " use the version of the program that wrote it"
+            )
+        page = _PAGE.validate_python(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; {remedy}") from error
+    if page.run_id != run_id:
+        raise ConfigError(f"{path} is of run {page.run_id}, not of {run_id}; {remedy}")
+    return page

@@ -73,7 +73,7 @@ def open_ranks(
     policy = policy_config(url, **tinker)
     site = HostedSite("run", memory, policy, VOCABULARY)
     service = TinkerTrainer(policy.tinker, site.base_model, 8, 7, "run")
-    return HostedRanks(site, config or learner_config(), service, StepBook(run_dir))
+    return HostedRanks(site, config or learner_config(), service, StepBook(run_dir, "run"))
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ async def test_a_service_makes_the_steps_of_own_ranks(
     policy_settings = policy_config(service_url, model=str(model_folder))
     site = HostedSite("run", tmp_path, policy_settings, VOCABULARY)
     service = TinkerTrainer(policy_settings.tinker, site.base_model, RANK, SEED, "run")
-    ranks = HostedRanks(site, config, service, StepBook(tmp_path))
+    ranks = HostedRanks(site, config, service, StepBook(tmp_path, "run"))
     policy, _, trainer = make_trainer(
         model_folder, algorithm=config.algorithm, lora=LoraConfig(rank=RANK), **OPTIMIZER
     )

@@ -19,13 +19,13 @@ def result_of(loss: float) -> StepResult:
 
 
 def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
-    book = StepBook(tmp_path)
+    book = StepBook(tmp_path, "run")
     book.begin_model(MODEL, 0)
     pending = Pending("step", 2, 5, "digest")
     published = Published(0, "tinker://a", (0.5, -1.25))
     book.finish_step(1, result_of(0.25), 3, 100)
     book.write(pending=pending, published=(published,), states=(SavedState(1, "b", "m"),))
-    again = StepBook(tmp_path)
+    again = StepBook(tmp_path, "run")
     assert again.page == book.page
     assert (again.page.version, again.page.next_order, again.page.trained_tokens) == (1, 3, 100)
     found = again.read_result(1)
@@ -35,7 +35,7 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_model_serves_from_where_all_results_since_are_known(tmp_path: Path) -> None:
-    book = StepBook(tmp_path)
+    book = StepBook(tmp_path, "run")
     assert not book.serves_from(0)
     book.begin_model(MODEL, 2)
     for step in (3, 4, 5):
@@ -50,7 +50,7 @@ def test_a_model_serves_from_where_all_results_since_are_known(tmp_path: Path) -
 
 
 def test_a_new_model_has_only_what_was_published_of_its_version(tmp_path: Path) -> None:
-    book = StepBook(tmp_path)
+    book = StepBook(tmp_path, "run")
     book.begin_model(MODEL, 0)
     published = tuple(Published(version, f"tinker://{version}", ()) for version in (0, 1, 2))
     states = (SavedState(1, "tinker://state", MODEL.model_id),)
@@ -65,14 +65,20 @@ def test_a_new_model_has_only_what_was_published_of_its_version(tmp_path: Path) 
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    StepBook(tmp_path).write(format=9)
+    StepBook(tmp_path, "run").write(format=9)
     with pytest.raises(ConfigError, match="has format 9, but this program reads and writes 1"):
-        StepBook(tmp_path)
+        StepBook(tmp_path, "run")
 
 
 def test_a_broken_book_is_named(tmp_path: Path) -> None:
     path = tmp_path / "hosted" / "book.json"
-    StepBook(tmp_path).write()
+    StepBook(tmp_path, "run").write()
     path.write_text("{")
     with pytest.raises(ConfigError, match="move it away"):
-        StepBook(tmp_path)
+        StepBook(tmp_path, "run")
+
+
+def test_the_book_of_another_run_is_refused(tmp_path: Path) -> None:
+    StepBook(tmp_path, "run").write()
+    with pytest.raises(ConfigError, match=r"book\.json is of run run, not of other"):
+        StepBook(tmp_path, "other")

@@ -16,6 +16,7 @@ from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.run import resume_checks
 from services.learner.run.resume_checks import (
+    check_engine_is_the_same,
     check_eval_sets_are_the_same,
     check_publications_are_alike,
     check_tasks_are_the_same,
@@ -122,6 +123,17 @@ async def test_a_run_keeps_publishing_what_it_began_to(
             await check_publications_are_alike(journal, first)
         with pytest.raises(ConfigError, match=rf"policy\.adapter_rank: .*{remedy}"):
             await check_publications_are_alike(journal, other)
+    finally:
+        await journal.close()
+
+
+async def test_a_run_stays_with_the_engine_that_it_began_with(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "run")
+    try:
+        for _ in range(2):
+            await check_engine_is_the_same(journal, "tinker")
+        with pytest.raises(ConfigError, match="but the run started with 'tinker': set it to that"):
+            await check_engine_is_the_same(journal, "ranks")
     finally:
         await journal.close()
 
