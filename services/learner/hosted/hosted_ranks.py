@@ -39,7 +39,8 @@ from services.learner.types import (
 )
 
 _log = get_logger(__name__)
-CHANGED = "goes on from the run's newest checkpoint at its next start"
+# What own ranks have, and a service cannot give.
+LACKS = ("fingerprints of weights", "audits of samples", "proof of a token's version", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,6 @@ class HostedRanks:
         self._service = service
         self._book = book
         self._saved_version = -1
-        protocol.remove_stale_files(site.shm_dir, site.name)
 
     @property
     def _lora_rank(self) -> int:
@@ -90,15 +90,18 @@ class HostedRanks:
                     if saved
                     else self._service.create_model()
                 )
-                self._book.begin_model(model, step)
+                self._book.begin_model(model, step, saved.trained_tokens if saved else 0)
         except ServiceGoneError as error:
+            if saved is None:
+                raise RankError(str(error)) from error
             raise ConfigError(
-                f"the state of step {step} is not at the service any more ({error}): restore"
-                " another checkpoint, or start a new run"
+                f"{saved.address} is not at the service any more ({error}): restore another"
+                " checkpoint, or start a new run"
             ) from error
         except ServiceRefusedError as error:
             raise ConfigError(str(error)) from error
-        # Of adapters and base, the service tells no count.
+        _log.info("trained at a service", without=LACKS)
+        # The service tells no count of parameters.
         return ModelInfo(parameters=0, vocab_size=self._site.vocabulary, step=step)
 
     async def _attach(self, step: int) -> bool:
@@ -276,7 +279,7 @@ class HostedRanks:
     def _give_up(self, why: str) -> RankError:
         """Have the next start make another model, from saved state."""
         self._book.write(model=None)
-        return RankError(f"{why}: the run {CHANGED}")
+        return RankError(f"{why}: the run goes on from its newest checkpoint at the next start")
 
     async def _delete_superseded(self) -> None:
         """Delete what nothing names any more, at the service."""
@@ -295,17 +298,16 @@ class HostedRanks:
             await self._let_go_of_saves()
             self._book.write(model=None)
         await self._service.close(finish=finish)
-        protocol.remove_stale_files(self._site.shm_dir, self._site.name)
 
     async def _let_go_of_saves(self) -> None:
         """Delete saves but those of kept checkpoints and the newest published weights, and say
         where these are."""
         page = self._book.page
         states, published = page.states[-self._most_states :], page.published[-1:]
-        gone = [each for each in (*page.states, *page.published)]
         kept = {each.address for each in (*states, *published)}
-        addresses = tuple(each.address for each in gone if each.address not in kept)
-        self._book.write(states=states, published=published, superseded=page.superseded + addresses)
+        known = [each.address for each in (*page.states, *page.published)]
+        gone = tuple(each for each in known if each not in kept)
+        self._book.write(states=states, published=published, superseded=page.superseded + gone)
         await self._delete_superseded()
         if published:
             _log.info(

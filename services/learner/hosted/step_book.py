@@ -103,8 +103,9 @@ class StepBook:
         sync_path(self._folder)
         self.page = page
 
-    def begin_model(self, model: HostedModel, version: int) -> None:
-        """Note a new model, whose weights are those of `version`."""
+    def begin_model(self, model: HostedModel, version: int, trained_tokens: int = 0) -> None:
+        """Note a new model, whose weights are those of `version`; its run has trained on so many
+        tokens, if the book does not know of more."""
         known = [
             replace(each, current=each.current and each.version == version)
             for each in self.page.published
@@ -117,6 +118,7 @@ class StepBook:
             next_order=1,
             pending=None,
             published=tuple(known),
+            trained_tokens=max(self.page.trained_tokens, trained_tokens),
         )
 
     def serves_from(self, version: int) -> bool:

@@ -47,17 +47,12 @@ def make_result(
     """Return the result of a step, with `metrics` of the caller's.
 
     `parts` are the mini-batches that were sent, in each epoch; `answers` alternate between the
-    scores and the metrics of an update. The trainer's logprobs are those of the first epoch."""
+    scores and the metrics of an update."""
     scores = [each for each in answers if isinstance(each, TargetScores)]
     updates = [each for each in answers if isinstance(each, Mapping)]
-    first = scores[: len(parts)]
-    logprobs: ByRow = {}
-    for part, found in zip(parts, first, strict=True):
-        for example, values in zip(part, found.logprobs, strict=True):
-            logprobs[example.row.index] = values[example.row.positions].astype(np.float32)
-    stats = TokenStats(logprobs, {}, {})
+    stats = TokenStats(_first_logprobs(parts, scores), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
-    losses = sum(found.metrics.get(_LOSS, 0.0) for found in first)
+    losses = sum(found.metrics.get(_LOSS, 0.0) for found in scores[: len(parts)])
     norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
     own = {
         "policy/loss": losses / max(1, len(prepared.mini_batches)),
@@ -76,6 +71,19 @@ def make_result(
         versions=token_report.version_mismatches(batch, stats, examples),
         tokens=_of_whole_sequences(tokens, batch),
     )
+
+
+def _first_logprobs(
+    parts: Sequence[Sequence[TrainExample]], scores: Sequence[TargetScores]
+) -> ByRow:
+    """Return the logprobs at the start of the step: those of the first update."""
+    if not scores:
+        return {}
+    pairs = zip(parts[0], scores[0].logprobs, strict=True)
+    return {
+        example.row.index: values[example.row.positions].astype(np.float32)
+        for example, values in pairs
+    }
 
 
 def _of_whole_sequences(tokens: StepTokens, batch: TrainBatch) -> StepTokens:

@@ -41,6 +41,7 @@ def test_defaults_may_be_written_down() -> None:
     checked(
         {
             "temperature": 1.0,
+            "optimizer": {"betas": [0.9, 0.95]},
             "rank": {"device": "cpu"},
             "weights": {"transfer": "auto", "network": "public"},
             "algorithm": {"kl": {"coefficient": 0.0}, "proximal": "behaviour"},

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from tests.tinker.work.desk_doubles import ScriptedEngine
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 SEED, RANK, STEPS = 7, 4, (1, 2)
 # Adam divides a gradient by its own size, rounding errors too; hardly with this eps.
-OPTIMIZER = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "grad_clip": 0.05}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "grad_clip": 0.05}
 # A token more or less on the good side of a clip would be a visible difference.
 CLOSE = 2e-4
 
@@ -52,7 +53,12 @@ async def service_url(tmp_path: Path, model_folder: Path) -> AsyncGenerator[str]
     [
         {"loss": "ppo_clip", "epochs": 2, "mini_batches": 2},
         {"loss": "gspo", "reduction": "sequence_mean"},
-        {"loss": "cispo", "advantage": "dr_grpo", "reduction": "sequence_mean_token_sum_norm"},
+        {
+            "loss": "cispo",
+            "advantage": "dr_grpo",
+            "reduction": "sequence_mean_token_sum_norm",
+            "norm_tokens": 50,
+        },
         {"loss": "importance_sampling", "advantage": "rloo"},
     ],
 )

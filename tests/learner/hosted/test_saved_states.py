@@ -58,7 +58,7 @@ async def test_an_export_says_where_the_weights_are(
     spec = {"name": "x", "policy": {"model": "m", "max_model_len": 64}}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     try:
-        row = CheckpointRow(4, str(folder), files.sha256)
+        row = CheckpointRow(4, str(folder), dict(files.sha256))
         await journal.commit_checkpoint(row, 1, lambda: None)
     finally:
         await journal.close()

@@ -77,20 +77,26 @@ class TinkerTrainer:
                 self._base_model, self._lora_rank, self._seed, train_unembed=False
             )
 
-        return await self._patiently("a new model", lambda: self._open(create))
+        return await self._open("a new model", create)
 
     async def load_model(self, address: str) -> HostedModel:
         def load(client: tinker.ServiceClient) -> Any:
             return client.create_training_client_from_state_with_optimizer(address)
 
-        return await self._patiently("the saved model", lambda: self._open(load))
+        return await self._open("the saved model", load)
 
-    async def _open(self, create: Callable[[tinker.ServiceClient], Any]) -> HostedModel:
+    async def _open(
+        self, purpose: str, create: Callable[[tinker.ServiceClient], Any]
+    ) -> HostedModel:
         """Open a session and make a model in it."""
         await self._leave()
         client = await open_service(self._config, run_id=self._run_id)
-        # The client opens its session here, and blocks.
-        trainer: Any = await (await asyncio.to_thread(create, client))
+
+        async def make() -> Any:
+            # The client opens its session here, and blocks.
+            return await (await asyncio.to_thread(create, client))
+
+        trainer = await self._patiently(purpose, make)
         self._holder = trainer.holder
         self._info = trainer.get_info()
         self._model = HostedModel(trainer.holder.get_session_id(), trainer.model_id)

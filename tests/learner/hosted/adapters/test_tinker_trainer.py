@@ -76,7 +76,7 @@ async def test_what_the_service_gave_up_is_not_asked_for_forever(
     proxy: FaultyTinker, ranks: HostedRanks
 ) -> None:
     proxy.refuse(RESULT, 410, times=99)
-    with pytest.raises(RankError, match="newest checkpoint at its next start"):
+    with pytest.raises(RankError, match="newest checkpoint at the next start"):
         await ranks.train_step(train_batch())
 
 
