@@ -290,10 +290,11 @@ class HostedRanks:
             self._book.write(superseded=tuple(left))
 
     async def close(self) -> None:
-        """Let go of the service; it forgets the model if a checkpoint has all that it learned."""
+        """Let go of the service. After the run's last step it forgets the model; before that, it
+        keeps it for a while, so that the next start goes on with it."""
         page = self._book.page
-        finish = page.model is not None and page.pending is None
-        finish = finish and self._saved_version == page.version
+        done = page.version >= self._config.steps and self._saved_version == page.version
+        finish = done and page.model is not None
         if finish:
             await self._let_go_of_saves()
             self._book.write(model=None)

@@ -158,7 +158,7 @@ async def test_a_model_that_goes_away_in_a_step_is_made_again_at_the_next_start(
 
 
 async def test_nothing_superseded_stays_at_the_service(front: HostedFront, tmp_path: Path) -> None:
-    config = learner_config(checkpoint={"keep": 1})
+    config = learner_config(steps=5, checkpoint={"keep": 1})
     ranks = open_ranks(tmp_path, front.url, config)
     await ranks.start_ranks(None)
     for step in range(1, 6):
